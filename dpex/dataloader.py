@@ -59,48 +59,50 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     Args:
         dataset: A map-style or an iterable dataset, as in torch.
-        batch_size: The number of samples in a batch, as in torch. None: samples are not put together.
-        shuffle: Whether the order is drawn anew in each epoch, as in torch.
-        sampler: What draws the indices of samples, as in torch.
-        batch_sampler: What draws the indices of batches, as in torch.
+        batch_size: Samples per batch, as in torch. None: samples are not collated.
+        shuffle: True draws a new order in each epoch, as in torch.
+        sampler: Draws the indices of samples, as in torch.
+        batch_sampler: Draws the indices of batches, as in torch.
         num_workers: The number of workers, as in torch; 0 makes batches in the training process. ``"auto"``: as many as
-            pay, on this machine and on the cluster, found and changed while training runs.
-        collate_fn: What puts samples together, as in torch.
-        pin_memory: Whether batches are copied into page-locked memory, as in torch.
-        drop_last: Whether a smaller last batch is left out, as in torch.
-        timeout: The seconds to wait for a batch at most, as in torch; 0 for no limit.
-        worker_init_fn: What is called in each worker with its number, as in torch.
+            speed up training, on this machine and on the cluster, found and changed while it runs.
+        collate_fn: Makes a batch of samples, as in torch.
+        pin_memory: True copies batches into page-locked memory, as in torch.
+        drop_last: True leaves out a smaller last batch, as in torch.
+        timeout: Seconds to wait for a batch, as in torch; 0: no limit.
+        worker_init_fn: Called in each worker with its number, as in torch.
         multiprocessing_context: The start method of local workers, as in torch.
-        generator: What draws the order and the base seed, as in torch.
-        prefetch_factor: The prefetch of each worker in batches, as in torch. An explicit one is kept to the letter.
-        persistent_workers: Whether workers stay between epochs, as in torch.
+        generator: Draws the order and the base seed, as in torch.
+        prefetch_factor: Batches per worker that are made ahead, as in torch; never exceeded if given.
+        persistent_workers: True keeps workers between epochs, as in torch.
         pin_memory_device: The device for ``pin_memory``, as in torch.
-        in_order: Whether batches are delivered in the order of the sampler, as in torch.
+        in_order: True delivers batches in the order of the sampler, as in torch.
         distribute_mode: False: workers are on this machine. True: they are on the Ray cluster. ``"auto"``: on the
-            cluster if this process is connected to one.
-        head_address: Which Ray cluster: ``"auto"`` (the one connected, else ``RAY_ADDRESS``, else a private one),
+            cluster if this process is connected to it.
+        head_address: The cluster: ``"auto"`` (the one connected, else ``RAY_ADDRESS``, else a private one),
             ``"local"`` (a private one on this machine), ``"host:port"``, or ``"ray://host:port"`` (for a machine that
-            is no node of it). A Ray that is already initialised is used.
-        seeding: ``"worker"``: random states as torch has them, one for each logical worker. ``"batch"``: a function of
-            the base seed, the epoch and the number of the batch alone, so that the number and the place of workers do
-            not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for ``"auto"``.
+            is not a node of it). A Ray that is already initialised is used.
+        seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
+            a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
+            place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for
+            ``"auto"``.
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
-            tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, which is the default
-            then. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an iterable
-            dataset decides what is read, so it is never tuned: ``"auto"`` is one for each CPU of this rank, at most the
-            dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. A dataset that names no
-            shards and does not read ``id`` or ``num_workers`` of ``get_worker_info()`` before its first sample has one
-            stream, as others would repeat its samples. Tuned are the prefetch and, where its samples can be decoded by
-            others than read them, the workers that do (`dpex.decode_in_workers`).
+            the number is tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the
+            default. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an
+            iterable dataset decides what is read, so it is never tuned. Under ``"auto"`` it is one for each CPU of this
+            rank, at most the dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. A
+            dataset has one stream if it names no shards and does not read ``id`` or ``num_workers`` of
+            ``get_worker_info()`` before its first sample, as others would repeat its samples. The prefetch is tuned,
+            as are workers that only decode.
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an
             index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
             asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
-        name: The name of this loader in its metrics. None: "loader-1", "loader-2" and so on.
-        metrics_port: The port of the live page and of the metrics for Prometheus, from the first ``iter()`` until the
-            loader is closed or deleted; 0, or a port that another process has: a free one. The loaders of a process
-            share one endpoint. None: see ``metrics_config``, else ``$DPEX_METRICS_PORT``, or no metrics.
-        worker_config: The memory of batches in flight, PyTorch's workers, shared batches; see
-            `WorkerConfig`. None here and below: the defaults of that class.
+        name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
+        metrics_port: The port of the live page and of the metrics for Prometheus. The endpoint exists from the first
+            ``iter()`` until the loader is closed or deleted, and the loaders of a process share it. With 0, or a port
+            that another process has, it is a free one. None: see ``metrics_config``, else ``$DPEX_METRICS_PORT``, or no
+            metrics.
+        worker_config: The memory of batches in flight, PyTorch's workers, shared batches; see `WorkerConfig`. None here
+            and below: the defaults of that class.
         cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.
         device_config: A transform on the ``device``, and its memory; see `DeviceConfig`.
         sample_policy: Samples that raise an error or take too long; see `SamplePolicy`.
@@ -324,7 +326,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     @property
     def decisions(self) -> list[Decision]:
-        """What the tuner decided for this loader so far, and why; the oldest decision comes first.
+        """The tuner's decisions for this loader so far, with their reasons; the oldest comes first.
 
         The list is empty for a loader that is not tuned. Its ``repr`` is a line for each. See `dpex.Decision`.
         """

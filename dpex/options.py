@@ -68,15 +68,15 @@ class WorkerConfig:
     Args:
         memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G". In
             flight are batches that are made and not yet delivered, and batches that workers hold, each estimated as
-            large as the largest so far. The limit is exceeded when batches turn out larger than all before, by two
-            batches for each local worker and four for each remote one, and by a single batch that is larger than the
-            limit. None: only the prefetch limits them.
+            large as the largest so far. When batches turn out larger than all before, the limit is exceeded by two
+            batches for each local worker and four for each remote one. A single batch may be larger than the limit.
+            None: only the prefetch limits them.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
             systems than Linux. ``seeding`` is kept; nothing is tuned, resized or measured then.
         share: The name under which trainings of this machine share batches, for example those of a sweep of learning
             rates. Each batch is made once for all trainings that read the same data with the same seeds and order. It
             needs ``seeding="batch"`` (then the default), a map-style dataset and workers. The training that wants the
-            most workers sets their number. None: batches are not shared.
+            most workers sets their number.
         share_bytes: The maximum number of bytes of batches that are kept for trainings behind the first; 1 GiB.
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
             ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second, and a dataset
@@ -153,9 +153,9 @@ class ClusterConfig:
     """Options of workers on a Ray cluster. Their number is limited by `AutotuneConfig`.
 
     Args:
-        ray_remote_args: Arguments of ``ray.remote`` for each worker, such as ``{"num_cpus": 2}``: ``num_cpus`` (default
-            1), ``num_gpus``, ``memory`` (bytes), ``resources``, ``accelerator_type``, ``label_selector``,
-            ``scheduling_strategy`` and ``runtime_env``, with Ray's meaning.
+        ray_remote_args: Arguments of ``ray.remote`` for each worker, such as ``{"num_cpus": 2}``. Ray gives them their
+            meaning: ``num_cpus`` (default 1), ``num_gpus``, ``memory`` (bytes), ``resources``, ``accelerator_type``,
+            ``label_selector``, ``scheduling_strategy`` and ``runtime_env``.
         compression: ``"zstd"``: batches are compressed for the network with Zstandard at level 1. It pays where the
             network is the limit and batches compress well, as tokens with padding and masks do. It needs
             ``dpex[compression]`` on all machines. None: batches are sent uncompressed.
@@ -206,11 +206,11 @@ class DeviceConfig:
         transform: A function of a batch, called on the device once the batch is there, on the stream of its copy. For
             example, it converts ``uint8`` to floats, so that a quarter of the bytes crosses the bus, and crops or
             flips. Its random numbers depend only on the base seed, the epoch and the number of the batch; the
-            generators of training, on host and device, keep their states. It needs a ``device``; with ``"cpu"`` it runs
-            on the host.
-        budget_bytes: The maximum number of bytes on the device of batches that were not asked for yet, each estimated
-            as large as the largest so far; 512 MB, which is two batches of 400 images of 224 by 224 by 3 floats. A
-            batch larger than that is copied when it is asked for.
+            generators of training, on host and device, keep their states. With the device ``"cpu"`` it runs on the
+            host.
+        budget_bytes: The maximum number of bytes of batches on the device that were not asked for yet. Each batch is
+            estimated as large as the largest so far. The default of 512 MB is two batches of 400 images of 224 by 224
+            by 3 floats. A batch larger than the limit is copied when it is asked for.
 
     Raises:
         OptionError: A value is not one of these. It is a ValueError.
@@ -353,7 +353,7 @@ def _refuse_unknown(called: str, given: Mapping[str, Any], known: Mapping[str, A
 
 
 def _home_of(name: str, value: Any, known: Mapping[str, Any]) -> str:
-    """Return the value and field for a keyword: all words of the field's name are in the keyword; "" if there is none.
+    """Return the value and field for a keyword: all words of the field's name are in the keyword; "" if no field fits.
 
     For example, ``on_sample_error`` is ``on_error`` of ``sample_policy``.
     """
@@ -491,6 +491,6 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
 
 
 def check_count(name: str, value: int | None, least: int = 0) -> None:
-    """Raise `OptionError` unless ``value`` is None or an int of at least ``least``."""
+    """Raise `OptionError` unless ``value`` is an int of at least ``least``, or None."""
     ok = value is None or _is_whole(value, least)
     _require(ok, f"{name}={value!r}: give a whole number of at least {least}, or None to leave it as it is")

@@ -1,8 +1,8 @@
-"""Prints or writes diagnoses at the end of a run, where ``DPEX_DIAGNOSE`` asks for it: ``1``, or the name of a page.
+"""Diagnoses at the end of a run, printed or written as ``DPEX_DIAGNOSE`` says: ``1``, or the name of a page.
 
 In a name, ``{pid}`` and ``{rank}`` are filled in; a page whose name is taken gets a number. A loader is diagnosed
-when it is closed, else when the process ends, also if it died before. Only the process that iterates says anything, and
-nothing that goes wrong here ends a training run.
+when it is closed or deleted, else when the process ends. Only the process that iterates reports, and an error here ends
+no training run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _pid = 0
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether anything is to be said at the end."""
+    """Return True if diagnoses are to be reported at the end."""
     return environ.get(VARIABLE, "") not in ("", "0")
 
 
 def watch(book: LoaderCounters, diagnosis: Callable[[], Diagnosis], environ: Mapping[str, str]) -> None:
-    """Have what is in this book diagnosed at the end, if that is wanted."""
+    """Have these counts diagnosed at the end, if the environment asks for it."""
     global _pid
     if not is_wanted(environ):
         return
@@ -43,7 +43,7 @@ def watch(book: LoaderCounters, diagnosis: Callable[[], Diagnosis], environ: Map
 
 
 def report(book: LoaderCounters) -> None:
-    """Diagnose it now, if it is watched and was not yet."""
+    """Report the diagnosis of these counts now, if they are watched and were not reported."""
     diagnosis = _watched.pop(book, None)
     if diagnosis is None or _pid != os.getpid():
         return
@@ -62,7 +62,7 @@ def _show(diagnosis: Diagnosis, wanted: str) -> None:
 
 
 def free_path(name: str, rank: int) -> Path:
-    """The file of that name, ``{pid}`` and ``{rank}`` filled in, with a number if it is taken."""
+    """Return the file of that name, ``{pid}`` and ``{rank}`` filled in, with a number if it is taken."""
     name = name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank))
     path = wanted = Path(name).expanduser()
     number = 1

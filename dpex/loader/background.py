@@ -1,8 +1,8 @@
-"""Draws from any iterator in a thread of its own, ahead of need, and brings what it draws to a device.
+"""A thread that draws from any iterator before its batches are asked for, and brings them to a device.
 
 `Background` belongs to one pass. Its thread owns the source; the queue between the two is guarded by ``_changed``. The
-thread keeps nothing alive but this object, which knows nothing of the iterator that owns it, and it ends with `stop`:
-within the call of the source's ``next()`` that runs, as nobody can end that from outside.
+thread keeps only this object alive, which has no reference to the iterator that owns it. The thread ends with `stop`,
+once the running call of the source's ``next()`` returns.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from dpex.device.feed import Feed
 
 _CHECK_EVERY_S = 1.0
-"""How often the consumer looks whether the thread still lives, which tells it of everything else."""
+"""Seconds between two looks of the consumer at the state of the thread, which notifies it of everything else."""
 
 
 class Drawn(NamedTuple):
-    """What the thread hands over: a batch by a call, or the error that came in its place; and what it took."""
+    """A result of the thread: a call that returns the batch, or the error in its place; and the time it took."""
 
     batch: Callable[[], Any] | None
     error: BaseException | None
     times: BatchTimes
 
     def open(self) -> Any:
-        """The batch; raises the error, with the thread's part of its traceback."""
+        """Return the batch, or raise the error with the thread's part of its traceback."""
         if self.error is not None:
             raise self.error
         assert self.batch is not None
@@ -48,7 +48,7 @@ class Drawn(NamedTuple):
 
 
 class Background:
-    """See the module. ``most``: batches that may wait for the consumer."""
+    """See the module. most: the maximum number of batches in the queue."""
 
     def __init__(self, source: Iterator[Any], most: int, feed: Feed | None, gpu: GpuStall[Any] | None) -> None:
         self._source: Iterator[Any] | None = source
@@ -92,18 +92,18 @@ class Background:
                 self._changed.notify_all()
 
     def _may_draw(self) -> bool:
-        """Wait for room; False: nobody wants more."""
+        """Wait for room in the queue; return False if no more batches are wanted."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._is_over or len(self._queue) < self._room())
             return not (self._is_stopped or self._is_over)
 
     def _room(self) -> int:
-        """How many batches may wait; one, at least, while the consumer waits for it."""
+        """Return the maximum number of batches in the queue; at least one while the consumer waits."""
         room = self._most if self._feed is None else min(self._most, self._feed.ahead)
         return max(room, int(self._is_asked))
 
     def _draw(self, number: int) -> Drawn | None:
-        """The next batch of the source, on its way to the device; None: there is none."""
+        """Return the next batch of the source, on its way to the device; None at the end."""
         began, cpu_began = monotonic(), thread_time()
         batch: Callable[[], Any] | None = None
         error: BaseException | None = None
@@ -164,7 +164,7 @@ class Background:
             tally.leave(opened, now, over=is_over)
 
     def _awaited(self) -> Drawn:
-        """The first of the queue, which stays there until it is taken: an interrupted consumer finds it again."""
+        """Return the first of the queue and leave it there, so that an interrupted consumer finds it again."""
         tally = self._tally
         with self._changed:
             if not self._queue and not self._is_over and not self._is_stopped:
@@ -185,7 +185,7 @@ class Background:
             return drawn
 
     def _tell(self) -> None:
-        """The thread has room."""
+        """Notify the thread that there is room."""
         with self._changed:
             self._changed.notify_all()
 
@@ -203,7 +203,7 @@ class Background:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def sums(self) -> Sums:
-        """All that was counted; from any thread."""
+        """Return all counts. Any thread may call this."""
         feed, gpu = self._feed, self._gpu
         moved = {"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes}
         return self._tally.sums(
@@ -220,7 +220,7 @@ class Background:
         )
 
     def stats(self) -> LoaderStats:
-        """The same as `LoaderStats`."""
+        """Return the figures of this pass."""
         sums, tally = self.sums(), self._tally
         return LoaderStats(
             batches=sums.batches,

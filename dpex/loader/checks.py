@@ -1,4 +1,4 @@
-"""Checks of a new loader: options that do not go together with its data; and what has to begin early."""
+"""Checks of a new loader: options that exclude its data or its workers; and processes that must begin early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpex.system.ray_package import is_ray_connected
 
 
 def check_share(loader: Any) -> None:
-    """Raise OptionError where batches are to be shared and cannot be."""
+    """Raise OptionError if batches are to be shared and cannot be."""
     if loader.worker_config.share is None:
         return
     why = ""
@@ -32,7 +32,7 @@ def check_share(loader: Any) -> None:
 
 
 def check_tuned(loader: Any) -> None:
-    """Raise OptionError where workers are to be tuned, and there can be none."""
+    """Raise OptionError if workers are to be tuned and there can be no worker."""
     if not isinstance(loader.autotune, AutotuneConfig) or is_daemonic():
         return
     if loader.num_workers == 0:
@@ -48,13 +48,13 @@ def check_tuned(loader: Any) -> None:
 
 
 def check_samples(loader: Any) -> None:
-    """Raise OptionError where samples cannot be looked after one by one, and that was asked for."""
+    """Raise OptionError if the sample policy needs samples that are loaded one by one, and they cannot be."""
     policy = loader.sample_policy
     if not policy.is_on:
         return
     why = ""
     if loader._dataset_kind == DatasetKind.Iterable or isinstance(loader.dataset, MapDataPipe):
-        why = "what a stream goes on with after an error is its own matter: use a map-style dataset"
+        why = "a stream decides itself how it continues after an error: use a map-style dataset"
     elif sys.platform != "linux":
         why = f"dpex's own workers need Linux, and this is {sys.platform}"
     elif policy.timeout_s is not None and loader.num_workers == 0:
@@ -64,7 +64,7 @@ def check_samples(loader: Any) -> None:
 
 
 def start_fork_server_early(loader: Any) -> None:
-    """Under Ray, before the dataset is used: what workers are forked from has to be a process without Ray's threads."""
+    """Start the process that forks workers, under Ray and before the dataset is used: it must have no Ray threads."""
     may_be_local = (
         loader.num_workers and loader.worker_config.local_engine == "dpex" and loader.distribute_mode is not True
     )
@@ -75,7 +75,7 @@ def start_fork_server_early(loader: Any) -> None:
 
 
 def is_forking(loader: Any) -> bool:
-    """Whether local workers begin as copies of this process: who chose another way keeps the dataset out of it."""
+    """Return True if local workers begin as copies of this process."""
     from dpex.pools.local.clean_fork_server import usable_context
 
     return bool(usable_context(loader.multiprocessing_context).get_start_method() == "fork")

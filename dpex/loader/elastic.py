@@ -12,24 +12,24 @@ from dpex.errors import StateError
 
 
 class ElasticDistributedSampler(DistributedSampler[Any]):
-    """A `torch.utils.data.DistributedSampler` that goes on with any number of ranks and any batch size.
+    """A `torch.utils.data.DistributedSampler` that resumes with any number of ranks and any batch size.
 
-    The order of an epoch is a function of the seed and the epoch, as torch's is. Rank r of R takes every R-th sample of
-    what is left, from the r-th on, so that all ranks together take the order from its begin to its end. No sample is
-    repeated to make ranks equal: unless ``drop_last=True``, the last batches of ranks differ by one sample, and where
-    fewer samples than ranks are left, some ranks have one batch fewer.
+    The order of an epoch is a function of the seed and the epoch, as torch's is. Rank r of R takes every R-th of the
+    remaining samples, from the r-th on, so that all ranks together take the order from its begin to its end. No sample
+    is repeated to make ranks equal: unless ``drop_last=True``, the last batches of ranks differ by one sample, and if
+    fewer samples than ranks remain, some ranks have one batch fewer.
 
-    Where a `DpexDataLoader` has this sampler, its state tells how many samples all ranks have had together. Each rank
-    of a later run, of whatever number, loads the state of any rank. Call ``set_epoch`` before each epoch, as with
-    torch's.
+    The state of a `DpexDataLoader` with this sampler holds the number of samples that all ranks have had together. Each
+    rank of a later run, of any number of ranks, loads the state of any rank. Call ``set_epoch`` before each epoch, as
+    with torch's.
 
     Args:
-        dataset: What is sampled; its length counts.
-        num_replicas: The number of ranks. None: that of the process group.
-        rank: The number of this one. None: that in the process group.
-        shuffle: Whether the order is drawn anew in each epoch.
-        seed: Of the order; all ranks need the same.
-        drop_last: Whether the last samples are left out, so that all ranks have equally many.
+        dataset: The dataset to sample from; only its length is used.
+        num_replicas: The number of ranks. None: as in the process group.
+        rank: The number of this rank. None: as in the process group.
+        shuffle: True: a new order in each epoch.
+        seed: The seed of the order.
+        drop_last: True leaves out the last samples, so that all ranks have equally many.
 
     Examples:
         >>> from dpex import ElasticDistributedSampler
@@ -81,17 +81,17 @@ class ElasticDistributedSampler(DistributedSampler[Any]):
         return {"epoch": self.epoch, "samples": self._taken}
 
     def state_after(self, state: Mapping[str, int], samples: int) -> dict[str, int]:
-        """Return the state that follows ``state`` once each rank has had so many further samples."""
+        """Return the state that follows ``state`` once each rank has had ``samples`` more."""
         return {**state, "samples": state["samples"] + samples * self.num_replicas}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Have the next ``iter()`` go on where all ranks together were.
+        """Have the next ``iter()`` continue after the samples that all ranks together have had.
 
         Args:
             state: What `state_dict` returned, on any rank.
 
         Raises:
-            StateError: It tells more samples than the data set has.
+            StateError: It counts more samples than the data set has.
         """
         if not 0 <= state["samples"] <= len(self.dataset) + self.num_replicas:  # type: ignore[arg-type]
             raise StateError(

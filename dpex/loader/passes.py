@@ -1,4 +1,4 @@
-"""One pass over a loader: the iterator that makes the batches, its pools, and the destination of its counts."""
+"""A pass over a loader: the iterator that makes the batches, its pools, and the destination of its counts."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class PrefetchedIterator(Iterator[T]):
-    """One pass; its thread ends with it, however it ends."""
+    """An iterator over a pass. Its thread ends with it: at the end, by ``break``, by an exception or when dropped."""
 
     def __init__(self, background: Background, ends: list[Callable[[], None]], runtime: LoaderRuntime) -> None:
-        self._runtime = runtime  # whose metrics last as long as the pass, though nobody may hold the iterable
+        self._runtime = runtime  # its metrics last as long as the pass, even if the iterable is dropped
         self._background = background
         self._pid = os.getpid()
         self._returned: list[T] = []
@@ -70,7 +70,7 @@ class PrefetchedIterator(Iterator[T]):
 
 
 class _Exhausted:
-    """In place of the background of a pass that has ended: there is nothing more."""
+    """In place of the background of a pass that has ended."""
 
     @staticmethod
     def next(hand: list[Any]) -> None:
@@ -188,9 +188,9 @@ def prefetch(
     iterable draws from global random generators, it draws from those of training: give it generators of its own.
 
     Args:
-        iterable: What yields batches: a generator, a loader of any kind. It can be iterated again if it allows that.
-        depth: The most batches that wait for the training loop.
-        device: Where batches are to arrive, as for `DpexDataLoader`.
+        iterable: A source of batches: a generator, a loader of any kind. It can be iterated again if it allows that.
+        depth: The maximum number of batches that wait for the training loop.
+        device: The device on which batches arrive, as for `DpexDataLoader`.
         device_config: A transform on the device, and its memory, as for `DpexDataLoader`. The base seed of the
             transform's random numbers is drawn from torch's global generator at ``iter()``.
         name: The name in metrics, as for `DpexDataLoader`.

@@ -1,7 +1,7 @@
-"""What a loader has beside its attributes while it is used: iterators, a tuner, counts, shares of what is common.
+"""The state of a loader in use, beside its attributes: iterators, a tuner, counts, the connection to a cluster.
 
-None of it is copied or pickled with the loader: a copy begins with a new `LoaderRuntime`. The loader owns it, together
-with those that frameworks make from the loader, and it keeps no loader alive.
+None of it is copied or pickled with the loader: a copy begins with a new `LoaderRuntime`. The loader shares it with the
+loaders that frameworks make from it. It keeps no loader alive.
 """
 
 from __future__ import annotations
@@ -38,11 +38,17 @@ Counting = TypeVar("Counting", "_DpexDataLoaderIter", "_DpexInlineDataLoaderIter
 class LoaderRuntime:
     """See the module.
 
-    last_state: where the latest iterator stands. resume: where the next one goes on; loaded: the same as it was given.
-    iterators: with workers. last_stats: of the latest iterator. counters: for diagnoses, of all iterators.
-    asks_states: datasets are asked for their states, as somebody has asked for the loader's or given it one.
-    is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers.
-    splitting: what was found out of an iterable dataset under "auto".
+    Attributes:
+        iterators: Iterators with workers.
+        last_stats: Figures of the latest iterator.
+        last_state: Reads the state of the latest iterator.
+        counters: Counts of all iterators, for diagnoses.
+        loaded: The state that was loaded for the next iterator.
+        resume: The same state, parsed.
+        asks_states: Workers ask datasets for their states, because ``state_dict`` or ``load_state_dict`` was called.
+        is_diagnosed: A diagnosis was asked for.
+        passes: Passes that were begun with workers.
+        splitting: Findings about an iterable dataset under "auto".
     """
 
     def __init__(self) -> None:
@@ -64,40 +70,40 @@ class LoaderRuntime:
         self._registration: Registration | None = None
 
     def latest(self, iterator: Counting) -> Counting:
-        """Have ``stats()`` speak of this iterator from now on."""
+        """Have ``stats()`` and ``state_dict()`` read this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
         return iterator
 
     def ask_states(self) -> None:
-        """Have workers ask datasets for their states, now and from now on. A second time nothing happens."""
+        """Have workers ask datasets for their states from now on. Idempotent."""
         if not self.asks_states:
             self.asks_states = True
             for iterator in list(self.iterators):
                 iterator.ask_states()
 
     def take_resume(self) -> PassState | None:
-        """Where the pass that is about to be made goes on; the one after it begins anew."""
+        """Return the state with which the next pass begins, and forget it; None: the pass begins anew."""
         resume, self.resume, self.loaded = self.resume, None, None
         return resume
 
     @property
     def decisions(self) -> list[Decision]:
-        """Of the tuner, and of those before it."""
+        """Return the decisions of the tuner, and of those before it."""
         return [*self._past, *(self.tuner.decisions if self.tuner is not None else ())]
 
     def dismiss_tuner(self) -> None:
-        """Have nothing tuned from the next iterator on; what was decided stays known."""
+        """End tuning from the next iterator on; `decisions` keeps what was decided."""
         self._past, self.tuner = self.decisions, None
 
     @property
     def metrics_url(self) -> str | None:
-        """Address of the live page, if there is one."""
+        """Return the address of the live page, if there is one."""
         return None if self._registration is None else self._registration.url
 
     def metrics(
         self, config: MetricsConfig | None, name: str | None, info: Sequence[str], *, on_cluster: bool
     ) -> LoaderMetrics | None:
-        """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
+        """Return the metrics of this loader; None if neither the endpoint nor, on a cluster, Ray exports them."""
         asked = config is not None or "DPEX_METRICS_PORT" in os.environ
         if not (asked or on_cluster) or get_worker_info() is not None:
             return None

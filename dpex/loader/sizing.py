@@ -44,8 +44,8 @@ class Sizing:
     """The sizes of one loader, whose attributes it reads.
 
     Attributes:
-        is_split: Workers read the streams of the dataset, and others decode.
-        is_iterable: Each worker reads a stream of the dataset, and decodes it.
+        is_split: Some workers read streams, others decode.
+        is_iterable: Each worker reads and decodes a stream.
         is_piped: The dataset is a DataPipe.
         may_be_remote: Workers may be on the cluster.
     """
@@ -147,7 +147,7 @@ class Sizing:
         )
 
     def _why_reading(self) -> str:
-        """Return the number of workers that read for those that decode, with its reason; "" if there are none."""
+        """Return the number of workers that read for those that decode, with its reason; "" if no worker only reads."""
         if not self.is_split:
             return ""
         streams = self._chosen_streams()
@@ -326,9 +326,9 @@ def worker_count(num_workers: int | str) -> int:
 
 
 def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -> Streams | None:
-    """How many streams an iterable dataset is read in, where that is left to dpex; None of any other dataset.
+    """Return the number of streams that dpex chooses for an iterable dataset; None for other datasets.
 
-    A loader that was made from another keeps that one's number: what is around the dataset now may name no shards.
+    A loader that was made from another keeps its number, as a wrapper of the dataset may name no shards.
     """
     if not isinstance(dataset, IterableDataset):
         return None
@@ -344,7 +344,7 @@ def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -
 
 
 def is_sharded(pipe: Any) -> bool:
-    """Whether all that a DataPipe reads goes through a ``sharding_filter``, by which torch's workers divide it."""
+    """Return True if all that a DataPipe reads goes through a ``sharding_filter``, by which workers divide it."""
     try:
         return _is_graph_sharded(traverse_dps(pipe))
     except Exception as error:  # it looks into objects of the user, which may raise anything
@@ -359,14 +359,14 @@ def _is_graph_sharded(graph: Mapping[int, Any]) -> bool:
 
 
 def _why_torch(options: LoaderOptions) -> str:
-    """Why PyTorch's workers read the dataset, who all begin at once, where they do."""
+    """Return why PyTorch's workers, which all begin at once, read the dataset; "" if they do not."""
     if options.distribute_mode is True or (options.worker_config.local_engine == "dpex" and sys.platform == "linux"):
         return ""
     return "it names no shards, and PyTorch's own workers would read it"
 
 
 def _launched() -> Mapping[str, str]:
-    """What the launcher says in the environment; the number of ranks is torch.distributed's where that knows it."""
+    """Return the launcher's environment, with the number of ranks from torch.distributed if that is initialised."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

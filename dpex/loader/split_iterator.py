@@ -1,9 +1,9 @@
-"""One pass over a stream that some workers read and others decode.
+"""A pass over a stream that some workers read and others decode.
 
-Two iterators of dpex's, one behind the other. The one that reads is torch's number of logical workers, which draw and
-batch the samples as torch's would; it puts no samples together but sends them on as they are. What it delivers, in
-torch's order, is what the other one draws, in place of indices, and any worker of that makes batches of it. Those who
-read are on this machine: on a cluster they could take the room of those who decode.
+It has two iterators of dpex's, one behind the other. The first reads: it has torch's number of logical workers, which
+draw and batch samples as torch's workers would. It does not collate them, but sends them on unchanged. The second draws
+its results, in torch's order, in place of indices, and any worker of it makes batches of them. The workers that read
+are on this machine: on a cluster they could take the room of those that decode.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpex.schedule.prefetch import Sizes
 from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, reading_of
 
 RAW_RATIO = 0.25
-"""Part of a ``memory_budget`` that is for samples which are read and not yet drawn to be decoded. They are smaller than
-what becomes of them, else it would not pay to send them on."""
+"""Part of a ``memory_budget`` for samples that are read and not yet drawn to be decoded. They are smaller than decoded
+samples, else sending them on would not pay."""
 
 
 class _LoaderView:
@@ -37,7 +37,7 @@ class _LoaderView:
 
 
 class SplitDataLoaderIter(_DpexDataLoaderIter):
-    """See the module. Its workers, and all that is measured, are those that decode. Where it stands is told by both."""
+    """See the module. Its workers, and all that is measured, are those that decode. Its state comes from both."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
 
 
 def _read_part(resume: PassState | None) -> PassState | None:
-    """Where those who read go on."""
+    """Return the state with which the iterator that reads begins."""
     if resume is None or resume.point.read is None:
         return None
     return replace(resume, point=resume.point.read)
