@@ -6,10 +6,12 @@ import os
 import signal
 from itertools import islice
 
+import psutil
 import pytest
 import torch
-from families import Augmented, assert_same, is_alive, seeded, stacked, worker_pids
+from families import Augmented, assert_same, seeded, stacked, worker_pids
 from test_clean_start import BROKEN, SHAPE, made_here, no_server, server_pid  # noqa: F401
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.pools.local import clean_fork_server
@@ -64,4 +66,5 @@ def test_closing_while_local_workers_start_beside_remote_ones() -> None:
         server = server_pid()
         os.kill(server, signal.SIGSTOP)
         next(iterator)
-    assert not is_alive(server)
+    os.kill(server, signal.SIGCONT)
+    until(lambda: not psutil.Process(server).children())

@@ -5,8 +5,7 @@ The trainer has one for all its loaders. It takes seconds to start, as it import
 it: requests lie in its socket until it reads them. From then on a template comes within milliseconds.
 
 A request carries two descriptors: the template's control socket, and the parcel, a file in memory that is written once
-for each pool. The server ends with the trainer, and when it has been without templates for a while. A pool that is
-closed before the server came up ends it at once, unless another pool waits for it.
+for each pool. The server ends with the trainer.
 
 The trainer's side may be used from several threads.
 """
@@ -32,7 +31,13 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.pools.local import signals
-from dpex.pools.local.fork_server import ForkStarter, Parcel, TemplateStarter, private_pair, template_main
+from dpex.pools.local.fork_server import (
+    ForkStarter,
+    Parcel,
+    TemplateStarter,
+    private_pair,
+    template_main,
+)
 from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import WorkerPlan
@@ -40,8 +45,6 @@ from dpex.system.processes import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 
-IDLE_S = 60.0
-"""Seconds for which the server stays without a template: long enough to be there for the next epoch."""
 _BOOTSTRAP = """
 import signal, sys
 for number in {sent}:
@@ -142,20 +145,15 @@ class BorrowedProcess(ProcessHandle):
         self._why_not = why_not
 
     def came_up(self, pid: int) -> None:
-        """Note that the template came up."""
+        """Note that it came up."""
         self.pid = pid
-        if self._server is not None:
-            self._server.came_up()
 
     def why_not(self) -> str:
-        """Why it will not come up: the end of a sentence."""
+        """Return why it will not come up: the end of a sentence."""
         return self._server.how_it_ended() if self._server is not None else self._why_not
 
     def close(self) -> None:
-        """Nothing is wanted of it any more."""
-        if self._server is not None and self.pid is None:
-            self._server.withdraw()
-        self._server = None
+        """Do nothing: the server reaps it."""
 
 
 class _CleanServer:
@@ -176,8 +174,6 @@ class _CleanServer:
         finally:
             theirs.close()
         self.owner = os.getpid()
-        self._up = False
-        self._awaited = 0
         self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
 
     def is_there(self) -> bool:
@@ -186,22 +182,7 @@ class _CleanServer:
 
     def request(self, control: socket.socket, parcel: int) -> None:
         """Ask for a template; OSError if the server has ended."""
-        self._awaited += 1
         socket.send_fds(self._socket, [b"t"], [control.fileno(), parcel])
-
-    def came_up(self) -> None:
-        """Note that a template of the server came up."""
-        with _lock:
-            self._up = True
-            self._awaited -= 1
-
-    def withdraw(self) -> None:
-        """A template is not wanted any more, before it came up."""
-        with _lock:
-            self._awaited -= 1
-            if not self._up and not self._awaited:
-                self._process.kill()
-                self._finalizer()
 
     def how_it_ended(self) -> str:
         """The end of a sentence, for people."""
@@ -267,13 +248,11 @@ def serve(fd: int, trainer_pid: int) -> None:
     templates: list[Any] = []
     while True:
         sentinels = [template.sentinel for template in templates]
-        ready = multiprocessing.connection.wait([*watched, *sentinels], None if templates else IDLE_S)
+        ready = multiprocessing.connection.wait([*watched, *sentinels])
         templates = [template for template in templates if template.exitcode is None]
         if trainer in ready:
             break
-        if not ready:
-            requests.shutdown(socket.SHUT_RD)  # the next request finds no server; one that came just now is still read
-        elif requests in ready:
+        if requests in ready:
             data, fds, _, _ = socket.recv_fds(requests, 1, 2)
             if not data:
                 break

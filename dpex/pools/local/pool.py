@@ -90,7 +90,6 @@ class LocalPool:
         self._workers: dict[int, LocalWorkerHandle] = {}
         self._by_fd: dict[int, LocalWorkerHandle] = {}
         self._next_worker = 0
-        self._first = 0
         self._promised = 0
         self._failed_starts = 0
         self._epoch = 0
@@ -383,7 +382,7 @@ class LocalPool:
         self.times.count(times)
         if epoch == self._epoch:
             value = LocalResult(worker, kind, node)
-            event = ticket_made_of(TicketMade, (epoch, number, self._first + worker.number, value, kind == END, times))
+            event = ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times))
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
             self._taken_in += 1
         else:
@@ -561,15 +560,6 @@ class LocalPool:
         """See `WorkerPool.close`; idle workers end at once."""
         if self._closed:
             return
-        self._hang_up_all(grace_s)
-        for what, *about in self._source.join(grace_s + 3.0):
-            if what == "exit" and about[0] in self._workers:
-                self._workers[about[0]].process.exitcode = about[2]
-        self.counts = PoolCounts()
-        self._release_resources()
-
-    def _hang_up_all(self, grace_s: float) -> None:
-        """Let every worker end, and have the source end the workers that stay."""
         self._closed = True
         self._board.end()
         self._hear_source()
@@ -579,6 +569,11 @@ class LocalPool:
             if not worker.hung_up:
                 hang_up(worker.socket)
         self._source.end(grace_s)
+        for what, *about in self._source.join(grace_s + 3.0):
+            if what == "exit" and about[0] in self._workers:
+                self._workers[about[0]].process.exitcode = about[2]
+        self.counts = PoolCounts()
+        self._release_resources()
 
     def _release_resources(self) -> None:
         for worker in self._workers.values():
