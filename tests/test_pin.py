@@ -1,4 +1,7 @@
-"""The thread that pins: the batches stay what they were, it goes no further than it may, and it always ends."""
+"""The thread that pins: the batches stay what they were, it goes no further than it may, and it always ends.
+
+`parity.test_pinning` compares errors, timeouts and the device with torch's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pytest
 import torch
 from accelerator import Accelerator, pretended
 from families import Augmented, assert_same, kill, seeded, stacked, worker_pids
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 from torch_features import HAS_ACCELERATOR
 from trainers import Forker
 from waiting import until
@@ -25,7 +28,7 @@ from waiting import until
 import dpex.device.pinning
 import dpex.engine.delivery
 import dpex.engine.engine
-from dpex import BatchTimeoutError, DpexDataLoader, WorkerDiedError
+from dpex import DpexDataLoader, WorkerDiedError
 from dpex.device.ahead import MOST, USUAL
 from dpex.device.pinning import Pinner, _Job
 from dpex.options import WorkerConfig
@@ -62,16 +65,6 @@ class Halves(IterableDataset[torch.Tensor]):
             yield torch.tensor([100.0 * worker + k, random.random()])
 
 
-class Failing(Dataset[int]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        if index == 3:
-            raise KeyError("of the dataset")
-        return index
-
-
 # -- the same batches --------------------------------------------------------------------------------------------------
 
 
@@ -102,34 +95,8 @@ def test_out_of_order_each_batch_comes_once(accelerator: Accelerator) -> None:
     assert accelerator.pinned == 60
 
 
-@pytest.mark.smoke
-def test_errors_come_in_their_place_and_it_goes_on(accelerator: Accelerator) -> None:
-    def pin(batch: Any) -> None:
-        if batch[0] == 5:
-            raise OSError("no memory to lock")
-
-    accelerator.before = pin
-    seen: list[Any] = []
-    iterator = iter(pinning(Failing()))
-    while True:
-        try:
-            seen.append(next(iterator).item())
-        except StopIteration:
-            break
-        except Exception as error:
-            seen.append(error)
-    assert [item for item in seen if isinstance(item, int)] == [0, 1, 2, 4, 6, 7]
-    assert type(seen[3]) is KeyError
-    assert "Caught KeyError in DataLoader worker process" in str(seen[3])
-    assert type(seen[5]) is OSError
-    head = "Caught OSError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-    assert str(seen[5]).startswith(head)
-    assert str(seen[5]).endswith("OSError: no memory to lock\n")
-
-
-@pytest.mark.parametrize("seeding", ["worker", "batch"])
-def test_without_workers_the_consumer_pins_and_errors_come_as_they_are(accelerator: Accelerator, seeding: str) -> None:
-    iterator = iter(pinning(Augmented(3), 0, seeding=seeding))
+def test_without_workers_the_consumer_pins_and_errors_come_as_they_are(accelerator: Accelerator) -> None:
+    iterator = iter(pinning(Augmented(3), 0, seeding="batch"))
     assert next(iterator).pinned_in == threading.current_thread().name
     accelerator.before = _refuse
     with pytest.raises(ValueError, match=r"^refused$"):
@@ -298,28 +265,6 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
 
 
 # -- interruptions -----------------------------------------------------------------------------------------------------
-
-
-def test_a_timeout_while_pinning_loses_nothing(accelerator: Accelerator) -> None:
-    gate = threading.Event()
-    accelerator.before = lambda batch: _opened(gate)
-    iterator = iter(pinning(Augmented(6), timeout=0.1))
-    with pytest.raises(BatchTimeoutError, match=r"^DataLoader timed out after 0\.1 seconds$"):
-        next(iterator)
-    gate.set()
-    assert torch.cat(list(whenever_they_come(iterator)))[:, 0].tolist() == list(range(6))
-
-
-def whenever_they_come(iterator: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """All batches, however often the clock of a busy machine runs out before one is there."""
-    while True:
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if "timed out" not in str(error):
-                raise
 
 
 def _opened(gate: threading.Event) -> None:
@@ -603,16 +548,6 @@ def test_the_interpreter_ends_without_a_word(tmp_path: Path) -> None:
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_thread_works_on_the_device_that_was_current_at_iter(accelerator: Accelerator) -> None:
-    accelerator.index = 2
-    threads = torch.get_num_threads()
-    iterator = iter(pinning(Augmented(3)))
-    accelerator.index = 4
-    list(iterator)
-    assert accelerator.indices_set == [(THREAD, 2)]
-    assert torch.get_num_threads() == threads
 
 
 def test_torch_without_a_common_name_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
