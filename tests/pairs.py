@@ -16,10 +16,10 @@ Point = namedtuple("Point", "x y")
 class Pair:
     """A worker's encoder and the trainer's decoder, with a message between them as it travels."""
 
-    def __init__(self, placed: bool = True) -> None:
+    def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self.arena = Arena(self._announce)
-        self.encoder = Encoder(self.arena if placed else None)
+        self.encoder = Encoder(self.arena)
         self._decoder = Decoder(lambda segment, slot, nbytes: self.segments[segment].view(slot, nbytes))
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:

@@ -14,12 +14,12 @@ import ctypes
 import io
 import marshal
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from dpex.transport.arena import tensor_over
+from dpex.transport.arena import Arena, SlotRef, tensor_over
 from dpex.transport.out_of_band import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, load
 
 INLINE_BYTES = 4096
@@ -54,15 +54,6 @@ class _ExoticError(Exception):
     """The short way does not know this value."""
 
 
-class Placer(Protocol):
-    """The memory for an encoder's large buffers: see `dpex.transport.arena.Arena`."""
-
-    def array(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Any]: ...
-    def find(self, address: int) -> Any: ...
-    def hand_over(self, ref: Any) -> None: ...
-    def take_back(self, ref: Any) -> None: ...
-
-
 def _longest(values: Any, kinds: set[type]) -> int:
     """Length of the longest text or bytes object among ``values``, which has values of these ``kinds``."""
     return max(map(len, values if kinds <= _TEXTS else [value for value in values if type(value) in _TEXTS]))
@@ -72,16 +63,16 @@ class Encoder:
     """Encodes the batches of one worker.
 
     Args:
-        placer: Places large buffers (an `Arena`); None: all lie in the message.
+        arena: The memory of large buffers.
         dump: Pickles a batch that cannot take the short way.
 
     Attributes:
         nbytes: Bytes of the buffers of the last batch.
     """
 
-    def __init__(self, placer: Placer | None, dump: Dump = dump_batch) -> None:
+    def __init__(self, arena: Arena, dump: Dump = dump_batch) -> None:
         self.nbytes = 0
-        self._placer = placer
+        self._arena = arena
         self._dump = dump
         self._reset()
 
@@ -92,7 +83,7 @@ class Encoder:
         self._storages: set[int] = set()
         self._seen: set[int] = set()
         self._keep: list[Any] = []
-        self._handed_over: list[Any] = []
+        self._handed_over: list[SlotRef] = []
 
     def encode(self, batch: Any) -> Node:
         """Return the batch as a tree for `marshal`; the taker holds the slots in it from now on."""
@@ -113,16 +104,14 @@ class Encoder:
             self._reset()
             return self._pickled(batch)
 
-    def _hand_over(self, ref: Any) -> None:
-        assert self._placer is not None
-        self._placer.hand_over(ref)
+    def _hand_over(self, ref: SlotRef) -> None:
+        self._arena.hand_over(ref)
         self._handed_over.append(ref)
 
     def _take_back(self) -> None:
         """Free the slots of a message that is not sent: no taker would do it."""
         for ref in self._handed_over:
-            assert self._placer is not None
-            self._placer.take_back(ref)
+            self._arena.take_back(ref)
         self._handed_over.clear()
 
     def _node(self, value: Any) -> Node:
@@ -174,7 +163,7 @@ class Encoder:
 
     def _in_slot(self, owner: Any, address: int, nbytes: int) -> Node | None:
         """Return a node of the slot that begins at ``address``, if there is one: nothing is copied."""
-        ref = self._placer.find(address) if self._placer is not None else None
+        ref = self._arena.find(address)
         if ref is None:
             return None
         self.nbytes += nbytes
@@ -195,15 +184,13 @@ class Encoder:
         return node
 
     def _goes_inline(self, nbytes: int) -> bool:
-        inline = self._inline_bytes + nbytes <= MESSAGE_BYTES and nbytes <= INLINE_BYTES
-        if inline or self._placer is None:
-            self._inline_bytes += nbytes
-            return True
-        return False
+        if nbytes > INLINE_BYTES or self._inline_bytes + nbytes > MESSAGE_BYTES:
+            return False
+        self._inline_bytes += nbytes
+        return True
 
     def _slot(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Node]:
-        assert self._placer is not None
-        base, ref = self._placer.array(nbytes)
+        base, ref = self._arena.array(nbytes)
         self._hand_over(ref)
         self._keep.append(base)
         return base, (_SLOT, *ref, nbytes)

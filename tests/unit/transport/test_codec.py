@@ -37,13 +37,8 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.fixture(params=[True, False], ids=["arena", "inline"])
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return Pair(request.param)
-
-
 @pytest.fixture
-def arena_pair() -> Pair:
+def pair() -> Pair:
     return Pair()
 
 
@@ -134,16 +129,16 @@ TREES = st.recursive(
     ),
     max_leaves=12,
 )
-PAIRS = {placed: Pair(placed) for placed in (True, False)}
+PAIR = Pair()
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(TREES, st.booleans())
-@example([[]], True)
-@example({True: 1, 0: [()]}, True)
-@example("\ud800", True)
-def test_any_tree_arrives_as_it_was(tree: Any, placed: bool) -> None:
-    assert same(PAIRS[placed](tree), tree)
+@given(TREES)
+@example([[]])
+@example({True: 1, 0: [()]})
+@example("\ud800")
+def test_any_tree_arrives_as_it_was(tree: Any) -> None:
+    assert same(PAIR(tree), tree)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -201,10 +196,10 @@ def test_what_arrives_can_be_written_and_is_nobody_elses(pair: Pair, count: int)
         assert float(source[0]) == 1
 
 
-def test_a_slice_does_not_bring_its_whole_storage(arena_pair: Pair) -> None:
+def test_a_slice_does_not_bring_its_whole_storage(pair: Pair) -> None:
     huge = torch.zeros(1 << 20)
-    arena_pair(huge[5:10])
-    assert arena_pair.encoder.nbytes == 20
+    pair(huge[5:10])
+    assert pair.encoder.nbytes == 20
 
 
 @pytest.mark.parametrize("device", ["meta"])
@@ -331,15 +326,15 @@ def test_a_defaultdict_keeps_its_default(pair: Pair) -> None:
 # -- messages, slots, spilling -----------------------------------------------------------------------------------------
 
 
-def test_small_batches_need_no_memory(arena_pair: Pair) -> None:
-    arena_pair([torch.ones(5), {"label": 3, "name": "x"}, [1.5] * 100])
-    assert arena_pair.arena.nbytes == 0
+def test_small_batches_need_no_memory(pair: Pair) -> None:
+    pair([torch.ones(5), {"label": 3, "name": "x"}, [1.5] * 100])
+    assert pair.arena.nbytes == 0
 
 
-def test_many_small_tensors_do_not_swell_the_message(arena_pair: Pair) -> None:
+def test_many_small_tensors_do_not_swell_the_message(pair: Pair) -> None:
     batch = [torch.full((INLINE_BYTES,), n, dtype=torch.uint8) for n in range(100)]
-    assert len(marshal.dumps(arena_pair.encoder.encode(batch))) < MESSAGE_BYTES + 100 * 100
-    assert same(arena_pair(batch), batch)
+    assert len(marshal.dumps(pair.encoder.encode(batch))) < MESSAGE_BYTES + 100 * 100
+    assert same(pair(batch), batch)
 
 
 @pytest.mark.parametrize(
@@ -347,120 +342,120 @@ def test_many_small_tensors_do_not_swell_the_message(arena_pair: Pair) -> None:
     [["x" * 100] * 20_000, {"names": [f"sample {n}" for n in range(30_000)], "pixels": torch.ones(LARGE)}, "y" * 10**6],
     ids=["strings", "strings and pixels", "one string"],
 )
-def test_spill_of_a_huge_message(arena_pair: Pair, batch: Any) -> None:
-    spilled = arena_pair.encoder.spill(arena_pair.encoder.encode(batch))
+def test_spill_of_a_huge_message(pair: Pair, batch: Any) -> None:
+    spilled = pair.encoder.spill(pair.encoder.encode(batch))
     assert len(marshal.dumps(spilled)) < 200
-    assert same(arena_pair.decode(spilled), batch)
-    assert arena_pair.slots_held() == 0
+    assert same(pair.decode(spilled), batch)
+    assert pair.slots_held() == 0
 
 
-def test_a_tensor_in_a_slot_is_not_copied(arena_pair: Pair) -> None:
-    tensor = arena_pair.arena.tensor((LARGE,), torch.float32)
+def test_a_tensor_in_a_slot_is_not_copied(pair: Pair) -> None:
+    tensor = pair.arena.tensor((LARGE,), torch.float32)
     tensor.fill_(3)
-    again = arena_pair({"x": tensor})["x"]
+    again = pair({"x": tensor})["x"]
     tensor[0] = 8
     assert again[0] == 8
     del tensor
-    assert arena_pair.slots_held() == 1
+    assert pair.slots_held() == 1
     del again
-    assert arena_pair.slots_held() == 0
+    assert pair.slots_held() == 0
 
 
-def test_views_of_a_batch_keep_its_memory(arena_pair: Pair) -> None:
-    row = arena_pair([torch.arange(LARGE)])[0][5:7]
+def test_views_of_a_batch_keep_its_memory(pair: Pair) -> None:
+    row = pair([torch.arange(LARGE)])[0][5:7]
     for _ in range(10):
-        arena_pair(torch.zeros(LARGE, dtype=torch.int64))
+        pair(torch.zeros(LARGE, dtype=torch.int64))
     assert row.tolist() == [5, 6]
-    assert arena_pair.slots_held() == 1
+    assert pair.slots_held() == 1
 
 
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: Point(t, 1)], ids=["plain", "pickled"])
 @pytest.mark.parametrize("count", [8, LARGE])
-def test_an_array_of_a_batch_outlives_a_change_of_the_batchs_storage(arena_pair: Pair, count: int, wrap: Any) -> None:
+def test_an_array_of_a_batch_outlives_a_change_of_the_batchs_storage(pair: Pair, count: int, wrap: Any) -> None:
     """`share_memory_` gives the storage other memory; an array taken before still reads what it read."""
-    batch = arena_pair(wrap(torch.arange(count)))
+    batch = pair(wrap(torch.arange(count)))
     tensor = batch.x if isinstance(batch, Point) else batch
     array = tensor.numpy()
     tensor.share_memory_()
     del batch, tensor
     gc.collect()
     for _ in range(10):
-        arena_pair(wrap(torch.zeros(count, dtype=torch.int64)))
+        pair(wrap(torch.zeros(count, dtype=torch.int64)))
     assert array.tolist() == list(range(count))
-    assert arena_pair.slots_held() == (count == LARGE)
+    assert pair.slots_held() == (count == LARGE)
     del array
     gc.collect()
-    assert arena_pair.slots_held() == 0
+    assert pair.slots_held() == 0
 
 
-def test_the_workers_own_array_outlives_a_change_of_its_storage(arena_pair: Pair) -> None:
+def test_the_workers_own_array_outlives_a_change_of_its_storage(pair: Pair) -> None:
     """A collate function that keeps an array of a collated tensor and shares the tensor."""
-    tensor = arena_pair.arena.tensor((LARGE,), torch.int64)
+    tensor = pair.arena.tensor((LARGE,), torch.int64)
     array = tensor.fill_(5).numpy()
-    assert arena_pair(tensor.share_memory_()).unique().tolist() == [5]
+    assert pair(tensor.share_memory_()).unique().tolist() == [5]
     del tensor
     for _ in range(10):
-        arena_pair.arena.tensor((LARGE,), torch.int64).zero_()
+        pair.arena.tensor((LARGE,), torch.int64).zero_()
     assert set(array.tolist()) == {5}
 
 
-def test_arrays_of_a_batch_keep_their_memory(arena_pair: Pair) -> None:
-    row = arena_pair([np.arange(LARGE)])[0][5:7]
+def test_arrays_of_a_batch_keep_their_memory(pair: Pair) -> None:
+    row = pair([np.arange(LARGE)])[0][5:7]
     for _ in range(10):
-        arena_pair(np.zeros(LARGE, np.int64))
+        pair(np.zeros(LARGE, np.int64))
     assert row.tolist() == [5, 6]
 
 
-def test_a_tensor_that_is_sent_twice_is_not_overwritten_under_the_first_batch(arena_pair: Pair) -> None:
+def test_a_tensor_that_is_sent_twice_is_not_overwritten_under_the_first_batch(pair: Pair) -> None:
     """A collate function that returns its last batch again; the second one dies first, then the worker's own."""
-    tensor = arena_pair.arena.tensor((LARGE,), torch.float32)
+    tensor = pair.arena.tensor((LARGE,), torch.float32)
     tensor.fill_(1)
-    first = arena_pair(tensor)
-    second = arena_pair(tensor)
+    first = pair(tensor)
+    second = pair(tensor)
     del second, tensor
     gc.collect()
     for _ in range(10):
-        arena_pair.arena.tensor((LARGE,), torch.float32).fill_(7)
+        pair.arena.tensor((LARGE,), torch.float32).fill_(7)
     assert first.unique().tolist() == [1]
 
 
 @pytest.mark.parametrize(
     "rest", [np.zeros(3), Point(1, 2), torch.eye(2).to_sparse()], ids=["array", "namedtuple", "sparse"]
 )
-def test_a_batch_that_turns_out_to_need_the_long_way_holds_no_slot_twice(arena_pair: Pair, rest: Any) -> None:
+def test_a_batch_that_turns_out_to_need_the_long_way_holds_no_slot_twice(pair: Pair, rest: Any) -> None:
     """The short way had placed the tensor before it met what it does not know."""
     for _ in range(20):
-        arena_pair([torch.zeros(LARGE), rest])
-    assert arena_pair.slots_held() == 0
+        pair([torch.zeros(LARGE), rest])
+    assert pair.slots_held() == 0
 
 
 @pytest.mark.parametrize("placed", [True, False], ids=["made in a slot", "made elsewhere"])
-def test_a_batch_that_cannot_be_pickled_holds_no_slot(arena_pair: Pair, placed: bool) -> None:
+def test_a_batch_that_cannot_be_pickled_holds_no_slot(pair: Pair, placed: bool) -> None:
     """Nor does it wait for a garbage collection."""
     gc.disable()
     try:
         for _ in range(3):
-            tensor = arena_pair.arena.tensor((LARGE,), torch.float32) if placed else torch.zeros(LARGE)
+            tensor = pair.arena.tensor((LARGE,), torch.float32) if placed else torch.zeros(LARGE)
             with pytest.raises(Exception, match="pickle"):
-                arena_pair.encoder.encode([tensor, lambda: 0])
+                pair.encoder.encode([tensor, lambda: 0])
             del tensor
-        assert arena_pair.slots_held() == 0
+        assert pair.slots_held() == 0
     finally:
         gc.enable()
-    assert arena_pair([1, torch.ones(2)])[0] == 1
+    assert pair([1, torch.ones(2)])[0] == 1
 
 
-def test_an_unfinished_decode_leaves_nothing_behind(arena_pair: Pair) -> None:
-    node = arena_pair.encoder.encode([torch.ones(LARGE), torch.ones(LARGE)])
-    arena_pair.decode(node)
-    assert arena_pair.slots_held() == 0
+def test_an_unfinished_decode_leaves_nothing_behind(pair: Pair) -> None:
+    node = pair.encoder.encode([torch.ones(LARGE), torch.ones(LARGE)])
+    pair.decode(node)
+    assert pair.slots_held() == 0
 
 
-def test_nbytes_counts_buffers_of_the_last_batch(arena_pair: Pair) -> None:
-    arena_pair([torch.zeros(LARGE, dtype=torch.uint8), torch.zeros(10, dtype=torch.uint8)])
-    assert arena_pair.encoder.nbytes == LARGE + 10
-    arena_pair([1])
-    assert arena_pair.encoder.nbytes == 0
+def test_nbytes_counts_buffers_of_the_last_batch(pair: Pair) -> None:
+    pair([torch.zeros(LARGE, dtype=torch.uint8), torch.zeros(10, dtype=torch.uint8)])
+    assert pair.encoder.nbytes == LARGE + 10
+    pair([1])
+    assert pair.encoder.nbytes == 0
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------
@@ -474,9 +469,9 @@ def test_many_small_objects_are_pickled_at_once(pair: Pair, count: int) -> None:
     assert same(pair(batch), batch)
 
 
-def test_many_tensors_travel_as_tensors(arena_pair: Pair) -> None:
+def test_many_tensors_travel_as_tensors(pair: Pair) -> None:
     batch = [torch.full((7,), float(n)) for n in range(3 * MANY_OBJECTS)]
-    assert arena_pair.encoder.encode(batch)[0] != _PICKLE
+    assert pair.encoder.encode(batch)[0] != _PICKLE
 
 
 @pytest.mark.parametrize("kind", [bytes, str])
