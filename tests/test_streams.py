@@ -47,7 +47,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda count: monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: count)
+    return lambda count: monkeypatch.setattr("dpex.loader.stream_count.rank_cpus", lambda: count)
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def test_what_a_dataset_yields_is_what_torch_yields_with_as_many_workers(cpus: A
 def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
     monkeypatch: pytest.MonkeyPatch, dataset: Any
 ) -> None:
-    for name in ("static_worker_count", "rank_cpus"):
-        monkeypatch.setattr(f"dpex.loader.sizing.{name}", lambda: 1000)
+    for name in ("sizing.static_worker_count", "stream_count.rank_cpus"):
+        monkeypatch.setattr(f"dpex.loader.{name}", lambda: 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert DpexDataLoader(dataset, num_workers="auto").num_workers == 1000

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
-from torch.utils.data.graph import traverse_dps
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.loader.stream_count import Streams, choose
+from dpex.loader.stream_count import Streams
 from dpex.measure.readable import plural
-from dpex.options import LoaderOptions, check_count
+from dpex.options import check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.probing import attribute
-from dpex.system.cpus import rank_cpus, static_worker_count
+from dpex.system.cpus import static_worker_count
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from dpex.autotune.runtime.allowed import Limits
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Settings
-    from dpex.loader.rebuilt import Source
 
 logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
@@ -323,52 +319,3 @@ def worker_count(num_workers: int | str) -> int:
     ``num_workers`` has passed `dpex.options.check_torchs`.
     """
     return static_worker_count() if isinstance(num_workers, str) else num_workers
-
-
-def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -> Streams | None:
-    """Return the number of streams that dpex chooses for an iterable dataset; None for other datasets.
-
-    A loader that was made from another keeps its number, as a wrapper of the dataset may name no shards.
-    """
-    if not isinstance(dataset, IterableDataset):
-        return None
-    if made_from is not None and made_from.streams is not None:
-        return made_from.streams
-    autotune = options.autotune
-    most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
-    if isinstance(dataset, IterDataPipe):
-        is_split, why_one = is_sharded(dataset), "the DataPipe has no sharding_filter"
-    else:
-        is_split, why_one = False, _why_torch(options)
-    return choose(dataset, rank_cpus(), most, _launched(), is_split=is_split, why_one=why_one)
-
-
-def is_sharded(pipe: Any) -> bool:
-    """Return True if all that a DataPipe reads goes through a ``sharding_filter``, by which workers divide it."""
-    try:
-        return _is_graph_sharded(traverse_dps(pipe))
-    except Exception as error:  # it looks into objects of the user, which may raise anything
-        logger.info("auto: the stages of the DataPipe could not be read (%r)", error)
-        return False
-
-
-def _is_graph_sharded(graph: Mapping[int, Any]) -> bool:
-    return bool(graph) and all(
-        attribute(pipe, "apply_sharding") is not None or _is_graph_sharded(sources) for pipe, sources in graph.values()
-    )
-
-
-def _why_torch(options: LoaderOptions) -> str:
-    """Return why PyTorch's workers, which all begin at once, read the dataset; "" if they do not."""
-    if options.distribute_mode is True or (options.worker_config.local_engine == "dpex" and sys.platform == "linux"):
-        return ""
-    return "it names no shards, and PyTorch's own workers would read it"
-
-
-def _launched() -> Mapping[str, str]:
-    """Return the launcher's environment, with the number of ranks from torch.distributed if that is initialised."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        return os.environ
-    return {**os.environ, "WORLD_SIZE": str(dist.get_world_size())}

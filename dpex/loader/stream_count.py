@@ -15,12 +15,22 @@ A dataset that names its shards splits itself. Any other dataset shows whether i
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import IterableDataset, IterDataPipe
+
+from dpex.autotune.config import AutotuneConfig
 from dpex.measure.readable import plural
+from dpex.options import LoaderOptions
 from dpex.schedule.probing import attribute
+from dpex.system.cpus import rank_cpus
+
+if TYPE_CHECKING:
+    from dpex.loader.rebuilt import Source
 
 logger = logging.getLogger("dpex")
 
@@ -82,33 +92,54 @@ def _listed_urls(dataset: Any, ranks: int) -> int | None:
     return max(1, len(urls) // ranks) if is_split else len(urls)
 
 
-def choose(
-    dataset: Any,
-    cpus: int,
-    most: int | None,
-    environ: Mapping[str, str],
-    *,
-    is_split: bool = False,
-    why_one: str = "",
-) -> Streams:
-    """Choose the number of streams under ``num_workers="auto"``; see the module.
+def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -> Streams | None:
+    """Return the number of streams under ``num_workers="auto"``; None for a dataset that is not iterable.
 
-    Args:
-        dataset: The dataset.
-        cpus: CPUs of this rank.
-        most: ``AutotuneConfig.max_streams``.
-        environ: A launcher's environment.
-        is_split: The dataset is known to split itself, although it names no shards.
-        why_one: Why it cannot be found out whether it splits itself, as a clause; it is read in one stream then.
+    A loader that was made from another keeps its number, as a wrapper of the dataset may name no shards.
+    """
+    if not isinstance(dataset, IterableDataset):
+        return None
+    if made_from is not None and made_from.streams is not None:
+        return made_from.streams
+    autotune = options.autotune
+    most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
+    return choose(dataset, rank_cpus(), most, _launched(), why_one=_why_one(options, dataset))
+
+
+def _why_one(options: LoaderOptions, dataset: Any) -> str:
+    """Return why a dataset that names no shards has one stream, as a clause; "" if its first stream shows the number.
+
+    PyTorch's workers begin all at once, so that their first stream cannot show whether the dataset splits itself.
+    """
+    if isinstance(dataset, IterDataPipe):
+        return "PyTorch's own workers read a DataPipe"
+    if options.distribute_mode is True or (options.worker_config.local_engine == "dpex" and sys.platform == "linux"):
+        return ""
+    return "it names no shards, and PyTorch's own workers would read it"
+
+
+def _launched() -> Mapping[str, str]:
+    """Return the launcher's environment, with the number of ranks from torch.distributed if that is initialised."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return os.environ
+    return {**os.environ, "WORLD_SIZE": str(dist.get_world_size())}
+
+
+def choose(dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str], *, why_one: str = "") -> Streams:
+    """Choose the number of streams for a rank with ``cpus``; see the module.
+
+    most: ``AutotuneConfig.max_streams``. environ: a launcher's environment. why_one: why a dataset that names no shards
+    is read in one stream, as a clause.
     """
     count, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
     reason = f"this rank has {plural(cpus, 'CPU')}" if most is None else f"max_streams={most} says so"
-    is_split = is_split or shards is not None
     if shards is not None and shards < count:
         count, reason = shards, f"the dataset names {plural(shards, 'shard')}"
-    elif why_one and count > 1 and not is_split:
+    elif why_one and count > 1 and shards is None:
         count, reason = 1, why_one
-    is_certain = is_split or count == 1
+    is_certain = shards is not None or count == 1
     why = (
         f"{_number(count, reason, is_certain=is_certain)} The number decides what each worker reads, so it is not "
         "tuned; only the prefetch is."

@@ -126,7 +126,7 @@ class Split(Plain):
 def test_under_auto_each_sample_of_a_stream_comes_once(
     monkeypatch: pytest.MonkeyPatch, kind: Any, streams: int
 ) -> None:
-    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 2)
+    monkeypatch.setattr("dpex.loader.stream_count.rank_cpus", lambda: 2)
     with DpexDataLoader(kind(), 4, num_workers="auto", distribute_mode=True, autotune=False) as loader:
         for _ in range(2):
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
