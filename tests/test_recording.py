@@ -100,7 +100,7 @@ def test_two_loaders_record_to_two_files(tmp_path: Path, caplog: pytest.LogCaptu
                 next(iterator)
     assert load(str(path)).sections[0].steps[0].sample != load(str(second)).sections[0].steps[0].sample
     assert "recording to" in caplog.text
-    assert "trace-2.jsonl, as there is a file trace.jsonl already" in caplog.text
+    assert "trace-2.jsonl, as the file trace.jsonl exists" in caplog.text
 
 
 def test_resize_is_on_record(tmp_path: Path) -> None:

@@ -28,9 +28,13 @@ _EMPTY = PoolSample()
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOrigin:
-    """The origin of a law. config: narrowed to the loader's abilities. start: the settings it began with.
+    """The origin of a law.
 
-    limits: limits of the loader or the user, by name. why: why a law took over from another, else "".
+    Attributes:
+        config: The configuration, narrowed to the loader's abilities.
+        start: The settings that it began with.
+        limits: Limits of the loader or the user, by name.
+        why: Why the law took over from another, else "".
     """
 
     config: AutotuneConfig

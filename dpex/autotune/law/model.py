@@ -1,13 +1,15 @@
-"""One model of a loader: what rate and what wait a setting gives, which setting is best, and what would end the stall.
+"""The model of a loader: rate and wait of a setting, the best setting, and the end of the stall.
 
-PURE. With ``W`` workers whose batches take ``s`` seconds and ``c`` CPU seconds, on ``C`` CPUs of which other programs
-use ``o``, and a step of ``t`` seconds and ``k`` CPU seconds of the training process::
+PURE. ``W`` workers take ``s`` seconds and ``c`` CPU seconds for a batch. There are ``C`` CPUs, of which other programs
+use ``o``. A step takes ``t`` seconds, and ``k`` CPU seconds of the training process.
+
+::
 
     rate(W) = min(W / s, F / (c + k), 1 / t, what memory allows),   F = max(C - o, C W / (W + o))
 
-The second limit counts only batches of local workers in ``c``. ``F`` is what other programs leave, or an equal part for
-each thread that wants a CPU. What limits workers is corrected by what was measured at
-the present setting: it is multiplied by the rate seen there over the rate predicted for it.
+The second limit counts only batches of local workers in ``c``. ``F`` is the part that other programs leave, or an equal
+part for each thread that wants a CPU. The present setting corrects the limits of workers: they are multiplied by the
+measured rate over the predicted rate.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where workers are.
+    """A place of workers.
 
     Attributes:
         service_s: Seconds that a worker takes for a batch, queueing for a CPU not included.
@@ -47,7 +49,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfStall:
-    """What it takes so that the training loop never waits for data.
+    """The needs of a training loop that never waits for data.
 
     Attributes:
         rate: Batches per second that the training loop could take.
@@ -73,7 +75,7 @@ class EndOfStall:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the start of a pass costs, where each starts workers of its own.
+    """The start of a pass, where each pass starts workers anew.
 
     Attributes:
         seconds: From the beginning of a pass to its first batch.
@@ -86,7 +88,7 @@ class Start:
     batches: int
 
     def seconds_with(self, workers: int, cpus: float) -> float:
-        """The same with another number of workers: they start on ``cpus`` at the same time."""
+        """Return the seconds with another number of workers, which start on ``cpus`` at the same time."""
         return self.seconds * max(1.0, workers / cpus) / max(1.0, self.workers / cpus)
 
 
@@ -178,9 +180,11 @@ class Model:
     # -- which setting -------------------------------------------------------------------------------------------------
 
     def filling(self, *, spared: float | None = None) -> int:
-        """Local workers that keep the CPUs busy, but for those that the training process uses at the rate that is
-        possible, with one more for each that waits, and as many more as other programs run, since the kernel gives
-        each that wants a CPU the same; or those for which ``spared`` of the free CPUs stay idle."""
+        """Local workers that keep the CPUs busy, without those that the training process uses at the possible rate.
+
+        There is one more for each worker that waits, and one for each CPU that other programs use, since the kernel
+        divides the CPUs equally. ``spared``: CPUs that stay idle instead.
+        """
         share = self.cpu_share
         if spared is not None:
             return round(max(0.0, self.free_cpus(1) - spared) / share)
@@ -190,7 +194,7 @@ class Model:
 
     def best(self, headroom: float, walls: Walls | None = None) -> tuple[int, int]:
         """The fewest workers of each place that make ``headroom`` times what the training loop takes, or what comes
-        nearest to that: local ones first, as they cost nobody else a machine."""
+        nearest to that: local ones first, as they take no other machine."""
         walls = walls or self.walls
         most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
@@ -226,7 +230,7 @@ class Model:
     # -- what would end the stall --------------------------------------------------------------------------------------
 
     def to_end_stall(self) -> EndOfStall:
-        """What it takes to make as much as the training loop could take."""
+        """Return the needs of a loader that makes as much as the training loop could take."""
         cpus = self._cpu_s * self.demand
         workers = math.ceil(self.local.service_s * self.demand)
         free = self.free_cpus(workers)

@@ -71,7 +71,7 @@ class TraceFile:
         if self.path == self._wanted:
             logger.info("auto: recording to %s", self.path)
         else:
-            logger.warning("auto: recording to %s, as there is a file %s already", self.path, self._wanted.name)
+            logger.warning("auto: recording to %s, as the file %s exists", self.path, self._wanted.name)
 
     def _append(self, text: bytes) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)

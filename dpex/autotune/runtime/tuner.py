@@ -117,12 +117,12 @@ class Tuner:
         *,
         limits: Mapping[str, Any] | None = None,
         sizes: Mapping[str, int] | None = None,
-        told: str = "",
+        text: str = "",
         at: float = 0.0,
     ) -> None:
         """Have another law, for these limits and from the present setting with these sizes, brought inside the limits.
 
-        told: the text of a decision that is recorded for the time ``at``; "" for none.
+        text: of a decision that is recorded for the time ``at``; "" for none.
         """
         with self._changing:
             old, self._limits = self.settings, replace(self._limits, **limits or {})
@@ -130,8 +130,8 @@ class Tuner:
             config = self._allowed()
             self.settings = brought_inside(self.settings, config)
             self._past += self._law.decisions
-            if told:
-                self._past.append(_noted(at, old, self.settings, "limit", told))
+            if text:
+                self._past.append(_noted(at, old, self.settings, "limit", text))
             self._law = self._on_record(law_for(config, self.settings), config, why)
             self._windows.clear()
             self._request()
@@ -343,7 +343,7 @@ class Tuner:
         if look.has_one_stream and limits.streams and self.settings.workers > 1:  # the engine has one worker by now
             why = "The dataset does not split itself, so it is read in one stream; only the prefetch is tuned."
             local = min(1, self.settings.local)
-            self._renew(why, limits={"streams": why}, sizes={LOCAL: local, REMOTE: 1 - local}, told=why, at=sample.at)
+            self._renew(why, limits={"streams": why}, sizes={LOCAL: local, REMOTE: 1 - local}, text=why, at=sample.at)
             return True
         return self._learn_quickest(sample)
 
@@ -370,7 +370,7 @@ class Tuner:
             f"Each pass of {sample.pass_batches} batches starts its own workers, which takes {sample.start_s:.2f} s: "
             f"{found} local workers make a pass the quickest."
         )
-        self._renew(why, limits=limits, told=why, at=sample.at)
+        self._renew(why, limits=limits, text=why, at=sample.at)
         logger.info("auto: %s", why)
         return True
 

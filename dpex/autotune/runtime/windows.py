@@ -5,8 +5,8 @@ Windows are short at first and after each change (`MeasurementWindows.shorten`),
 of a pass, the time between passes, long absences of the consumer (a validation), and time in which a change was not
 carried out yet.
 
-Between two ends there are glances. In one of them the consumer may begin to wait for most of its time, as the work has
-changed: then the window in progress, mostly of the work before, is given up for a short one of the new.
+Between two ends there are glances. If the consumer began to wait for most of its time since a glance, the work has
+changed. The window in progress, mostly of the work before, is then replaced by a short one.
 """
 
 from __future__ import annotations
