@@ -50,6 +50,8 @@ STRAGGLER_FREE_BYTES = 64 << 20
 """Bytes in flight up to which the prefetch widens further than to `STRAGGLER_LARGE`."""
 STRAGGLER_LARGE = 2
 """The most that the prefetch widens to if batches are large, in multiples of PyTorch's, and so of its memory."""
+_REMEMBERED = 50
+"""Results that count in the averages, about."""
 _LEAST_SEEN = 8
 """Results that must be known before they decide anything, and results after which sizes are computed again."""
 
@@ -102,7 +104,7 @@ class PrefetchRules:
     def learn(self, service_s: float, nbytes: int) -> None:
         """Take in one result."""
         self._seen += 1
-        weight = max(0.02, 1.0 / self._seen)
+        weight = 1.0 / self._seen if self._seen < _REMEMBERED else 1.0 / _REMEMBERED
         self.service_s += weight * (service_s - self.service_s)
         self.nbytes += weight * (nbytes - self.nbytes)
         if nbytes > self._largest:

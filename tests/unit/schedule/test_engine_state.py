@@ -693,24 +693,6 @@ def test_tickets_are_drawn_up_to_the_prefetch() -> None:
     assert Table(prefetch=4).state.room(starving=False) == 4
 
 
-@pytest.mark.parametrize(
-    ("status", "why"),
-    [
-        ({"requested": 2}, ""),
-        ({"failed": "no process can be forked"}, "no process can be forked"),
-        ({"most": 0, "why_most": "no memory"}, "no local worker can be started: no memory; num_workers=0 makes"),
-        ({"most": 1, "requested": 1}, ""),
-    ],
-)
-def test_where_no_local_worker_can_be_started_the_error_says_why(status: dict[str, Any], why: str) -> None:
-    table = Table()
-    table.report("local", (), **status)
-    table.draw(1)
-    raised = [one for one in table.answer(table.state.consumer_waits(1, 0.0)) if isinstance(one, Raise)]
-    assert bool(raised) is bool(why)
-    assert not why or why in str(raised[0].error)
-
-
 def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
     table = Table(prefetch=4)
     table.send(4)

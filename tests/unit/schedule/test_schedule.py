@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -314,117 +313,6 @@ def test_out_of_order_results_leave_as_they_come() -> None:
     for number in (2, 0, 1):
         schedule.done(number, None)
     assert popped(schedule) == [2, 0, 1]
-
-
-def test_a_second_result_is_refused_before_and_after_delivery() -> None:
-    schedule = Schedule(prefetch=1)
-    drawn(schedule, 1)
-    assert schedule.done(0, "first")
-    assert not schedule.done(0, "second")
-    assert schedule.pop() == MadeBatch(0, SHARED, "first")
-    assert not schedule.done(0, "third")
-    assert schedule.pop() is None
-
-
-def test_lost_tickets_are_issued_again_before_later_ones() -> None:
-    schedule = Schedule(prefetch=5)
-    drawn(schedule, 5)
-    schedule.take(3)
-    assert schedule.lost([2, 0], working_on=0) == []
-    assert [t.number for t in schedule.take(5)] == [0, 2, 3, 4]
-
-
-def test_a_lost_ticket_is_put_between_others_that_wait() -> None:
-    schedule = Schedule(prefetch=4)
-    drawn(schedule, 4)
-    tickets = schedule.take(4)
-    schedule.give_back([tickets[0], tickets[3]])
-    schedule.lost([1, 2])
-    assert [t.number for t in schedule.take(4)] == [0, 1, 2, 3]
-
-
-def test_only_the_guilty_ticket_has_a_try_less() -> None:
-    schedule = Schedule(prefetch=2, max_tries=2)
-    drawn(schedule, 2)
-    given_up: list[int] = []
-    for _ in range(2):
-        schedule.take(2)
-        given_up += [t.number for t in schedule.lost([0, 1], working_on=1)]
-    assert given_up == [1]
-    assert [t.deaths for t in map(schedule.ticket, (0, 1)) if t is not None] == [0, 2]
-
-
-def test_giving_back_costs_no_try() -> None:
-    schedule = Schedule(prefetch=1, max_tries=1)
-    drawn(schedule, 1)
-    for _ in range(5):
-        schedule.give_back(schedule.take(1))
-    (ticket,) = schedule.take(1)
-    assert ticket.deaths == 0
-
-
-def test_a_failure_is_delivered_at_its_place() -> None:
-    schedule = Schedule(prefetch=3, max_tries=1)
-    drawn(schedule, 3)
-    schedule.take(3)
-    (hopeless,) = schedule.lost([1], working_on=1)
-    schedule.done(2, "c")
-    schedule.done(hopeless.number, "failure")
-    schedule.done(0, "a")
-    assert [d.payload for d in iter(schedule.pop, None)] == ["a", "failure", "c"]
-
-
-def test_a_smaller_prefetch_keeps_what_was_drawn() -> None:
-    schedule = Schedule(prefetch=4)
-    drawn(schedule, 4)
-    schedule.set_prefetch(2)
-    rooms = []
-    for number in range(4):
-        schedule.done(number, None)
-        schedule.pop()
-        rooms.append(schedule.room)
-    assert rooms == [0, 0, 1, 2]
-
-
-def test_an_exhausted_stream_drops_its_other_tickets_but_not_what_it_made() -> None:
-    schedule = Schedule(prefetch=6, queues=2)
-    drawn(schedule, 6)
-    schedule.take(3, 0)
-    schedule.done(0, "made")
-    schedule.end_queue(0)
-    assert not schedule.done(2, "too late")
-    schedule.take(3, 1)
-    for number in (1, 3, 5):
-        schedule.done(number, None)
-    assert popped(schedule) == [0, 1, 3, 5]
-    assert not schedule.finished
-    schedule.end_queue(1)
-    assert schedule.finished
-
-
-def test_dropped_tickets_make_room() -> None:
-    schedule = Schedule(prefetch=4, queues=2)
-    drawn(schedule, 4)
-    schedule.end_queue(0)
-    assert schedule.room == 2
-
-
-def test_finished_only_after_the_last_delivery() -> None:
-    schedule = Schedule(prefetch=1)
-    drawn(schedule, 1)
-    seen = [schedule.finished]
-    steps: list[Any] = [schedule.end_of_sampler, lambda: schedule.take(1), lambda: schedule.done(0, None), schedule.pop]
-    for step in steps:
-        step()
-        seen.append(schedule.finished)
-    assert seen == [False, False, False, False, True]
-
-
-def test_an_empty_sampler_is_finished_at_once() -> None:
-    schedule = Schedule(prefetch=1)
-    schedule.end_of_sampler()
-    assert schedule.finished
-    assert schedule.room == 0
 
 
 def test_tickets_sort_by_number_and_tell_what_they_are() -> None:
