@@ -100,12 +100,6 @@ def two_epochs() -> torch.Tensor:
     return driven(elastic(Augmented(150), 0, batch_size=4, shuffle=True), {}, epochs=2)
 
 
-def test_two_epochs_without_workers_differ_from_one_another(two_epochs: torch.Tensor) -> None:
-    first, second = two_epochs.chunk(2)
-    assert sorted(first[:, 0].tolist()) == sorted(second[:, 0].tolist()) == list(range(150))
-    assert len(two_epochs[:, 1:].unique()) == 3 * 300
-
-
 @pytest.mark.parametrize(
     ("workers", "options"),
     [pytest.param(1, {}, marks=pytest.mark.smoke), (2, {"prefetch_factor": 1}), (7, {"prefetch_factor": 9})],
@@ -384,19 +378,6 @@ def test_stats_count_wanted_requested_and_running() -> None:
     loader.close()
 
 
-def test_a_dead_worker_is_replaced_up_to_the_wanted_number() -> None:
-    loader = elastic(WhoMadeIt(3000, 0.001), 3, batch_size=1)
-    iterator = iter(loader)
-    next(iterator)
-    victim = kill(worker_pids(iterator, 3)[1])
-    while loader.stats().deaths < 1 or loader.stats().pools["local"].running < 3:
-        next(iterator)
-    pids = worker_pids(iterator, 3)
-    assert len(pids) == 3
-    assert victim not in pids
-    loader.close()
-
-
 def test_resize_from_another_thread_without_end() -> None:
     """Trainer and template once waited for each other, with hundreds of forks asked for and as many leaves queued."""
     loader = elastic(Augmented(400, 0.0005), 2, batch_size=2)
@@ -622,10 +603,8 @@ def test_memory_returns_when_batches_are_dropped() -> None:
     assert resident_bytes() - before < (with_batches - before) // 4
 
 
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_out_of_order_every_sample_comes_once(seeding: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 2, "in_order": False, "seeding": seeding}
-    loader = DpexDataLoader(WhoMadeIt(300, 0.0005), num_workers=3, **options)
+def test_out_of_order_every_sample_of_logical_workers_comes_once() -> None:
+    loader = DpexDataLoader(WhoMadeIt(300, 0.0005), batch_size=2, num_workers=3, in_order=False)
     got = driven(loader, {20: killed(), 60: killed(1)})
     assert sorted(got[:, 0].tolist()) == list(range(300))
 
@@ -634,23 +613,6 @@ def test_out_of_order_batches_have_the_bits_of_their_number() -> None:
     got = driven(elastic(Augmented(200, 0.0005), 3, batch_size=2, in_order=False), {20: killed()})
     wanted = stacked(elastic(Augmented(200), 0, batch_size=2))
     assert_same(got[got[:, 0].argsort()], wanted)
-
-
-def test_the_memory_budget_bounds_the_batches_in_flight() -> None:
-    batch_bytes = 4 * 1004 * 8
-    loader = elastic(
-        Augmented(400, extra=1000),
-        3,
-        batch_size=4,
-        prefetch_factor=8,
-        worker_config=WorkerConfig(memory_budget=5 * batch_bytes),
-    )
-    for number, _ in enumerate(loader):
-        stats = loader.stats()
-        assert stats.in_flight + stats.ready <= 5
-        if number > 20:
-            assert stats.batch_bytes == batch_bytes
-            assert stats.prefetch * stats.batch_bytes <= 5 * batch_bytes
 
 
 class Jump(Dataset[torch.Tensor]):

@@ -17,8 +17,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.pools.local import worker_process
-from dpex.pools.local.worker_process import LocalWorker, receive
-from dpex.worker.core import WorkerCore
+from dpex.pools.local.worker_process import BoardRow, LocalWorker, WorkerPlan, receive
 from dpex.worker.setup import WorkerSetup
 
 LARGE, GROUP = 4096, 7
@@ -78,11 +77,12 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 base_seed=1,
                 per_batch_seed=shared_queue,
             )
-            core = WorkerCore(setup)
-            core.adopt(0)
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours, theirs = map(stack.enter_context, pair)
-            return Ends(LocalWorker(core, shared_queue, 0, theirs, mmap.mmap(-1, 4096), 16), ours)
+            row = BoardRow(mmap.mmap(-1, 4096), 16)
+            worker = LocalWorker(WorkerPlan(setup, shared_queue), 0, theirs, row)
+            worker._core.adopt(0)
+            return Ends(worker, ours)
 
         yield started
 
@@ -118,7 +118,7 @@ def test_a_group_of_an_epoch_that_is_over_is_answered_only_where_somebody_counts
 ) -> None:
     monkeypatch.setattr(worker_process, "_FLUSH_S", math.inf)
     ends = start(shared_queue, 4)
-    worker_process.BOARD_ROW.pack_into(ends.worker._board, worker_process.CONTROL_ROW, 0, 1)  # epoch 1 has begun
+    worker_process.BOARD_ROW.pack_into(ends.worker._row._board, worker_process.CONTROL_ROW, 0, 1)  # epoch 1 has begun
     ends.make(0, 1)
     assert ends.made() == ([(GROUP, [])] if shared_queue else [(GROUP, [0, 1])])
 

@@ -150,31 +150,44 @@ class SnapshotPace:
         self._longest_s = max(self._longest_s, seconds)
 
 
+class BoardRow:
+    """The row of a worker on the board, and the trainer's row, as that worker uses them."""
+
+    def __init__(self, board: mmap.mmap, row: int) -> None:
+        self._board = board
+        self._row = row
+
+    def begin(self, group: int, number: int) -> None:
+        """Write down the ticket that the worker works on, and its message."""
+        BOARD_ROW.pack_into(self._board, self._row, group, number + 1)
+
+    def rest(self) -> None:
+        """Write down that the worker waits for a message."""
+        BOARD_ROW.pack_into(self._board, self._row, *IDLE)
+
+    def is_over(self) -> bool:
+        """Return True if workers are to end before their next ticket."""
+        return bool(self._board[CONTROL_ROW])
+
+    def epoch(self) -> int:
+        """Return the current epoch."""
+        return int(BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1])
+
+
 class LocalWorker:
     """Serves tickets until its socket ends or it is asked to leave."""
 
-    def __init__(
-        self,
-        core: WorkerCore,
-        shared_queue: bool,
-        worker: int,
-        results: socket.socket,
-        board: mmap.mmap,
-        row: int,
-        *,
-        far: bool = False,
-    ) -> None:
+    def __init__(self, plan: WorkerPlan, worker: int, results: socket.socket, row: BoardRow) -> None:
         self._worker = worker
         self._results = results
-        self._board = board
         self._row = row
         self._segments: list[SegmentSpec] = []
         self._fds: list[int] = []
         self._arena = Arena(self._announce)
-        self._encoder = Encoder(self._arena, dump_far if far else dump_batch)
-        self._dumps = cloud_dumps if far else _dumps
-        self._core = core
-        self._shared_queue = shared_queue
+        self._encoder = Encoder(self._arena, dump_far if plan.far else dump_batch)
+        self._dumps = cloud_dumps if plan.far else _dumps
+        self._core = core = WorkerCore(plan.setup)
+        self._shared_queue = plan.shared_queue
         self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
@@ -252,14 +265,14 @@ class LocalWorker:
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
         logical = self._worker if self._shared_queue else logical
-        stale_below = BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1] if self._shared_queue else 0
+        stale_below = self._row.epoch() if self._shared_queue else 0
         last, count = tickets[-1][0], len(tickets)
         for number, index in tickets:
-            if self._board[CONTROL_ROW]:
+            if self._row.is_over():
                 raise BrokenPipeError("the trainer closed the loader")
             if epoch < stale_below:
                 break
-            BOARD_ROW.pack_into(self._board, self._row, group, number + 1)
+            self._row.begin(group, number)
             now = self._make(epoch, number, index, logical)
             del index
             if number != last and (now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES):
@@ -271,7 +284,7 @@ class LocalWorker:
             if self._snapshots.is_due(logical, count) or self._has_stream_ended:
                 self._has_stream_ended = False
                 self._tell_state(logical, epoch, last)
-        BOARD_ROW.pack_into(self._board, self._row, *IDLE)
+        self._row.rest()
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
         """Make a ticket, and keep its result until the next flush; returns the time."""
@@ -397,7 +410,6 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
         plan = open_plan()
         current.begin_worker(is_per_batch=plan.setup.per_batch_seed)
-        core = WorkerCore(plan.setup)
-        local_worker = LocalWorker(core, plan.shared_queue, worker, results, board, row, far=plan.far)
+        local_worker = LocalWorker(plan, worker, results, BoardRow(board, row))
         local_worker.collate.install()
         local_worker.serve(tickets)
