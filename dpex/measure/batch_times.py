@@ -17,8 +17,6 @@ from dpex.measure.record import Record, counter
 StepRow = tuple[str, int, float, float]
 """A step: its name, calls, and wall and CPU seconds in them without the steps within; "a > b" is step b within a."""
 _WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
-_LOADED = 8
-"""Fields of `BatchTimes` that are known before the batch is encoded: the first ones."""
 
 
 class BatchTimes(NamedTuple):
@@ -70,12 +68,15 @@ class BatchTimes(NamedTuple):
             cpu_s: CPU seconds for the whole batch.
             nbytes: Bytes of its buffers.
         """
-        return (*self[:_LOADED], encode_s, cpu_s - self.load_cpu_s - self.collate_cpu_s, nbytes, 0.0)
+        return (*self[:-_ENCODED], encode_s, cpu_s - self.load_cpu_s - self.collate_cpu_s, nbytes, 0.0)
 
 
 batch_times: Callable[[tuple[Any, ...]], BatchTimes] = partial(tuple.__new__, BatchTimes)
 """Return the `BatchTimes` of a plain tuple with all its fields, in a third of the time that the class takes."""
 NO_TIMES = BatchTimes()
+_ENCODED = len(BatchTimes._fields) - BatchTimes._fields.index("encode_s")
+"""Number of fields that are known only when the batch is encoded: the last ones."""
+NOT_ENCODED = NO_TIMES[-_ENCODED:]
 
 
 @dataclass(frozen=True, kw_only=True)

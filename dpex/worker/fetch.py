@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from dpex.measure.batch_times import BatchTimes, batch_times
+from dpex.measure.batch_times import NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S
@@ -133,7 +133,7 @@ class Fetcher:
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
         failed = self._guard.taken() if self._guard is not None else ()
         loaded = (samples, load_s, load_s * load_ratio, collate_s, collate_s * collate_ratio, (), slowest, failed)
-        return batch, batch_times((*loaded, 0.0, 0.0, 0, 0.0))
+        return batch, batch_times((*loaded, *NOT_ENCODED))
 
     def _fetch_timed(self, index: Any) -> tuple[Any, BatchTimes]:
         """Fetch as `fetch` does, and time the transforms."""
