@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.system.cpu_clocks import (
+from dpex.worker.fetch import (
     CPU_CLOCK_EVERY,
     TINY_S,
     SampledCpu,

@@ -34,7 +34,7 @@ FOR_OTHER_LOADERS = {
     *("dpex.engine.in_process", "dpex.engine.inprocess_meter"),
     *("dpex.worker.torch_workers", "dpex.transport.compression"),
     *("dpex.measure.gpu_use", "dpex.profile.instrument"),
-    *("dpex.system.directories", "dpex.system.gpu.nvml", "dpex.system.gpu.watch"),
+    *("dpex.system.directories", "dpex.system.gpu.nvml"),
     "dpex.pools.agent.tcp",
 }
 """Modules of these packages that a plain loader has no use for."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.simulation.event_loop import EventLoop, SharedResource
 from benchmarks.simulation.world import Gpu
+from dpex.system.gpu.nvml import PERIOD_S
 from dpex.system.gpu.stall import GpuStall, GpuSteps
-from dpex.system.gpu.watch import PERIOD_S
 
 PARTS = 4
 """A step is launched, and runs, in so many parts, so that the GPU begins before the last of it is launched."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepRow, StepSums
+from dpex.measure.batch_times import NO_TIMES, SUMMED, BatchTimes, StageSums, StepRow, StepSums
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
 from dpex.measure.sums import LinkSums, NodeStats, PoolStats
@@ -19,6 +19,7 @@ RECENT = 64
 """Batches whose wall seconds are kept one by one, and records that are added up at once, which is cheaper."""
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
+_NOTHING = tuple(NO_TIMES[at] for at in _PLACES)
 _NO_CALLS = StepSums()
 
 
@@ -48,7 +49,7 @@ class PoolTimes:
         self.choice = Reservoir()
         self.steps: dict[str, StepSums] = {}
         self.nodes: dict[str, NodeStats] = {}
-        self._latest: tuple[tuple[float, ...], list[BatchTimes]] = (0.0,) * len(_ADDED), []
+        self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
         """Sums by `_ADDED`, and the records that are not in them yet; replaced together."""
 
     def count(self, times: BatchTimes) -> None:
@@ -71,7 +72,7 @@ class PoolTimes:
             known = self.steps.get(name, _NO_CALLS)
             self.steps[name] = known.plus(StepSums(calls=calls, wall_s=wall_s, cpu_s=cpu_s))
 
-    def _added(self) -> tuple[float, ...]:
+    def _added(self) -> tuple[Any, ...]:
         """Sums over all batches, by `_ADDED`."""
         sums, latest = self._latest
         columns = list(zip(*latest, strict=False))

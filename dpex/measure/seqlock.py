@@ -1,4 +1,4 @@
-"""A sequence lock: one thread changes several values, any other reads them all from between two changes.
+"""A sequence lock, apart as it is a data structure: one thread changes several values, any other reads them together.
 
 The writer never waits. A reader that meets a change under way reads again once it is over.
 """

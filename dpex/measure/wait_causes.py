@@ -1,4 +1,4 @@
-"""The causes of the consumer's waits, by rules that give every second one cause. PURE.
+"""The causes of the consumer's waits, by rules that give every second one cause; apart as `consumer_time` counts. PURE.
 
 1. The first call of a pass, and any wait while no worker runs: `STARTUP`.
 2. Blocked while later batches are ready and the next one in turn is not: `STRAGGLER`.

@@ -1,4 +1,4 @@
-"""Time as an argument: the real clock, and one that tests turn by hand."""
+"""Time as an argument, for all folders: the real clock, and one that tests turn by hand."""
 
 from __future__ import annotations
 

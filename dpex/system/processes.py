@@ -1,4 +1,4 @@
-"""Processes: a descriptor that shows the end of one, and what a forked child must not use of its parent's.
+"""Processes, for engine and pools: a descriptor that shows the end of one, and objects that no forked child may use.
 
 A child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a lock that
 another thread held during the fork is never released there. So `watch` calls a method of such objects in each

@@ -1,4 +1,4 @@
-"""Ray as a package that may be missing: whether this process is connected to a cluster, and importing Ray.
+"""Ray as an optional package, apart from `_ray` as that imports Ray: import it, and see whether it is connected.
 
 Importing this module does not import Ray.
 """

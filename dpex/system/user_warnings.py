@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line, and text on terminals that lack letters."""
+"""Warnings that point at the user's own line, and text on terminals that lack letters, for all folders."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import dpex
 from dpex.system.clock import monotonic
-from dpex.system.gpu.watch import GpuView
+from dpex.system.gpu.nvml import GpuView
 from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
 from dpex.telemetry.loader_metrics import Key, LoaderMetrics
 

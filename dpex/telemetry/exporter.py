@@ -25,7 +25,7 @@ from dpex.errors import OptionError
 from dpex.options import MetricsConfig
 from dpex.schedule.names import encodable
 from dpex.system.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
-from dpex.system.gpu.watch import view
+from dpex.system.gpu.nvml import view
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.http.diagnoses import Diagnoses

@@ -1,4 +1,7 @@
-"""Gets the samples of a ticket and collates them, as torch's fetchers do, and times the two stages."""
+"""Gets the samples of a ticket and collates them, as torch's fetchers do, and times the two stages.
+
+CPU time is that of the process, which a worker has to itself. So it includes threads that libraries start for a batch.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,44 @@ from typing import Any
 from dpex.measure.batch_times import NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
-from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import DatasetState, load_state
+
+TINY_S = 0.0003
+"""Seconds of a ticket below which reading a CPU clock, up to 1 µs, is a noticeable cost."""
+CPU_CLOCK_EVERY = 16
+"""Tiny tickets for each reading of the clock."""
+
+
+class SampledCpu:
+    """Measure the CPU seconds of tickets by ``clock``, a system call.
+
+    Of tiny tickets the clock is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._unclocked = 0
+        self._began_s = 0.0
+        self._ratio = 1.0
+
+    def begin(self) -> float:
+        """Begin a ticket; return the time."""
+        if not self._unclocked:
+            self._began_s = self._clock()
+        return time.perf_counter()
+
+    def end(self, wall_s: float) -> float:
+        """End a ticket that took ``wall_s``; return its CPU seconds."""
+        if self._unclocked:
+            cpu_s = wall_s * self._ratio
+        else:
+            cpu_s = self._clock() - self._began_s
+            self._ratio = cpu_s / wall_s if wall_s > 0 else 1.0
+        self._unclocked = 0 if wall_s > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
+        return cpu_s
 
 
 class SampleClock:
@@ -60,7 +96,7 @@ class Fetcher:
     Args:
         setup: The loader.
         timer: Times the transforms now and then. It belongs to the worker, and outlives the pass.
-        cpu: The clock of the CPU seconds of batches, as in `dpex.system.cpu_clocks`.
+        cpu: The clock of the CPU seconds of batches, as in `dpex.worker.fetch`.
         first_stream: Is settled at the first sample, where there may be further streams.
     """
 

@@ -22,9 +22,8 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.system.gpu.events import cuda_stall
-from dpex.system.gpu.nvml import Reader
+from dpex.system.gpu.nvml import GpuWatcher, Reader, view
 from dpex.system.gpu.stall import SHARE
-from dpex.system.gpu.watch import GpuWatcher, view
 
 pytestmark = [
     pytest.mark.gpu,

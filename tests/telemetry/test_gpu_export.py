@@ -23,7 +23,7 @@ SECOND = "GPU-11111111-bbbb-0000-0000-000000000000"
 PRELUDE = """
 import ctypes, json, re, urllib.request
 from types import SimpleNamespace
-from dpex.system.gpu import watch
+from dpex.system.gpu import nvml
 from dpex.system.gpu.stall import GpuStall
 from dpex.telemetry.exporter import exporter
 
@@ -52,7 +52,7 @@ torch.cuda.is_initialized = lambda: bool(used)
 torch.cuda.device_count = lambda: 4
 torch.cuda.get_device_properties = lambda ordinal: SimpleNamespace(uuid=used[ordinal])
 torch._C._cuda_hasPrimaryContext = lambda ordinal: ordinal in used
-watch.watcher = watch.GpuWatcher(period_s=0.01)
+nvml.watcher = nvml.GpuWatcher(period_s=0.01)
 
 class Stream:
     is_open = staticmethod(lambda: bool(used))
@@ -215,13 +215,13 @@ used[0] = ""
 loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, num_workers="auto")
 iterator = iter(loader)
 next(iterator)
-both = threads(), len(watch.watcher._users)
+both = threads(), len(nvml.watcher._users)
 list(iterator)
 del iterator
-until(lambda: len(watch.watcher._users) == 1)
+until(lambda: len(nvml.watcher._users) == 1)
 endpoint = threads()
 loader.close()
-answer = both, endpoint, threads(), len(watch.watcher._users), stub.stub_calls(b"nvmlInitWithFlags")
+answer = both, endpoint, threads(), len(nvml.watcher._users), stub.stub_calls(b"nvmlInitWithFlags")
 """
     assert run(script, forker) == [[["dpex-nvml"], 2], ["dpex-nvml"], [], 0, 1]
 

@@ -18,8 +18,7 @@ import pytest
 from nvmlstub import built_in
 from waiting import until
 
-from dpex.system.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
-from dpex.system.gpu.watch import GpuWatcher, view
+from dpex.system.gpu.nvml import GpuSample, GpuWatcher, Reader, RunningCount, cuda_devices, parse_visible, view
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = "00000000-aaaa", "11111111-bbbb", "11112222-cccc"

@@ -39,7 +39,7 @@ from dpex.schedule.prefetch import Sizes
 from dpex.schedule.room import Room, RoomFound, RoomWanted
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
-from dpex.system.gpu.watch import GpuView, view
+from dpex.system.gpu.nvml import GpuView, view
 from dpex.system.machine import MachineMeter
 
 logger = logging.getLogger("dpex")

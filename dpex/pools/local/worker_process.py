@@ -30,7 +30,6 @@ from typing import Any
 from dpex._torch import ExceptionWrapper
 from dpex.measure.sampling import as_text
 from dpex.schedule.progress import START
-from dpex.system.cpu_clocks import SampledCpu
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.memory import give_back
@@ -39,6 +38,7 @@ from dpex.transport.pickling import cloud_dumps, dump_far
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.core import WorkerCore
 from dpex.worker.current_batch import current
+from dpex.worker.fetch import SampledCpu
 from dpex.worker.outcome import Failure, StreamEnd, where
 from dpex.worker.sample_watch import begin_watch
 from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
