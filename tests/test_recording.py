@@ -122,7 +122,7 @@ def test_resize_is_on_record(tmp_path: Path) -> None:
     assert (second.origin.config.min_local, second.origin.config.max_local) == (3, 3)
     assert second.origin.start.local == 3
     assert third.origin.limits["pins"] == {"local": 3, "remote": 0, "prefetch": 5}
-    assert third.steps == ()
+    assert not third.steps
 
 
 def test_a_fixed_number_of_workers_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
