@@ -45,7 +45,8 @@ class Source:
 
     def __init__(self, loader: Any, loader_class: Any) -> None:
         self.loader_class = loader_class
-        self.settings = {name: value for name, value in vars(loader).items() if name not in _OWN}
+        dataset, attributes = loader.dataset, vars(loader).items()
+        self.settings = {name: value for name, value in attributes if name not in _OWN and value is not dataset}
         self._loader = weakref.ref(loader)
         self._note: Any = None
 

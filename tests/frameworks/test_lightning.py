@@ -84,7 +84,7 @@ class Model(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
     def train_dataloader(self):
-        from dpex import DpexDataLoader
+        from dpex import DpexDataLoader, WorkerConfig
         data = TensorDataset(torch.arange(64.0).reshape(-1, 1))
         config = WorkerConfig(memory_budget=1 << 20)
         return DpexDataLoader(data, 4, shuffle=True, num_workers="auto", name="late", worker_config=config)

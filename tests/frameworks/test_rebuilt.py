@@ -197,8 +197,16 @@ def test_streams_stay_as_many_when_a_framework_wraps_the_dataset(monkeypatch: py
 def test_a_note_goes_with_the_dataset() -> None:
     dataset = TensorDataset(torch.arange(4))
     key = id(dataset)
+
+    class Keeping(DpexDataLoader[Any]):
+        """Has the dataset under a name of its own, too."""
+
+        def __init__(self, data: Any) -> None:
+            self.data = data
+            super().__init__(data)
+
     for _ in range(100):  # a loader for each epoch
-        kept = DpexDataLoader(dataset)
+        kept = Keeping(dataset)
     assert len(rebuilt._notes[key]) == 16
     del kept, dataset
     gc.collect()
