@@ -97,12 +97,13 @@ def remember(loader: Any, loader_class: Any) -> Source:
 def _forgetting(key: int, source: Source | None) -> Any:
     """A callback that removes this note, or all notes of a dataset that has gone."""
     kept = None if source is None else weakref.ref(source)
+    known = _notes  # held here: a dataset may go after the interpreter has cleared this module
 
     def forget(_: Any) -> None:
-        notes = _notes.get(key, [])
+        notes = known.get(key, [])
         notes[:] = [] if kept is None else [one for one in notes if one is not kept()]
         if not notes:
-            _notes.pop(key, None)
+            known.pop(key, None)
 
     return forget
 
