@@ -57,9 +57,11 @@ def step() -> Callable[[], None]:
     return lambda: torch.cuda._sleep(int(STEP_S * per_second))
 
 
-def train(workers: Any, wait_s: float, step: Callable[[], None], seconds: float = SECONDS) -> tuple[float, Any]:
-    """Batches per second in the second half of so many seconds, and the loader, which is closed."""
-    options: dict[str, Any] = {"autotune": AutotuneConfig(max_local=MOST)} if workers == "auto" else {}
+def train(
+    workers: Any, wait_s: float, step: Callable[[], None], seconds: float = SECONDS, most: int = MOST
+) -> tuple[float, Any]:
+    """Batches per second in the second half of ``seconds``, and the loader, which is closed."""
+    options: dict[str, Any] = {"autotune": AutotuneConfig(max_local=most)} if workers == "auto" else {}
     with DpexDataLoader(Waits(wait_s), num_workers=workers, device="cuda", **options) as loader:
         began, half, settled = time.perf_counter(), 0.0, 0
         for taken, batch in enumerate(loader, 1):
@@ -111,8 +113,9 @@ def test_a_loop_that_waits_under_a_busy_gpu_gets_no_more_workers(
 def test_a_loop_whose_gpu_starves_gets_more_workers(
     step: Callable[[], None], record_property: Callable[[str, object], None]
 ) -> None:
-    _, loader = train("auto", 5 * STEP_S, step)
+    """A batch takes twelve times a step, and at most eight workers run at the start."""
+    _, loader = train("auto", 12 * STEP_S, step, most=32)
     workers = loader.decisions[-1].new.workers
     record_property("workers", workers)
-    assert workers >= 5
+    assert workers >= 12
     assert any("the GPU" in decision.text and "CUDA events" in decision.text for decision in loader.decisions)
