@@ -348,8 +348,8 @@ def names_its_options(function: Init) -> Init:
 
 def _refuse_unknown(called: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for name in sorted(given.keys() - known.keys()):
-        remedy = _home_of(name, given[name], known) or f"give one of {', '.join(known)}"
-        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}: {remedy}")
+        remedy = _home_of(name, given[name], known)
+        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{remedy and ': ' + remedy}")
 
 
 def _home_of(name: str, value: Any, known: Mapping[str, Any]) -> str:

@@ -63,7 +63,10 @@ def test_cpus_limit_the_rate() -> None:
 
 
 def test_other_programs_leave_fewer_cpus() -> None:
-    assert model(step_s=0.001, others=6.0).rate(workers(16)).value == pytest.approx(100)
+    """A kernel gives each of 16 workers beside 6 busy threads an equal part of 16 CPUs; 4 workers find 10 CPUs free."""
+    beside = model(step_s=0.001, others=6.0)
+    assert beside.rate(workers(16)).value == pytest.approx(16 * 16 / 22 / 0.1)
+    assert beside.free_cpus(4) == 10
 
 
 def test_wait_is_the_share_of_the_rate_that_is_missing() -> None:

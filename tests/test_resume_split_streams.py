@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, StateError, decode_in_workers
 from dpex.options import WorkerConfig
-from dpex.schedule.schedule import Schedule
 
 EACH = 9
 
@@ -122,37 +121,3 @@ def test_out_of_order_there_is_no_position() -> None:
         state = loader.state_dict()
     with pytest.warns(RuntimeWarning, match=r"begins anew: with in_order=False .* give in_order=True"):
         loader_of(Shards(), in_order=False).load_state_dict(state)
-
-
-# -- the schedule ------------------------------------------------------------------------------------------------------
-
-
-def lending() -> Schedule:
-    """Tickets 0 to 5 of two queues, of which the first two went to another pass, and the next two are made."""
-    schedule = Schedule(prefetch=6, queues=2)
-    schedule.lend()
-    for index in range(6):
-        schedule.draw(index)
-    for queue in (0, 1):
-        schedule.take(3, queue)
-    for number in range(4):
-        schedule.done(number, number)
-    for _ in range(2):
-        schedule.pop()
-    return schedule
-
-
-def test_what_was_lent_counts_as_undelivered() -> None:
-    schedule = lending()
-    assert schedule.lent is not None
-    assert list(schedule.lent) == [(0, 0), (1, 1)]
-    assert (schedule.position(), schedule.queue_of(0)) == ((0, frozenset()), 0)
-    assert schedule.standing(0) == (0, 2, False)
-    schedule.end_queue(0)
-    assert schedule.standing(0) == (0, 2, False), "of a stream that has ended there is more to deliver"
-    schedule.lent.popleft()
-    assert (schedule.position()[0], schedule.queue_of(1)) == (1, 1)
-    assert schedule.standing(1) == (1, 2, False)
-    schedule.lent.popleft()
-    assert (schedule.position()[0], schedule.queue_of(2)) == (2, 0)
-    assert schedule.standing(0) == (2, 1, False)

@@ -60,7 +60,7 @@ def _sockets(pid: int) -> Iterator[str]:
 )
 def test_nothing_listens_beyond_this_machine(metrics: MetricsConfig | None, addresses: int, tmp_path: Path) -> None:
     mine = set(listening([os.getpid()]))
-    with DpexDataLoader(Numbers(), num_workers=2, metrics=metrics) as loader:
+    with DpexDataLoader(Numbers(), num_workers=2, metrics_config=metrics) as loader:
         batches = iter(loader)
         next(batches)
         found = listening([os.getpid(), *(worker.pid for worker in batches._workers if worker.pid)])

@@ -253,7 +253,7 @@ REPLACED = (
     (re.compile(r"pid \d+"), "pid N"),
     (re.compile(r"0x[0-9a-f]+"), "0x"),
     (
-        re.compile(r"\b_?\w*Dpex\w*Iter\w*\b|\b_?(?:SingleProcess|MultiProcessing|Base)DataLoaderIter\b"),
+        re.compile(r"\b_?\w*(?:Dpex|Unmarked)\w*Iter\w*\b|\b_?(?:SingleProcess|MultiProcessing|Base)DataLoaderIter\b"),
         "ITERATOR",
     ),
     (re.compile(r"\b(?:dpex\.dataloader|torch\.utils\.data\.dataloader)\.(?=\w*DataLoader|ITERATOR)"), ""),

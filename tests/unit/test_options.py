@@ -314,7 +314,6 @@ def test_all_else_in_the_signature_is_torchs(function: Any) -> None:
         ("compression", "cluster_config=ClusterConfig(compression=7)"),
         ("max_local", "autotune=AutotuneConfig(max_local=7)"),
         ("allowed_hosts", "metrics_config=MetricsConfig(allowed_hosts=7)"),
-        ("auto_workers", "one of dataset, batch_size, "),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_value_that_has_it(name: str, home: str) -> None:
