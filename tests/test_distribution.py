@@ -159,7 +159,7 @@ def test_the_cluster_asks_for_the_extra(session: dict[str, Any], name: str) -> N
 
 
 def test_dpex_run_and_diagnose(fresh: FreshEnvironment) -> None:
-    for options in (["run", "--num-workers", "2"], ["diagnose", "--no-probe"]):
+    for options in (["run", "--num-workers", "2"], ["diagnose"]):
         done = fresh.run("dpex", *options, "stock.py")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "squares True"), done.stderr
 

@@ -173,7 +173,7 @@ report_leftovers(THREADS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGABRT])
-@pytest.mark.parametrize("what", ["map-style", "fixed workers", "threads", "spawned"])
+@pytest.mark.parametrize("what", ["map-style", "fixed workers", "spawned"])
 def test_killing_the_trainer_ends_its_workers(family: Forker, number: signal.Signals, what: str) -> None:
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
     os.kill(trainer.pid, number)

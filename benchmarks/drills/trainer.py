@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from benchmarks.network.measure import Request, agents_of
-from dpex import AutotuneConfig, DpexDataLoader
+from dpex import AutotuneConfig, DpexDataLoader, SamplePolicy
 from dpex.system.clock import monotonic
 
 BATCH = 4
@@ -147,6 +147,8 @@ def loader_of(work: Work) -> DpexDataLoader[Any]:
     options: dict[str, Any] = {"batch_size": BATCH, "seeding": "worker" if work.is_stream else "batch", **work.options}
     if work.place != "local":
         options |= {"distribute_mode": True}
+    if "sample_policy" in options:
+        options["sample_policy"] = SamplePolicy(**options["sample_policy"])
     if not work.workers:
         return DpexDataLoader(dataset, num_workers="auto", autotune=AutotuneConfig(max_local=2), **options)
     loader: DpexDataLoader[Any] = DpexDataLoader(dataset, num_workers=work.workers, **options)
