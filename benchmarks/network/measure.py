@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from benchmarks.network.links import Network
 from benchmarks.network.nodes import ProcessNodes
 from benchmarks.process import MeasurementError
-from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
+from dpex import AutotuneConfig, ClusterConfig, DpexDataLoader, LoaderStats, PoolStats
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
@@ -123,7 +123,7 @@ def loader_of(request: Request) -> DpexDataLoader[Any]:
     """The loader that is measured."""
     dataset = WaitingSamples(side=request.side, wait_s=request.wait_s / BATCH, content=request.content)
     common: dict[str, Any] = {"batch_size": BATCH, "seeding": "batch", "distribute_mode": True}
-    common["compression"] = request.compression
+    common["cluster_config"] = ClusterConfig(compression=request.compression)
     if request.split is None:
         local, remote = request.most
         config = AutotuneConfig(max_local=local, max_remote=remote)
