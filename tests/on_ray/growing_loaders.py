@@ -14,7 +14,6 @@ import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
 from growing_cluster import GrowingCluster
-from torch.utils.data import DataLoader
 from waiting import until
 from workload import wait_as_work
 
@@ -91,7 +90,7 @@ def test_demand_of_a_tuned_loader_brings_a_node_that_leaves_when_it_is_idle(
 @pytest.mark.filterwarnings("ignore:no worker can run on the cluster", "ignore:no remote worker is left")
 def test_fixed_workers_wait_for_a_node_while_local_ones_serve(cluster: GrowingCluster) -> None:
     wait_until_it_has_shrunk()
-    where: dict[str, Any] = {"num_workers": NODE_CPUS, "distribute_mode": True}
+    where: dict[str, Any] = {"num_workers": NODE_CPUS, "distribute_mode": True, "seeding": "batch"}
     with DpexDataLoader(SLOW, generator=seeded(), **SHAPE, **where) as loader:
         iterator = iter(loader)
         got = train_until(lambda: running(loader, "local") > 0, loader, iterator)
@@ -99,6 +98,6 @@ def test_fixed_workers_wait_for_a_node_while_local_ones_serve(cluster: GrowingCl
         got += train_until(lambda: running(loader, "local") == 0, loader, iterator)
         made = loader.stats().pools["remote"].tickets
         got += train_until(lambda: loader.stats().pools["remote"].tickets > made + 20, loader, iterator)
-    expected = DataLoader(Augmented(LENGTH), generator=seeded(), num_workers=NODE_CPUS, **SHAPE)
+    expected = DpexDataLoader(Augmented(LENGTH), generator=seeded(), seeding="batch", **SHAPE)
     assert_same(stacked(got), stacked(islice(expected, len(got))))
     wait_until_it_has_shrunk()
