@@ -32,7 +32,7 @@ from waiting_run import GPU_STALL
 ROOT = Path(__file__).parents[2]
 WINDOW_S = 10
 POINTS = 0.02
-STEP_S = {"0": 0.14, "1": 0.18}
+STEP_S = {"0": 0.14, "1": 0.195}
 LOAD_S = 0.2
 SETTLED_S = 2.0
 """Scrapes that began so long ago have ended, or failed: what is known about that moment does not change any more."""
