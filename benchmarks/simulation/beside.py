@@ -35,6 +35,7 @@ AWFUL = 0.3
 TWO = Settings(local=2, prefetch=4)
 """What passes of `short` worlds are compared with."""
 MOST_SLOWER = 0.05
+NEAR = 0.15
 SPARE_WORKERS = 2
 """Workers that a saturated machine may have beyond its CPUs."""
 _ROW = "{:16} {:>6} {:>16} {:>16} {:>16} {:>8} {:>7} {:>16} {:>9}  {}"
@@ -44,7 +45,8 @@ _ROW = "{:16} {:>6} {:>16} {:>16} {:>16} {:>8} {:>7} {:>16} {:>9}  {}"
 class Figures:
     """Of a world that the law was let loose on. beside_two: rate over that with two workers, less 1, in short passes.
 
-    cost: whether it held more workers than the target allows. workers: the most that it had.
+    cost: whether it held more workers than the target allows. workers: the most that it had. needed: the CPUs that
+    would end the stall by the law's model, over those that the world needs; of saturated machines.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Figures:
     workers: int
     cpus: float
     beside_two: float | None = None
+    needed: float | None = None
 
 
 @cache
@@ -82,7 +85,7 @@ def truths(of: str, scenario: Scenario) -> Sequence[Truth]:
     return kept.truths(of, scenario) if of in SETS else kept.cached(scenario)
 
 
-def law_of(scenario: Scenario) -> Callable[[], Steering]:
+def law_of(scenario: Scenario) -> Callable[[], Law]:
     """What makes the law for each rank of a world."""
     world, config = scenario.world, scenario.config
     begin = start(config, world.cpus / world.ranks, memory=world.memory / world.ranks)
@@ -92,7 +95,13 @@ def law_of(scenario: Scenario) -> Callable[[], Steering]:
 def figures(job: tuple[str, Scenario]) -> Figures:
     """Play a world of a set."""
     of, scenario = job
-    result = play(scenario, truths(of, scenario), law_of(scenario))
+    laws: list[Law] = []
+
+    def make() -> Steering:
+        laws.append(law_of(scenario)())
+        return laws[-1]
+
+    result = play(scenario, truths(of, scenario), make)
     marks = [mark for history in result.histories for mark in history.marks]
     return Figures(
         name=scenario.name,
@@ -104,7 +113,16 @@ def figures(job: tuple[str, Scenario]) -> Figures:
         workers=max((mark.settings.workers for mark in marks), default=0),
         cpus=scenario.world.cpus,
         beside_two=_beside_two(scenario, result) if scenario.world.epochs is not None else None,
+        needed=_needed(scenario, laws[0]) if of.startswith("saturated") else None,
     )
+
+
+def _needed(scenario: Scenario, law: Law) -> float | None:
+    work, step = scenario.world.phases[0].work, scenario.world.phases[0].step
+    if work is None or step is None or law.model is None:
+        return None
+    truth = (work.cpu_s + work.encode_s + step.cpu_s) / (step.gpu_s + step.cpu_s)
+    return law.model.to_end_stall().cpus / truth
 
 
 def _beside_two(scenario: Scenario, result: Result) -> float:
@@ -153,6 +171,8 @@ def _others(of: str, found: Sequence[Figures]) -> Iterator[str]:
     if of.startswith("saturated"):
         many = sum(each.workers > each.cpus + SPARE_WORKERS for each in found)
         yield f"{many} had more than CPUs + {SPARE_WORKERS} workers"
+        near = [each.needed is not None and abs(each.needed - 1.0) <= NEAR for each in found]
+        yield f"the CPUs that end the stall within {NEAR:.0%} in {sum(near)} of {len(near)}"
     two = [each.beside_two for each in found if each.beside_two is not None]
     if two:
         yield f"{sum(each < -MOST_SLOWER for each in two)} slower than two workers by {MOST_SLOWER:.0%}"

@@ -36,8 +36,8 @@ def test_a_row_has_the_figures_of_both() -> None:
 
 
 def test_more_workers_than_a_saturated_machine_may_have_are_told() -> None:
-    row = beside.row("saturated:7", [replace(ONE, workers=11), replace(ONE, workers=10)])
-    assert row.endswith("1 had more than CPUs + 2 workers")
+    row = beside.row("saturated:7", [replace(ONE, workers=11, needed=0.8), replace(ONE, workers=10, needed=1.1)])
+    assert row.endswith("1 had more than CPUs + 2 workers; the CPUs that end the stall within 15% in 1 of 2")
 
 
 def test_the_command_plays_a_set() -> None:
