@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
+from moved_generators import fingerprints
 from torch.utils.data import Dataset
 from waiting import until
 
@@ -28,7 +29,6 @@ from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
 from dpex.system.interrupts import is_interrupt, keep_result, with_lock
 from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import modes_here
-from dpex.worker.rng_state import fingerprints
 
 pytestmark = [
     pytest.mark.timeout(240),

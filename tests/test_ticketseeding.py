@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, seeded
+from moved_generators import fingerprints
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
-from dpex.worker.rng_state import KeptStates, fingerprints
+from dpex.worker.rng_state import KeptStates
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]

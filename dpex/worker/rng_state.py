@@ -7,7 +7,6 @@ torch's CPU one.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -93,12 +92,3 @@ class KeptStates:
         if _numpy_random.get_bit_generator() is not self._bits:
             _numpy_random.set_bit_generator(self._bits)
         set_global_states(self._states)
-
-
-def fingerprints() -> dict[str, Any]:
-    """Return values by name that are unequal (``!=``) once a global generator has moved. They cost less than states."""
-    return {
-        "python": hash(random.getstate()),
-        "numpy": pickle.dumps(_numpy_random.get_bit_generator().state),
-        "torch": GLOBAL["torch"].get_state().numpy().tobytes(),
-    }
