@@ -82,7 +82,7 @@ def by_events(sample: Sample) -> Sample:
 
 
 def _by_nvml(sample: Sample) -> Sample:
-    idle_s = (1.0 - (sample.gpu_busy or 0.0)) * sample.seconds
+    idle_s = max(0.0, 1.0 - (sample.gpu_busy or 0.0)) * sample.seconds
     return _with_loss(sample, min(sample.wait_s + sample.own_s, idle_s))
 
 

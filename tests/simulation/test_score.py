@@ -1,18 +1,21 @@
-"""What a score says, and the command that shows scores."""
+"""What a score says, what is recorded of it, what is said when that differs, and the command that shows scores."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.simulation import baseline
 from benchmarks.simulation.__main__ import main
+from benchmarks.simulation.baseline import Achieved, achieved, differences
 from benchmarks.simulation.kept import truths
 from benchmarks.simulation.oracle import Static
 from benchmarks.simulation.report import summary
-from benchmarks.simulation.scenarios import HOLDS, load
-from benchmarks.simulation.score import Result, Score, cold_start, play
-from dpex.autotune.config import AutotuneConfig
+from benchmarks.simulation.scenarios import load
+from benchmarks.simulation.score import Result, Score, play
 from dpex.autotune.types import Settings
 
 pytestmark = pytest.mark.long
@@ -56,17 +59,6 @@ def test_a_good_score_misses_nothing() -> None:
 )
 def test_each_target_can_be_missed(hold: str, changes: dict[str, object], figure: str) -> None:
     assert score(**changes).missed() == {hold: figure}
-
-
-def test_the_cold_start_knows_only_the_cpus_the_memory_and_the_limits() -> None:
-    def begun(cpus: float, config: AutotuneConfig | None = None, memory: float = 1e12) -> Settings:
-        return cold_start(replace(load()["cpu-4-cores"].world, cpus=cpus, memory=memory), config)
-
-    assert [begun(cpus).local for cpus in (0.5, 1.0, 3.5, 64.0)] == [1, 1, 3, 8]
-    assert [begun(64.0, memory=memory).local for memory in (1e9, 7e9, 9e9, 1e11)] == [4, 5, 7, 8]
-    assert begun(2.0) == Settings(local=2, prefetch=4)
-    assert begun(8.0, AutotuneConfig(max_local=3, max_prefetch=4)) == Settings(local=3, prefetch=4)
-    assert begun(1.0, AutotuneConfig(min_local=2, min_remote=1)) == Settings(local=2, remote=1, prefetch=6)
 
 
 def test_only_what_a_scenario_holds_to_counts() -> None:
@@ -117,6 +109,78 @@ def test_the_command_knows_its_scenarios(capsys: pytest.CaptureFixture[str]) -> 
     assert "no scenario is called nothing; there are " in capsys.readouterr().err
 
 
-def test_holds_are_the_targets() -> None:
-    everything = score(rate=1.0, settle_s=9.0, decisions=9, workers=99.0, changes=9.0, over_bytes=9.0)
-    assert set(everything.missed()) == set(HOLDS)
+# -- what is on record -------------------------------------------------------------------------------------------------
+
+KEPT = Achieved(regrets=(0.02, 0.06), missed={"regret": 0.06, "decisions": 4.0})
+
+
+def result(*scores: Score) -> Result:
+    return Result(replace(load()["cpu-4-cores"], name="made"), [], scores)
+
+
+def test_the_worst_figure_of_each_missed_target_is_kept() -> None:
+    found = achieved(result(score(decisions=4), score(rate=94.0, decisions=6), score()))
+    assert found == Achieved(regrets=(0.04, 0.06, 0.04), missed={"regret": 0.06, "decisions": 6})
+
+
+def test_limits_that_were_surpassed_are_kept() -> None:
+    surpassing = Result(result(score()).scenario, [], [score()], beyond=["9 local of 8", "10 local of 8"])
+    assert achieved(surpassing).missed == {"limits": 2}
+
+
+def test_what_a_scenario_does_not_hold_to_is_not_missed() -> None:
+    free = replace(result(score(decisions=9)).scenario, holds=("regret",))
+    assert achieved(Result(free, [], [score(decisions=9)])).missed == {}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (KEPT, []),
+        (replace(KEPT, regrets=(0.024, 0.056)), []),
+        (replace(KEPT, regrets=(0.03, 0.06)), ["worse: the regret of interval 0 is 3.00% instead of 2.00%"]),
+        (replace(KEPT, regrets=(0.02, 0.05)), ["better: the regret of interval 1 is 5.00% instead of 6.00%"]),
+        (replace(KEPT, regrets=(0.02,)), ["the record is out of date: it has 2 intervals, the scenario 1"]),
+        (
+            replace(KEPT, missed={**KEPT.missed, "settle": 7.5}),
+            ["worse: settle is missed (7.5) and was met"],
+        ),
+        (replace(KEPT, missed={"regret": 0.06}), ["better: decisions is met and was missed (4)"]),
+        (
+            replace(KEPT, missed={**KEPT.missed, "decisions": 5.0}),
+            ["worse: decisions is missed by 5 instead of 4"],
+        ),
+        (
+            replace(KEPT, missed={**KEPT.missed, "decisions": 3.5}),
+            ["better: decisions is missed by 3.5 instead of 4"],
+        ),
+    ],
+)
+def test_every_difference_is_said(now: Achieved, said: list[str]) -> None:
+    assert differences(KEPT, now) == said
+
+
+def test_recording_replaces_what_was_played_keeps_the_rest_and_drops_what_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps({name: {"regrets": [0.5], "missed": {}} for name in ("made", "kept", "gone")}))
+    changes = baseline.record([result(score(rate=94.0))], ["new", "made", "kept"], path)
+    assert changes == [
+        "gone: removed, as there is no such scenario",
+        "made: better: the regret of interval 0 is 6.00% instead of 50.00%",
+        "made: worse: regret is missed (0.06) and was met",
+    ]
+    assert baseline.read(path) == {
+        "made": Achieved(regrets=(0.06,), missed={"regret": 0.06}),
+        "kept": Achieved(regrets=(0.5,)),
+    }
+    assert baseline.record([result(score(rate=94.0))], ["made", "kept"], path) == []
+
+
+def test_the_command_plays_and_records_what_it_is_given(tmp_path: Path) -> None:
+    lines: list[str] = []
+    path = tmp_path / "baseline.json"
+    main(["--only", "consumer-two", "--record", str(path)], lines.append)
+    scenario = load()["consumer-two"]
+    found = play(scenario, truths("development", scenario))
+    assert lines[-1] == "consumer-two: new"
+    assert baseline.read(path) == {"consumer-two": achieved(found)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,12 @@ from benchmarks.simulation.event_loop import EventLoop, SharedResource
 from benchmarks.simulation.history import History
 from benchmarks.simulation.simulator import Simulator, simulate
 from benchmarks.simulation.steering import Fixed
-from benchmarks.simulation.world import Phase, Step, Work, World
+from benchmarks.simulation.world import Bursts, Cache, Pauses, Phase, SlowSpells, Step, Storage, Work, World
 from dpex.autotune.runtime.windows import BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Sample, Settings
 
 pytestmark = pytest.mark.long
+Watched = tuple[History, list[Sample]]
 
 
 class Recorder:
@@ -46,21 +48,24 @@ class Recorder:
         )
 
 
-def world(work: Work, step: Step | None = None, *, phases: Iterable[Phase] = (), **constants: float) -> World:
+def world(work: Work, step: Step | None = None, *, phases: Iterable[Phase] = (), **constants: Any) -> World:
     """A world without costs but those named."""
     free = {"own_s": 0.0, "fork_s": 0.0, "actor_s": 0.0, "rtt_s": 0.0} | constants
-    first = Phase(work=work, step=step or Step(), nodes=int(free.pop("nodes", 0)), link=free.pop("link", 1e12))
-    return World(phases=(first, *phases), **free)  # type: ignore[arg-type]
+    has = {"link": 1e12} | {name: free.pop(name) for name in ("nodes", "link", "storage") if name in free}
+    return World(phases=(Phase(work=work, step=step or Step(), **has), *phases), **free)
 
 
 def run(of: World, settings: Settings, seconds: float = 20.0) -> History:
     return simulate(of, [Fixed(settings)] * of.ranks, seconds)[0]
 
 
-def recorded(of: World, start: Settings, *changes: tuple[float, Settings], seconds: float = 20.0) -> list[Sample]:
+def watched(of: World, start: Settings, *changes: tuple[float, Settings], seconds: float = 20.0) -> Watched:
     recorder = Recorder(start, *changes)
-    simulate(of, [recorder], seconds)
-    return recorder.samples
+    return simulate(of, [recorder], seconds)[0], recorder.samples
+
+
+def recorded(of: World, start: Settings, *changes: tuple[float, Settings], seconds: float = 20.0) -> list[Sample]:
+    return watched(of, start, *changes, seconds=seconds)[1]
 
 
 def workers(local: int = 0, remote: int = 0, prefetch: int | None = None) -> Settings:
@@ -120,64 +125,44 @@ def test_capacity_may_change_under_way() -> None:
 # -- rates by formula --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("local", "rate"), [(1, 20), (3, 60), (4, 80), (8, 80)])
-def test_cpu_bound(local: int, rate: float) -> None:
-    assert run(world(Work(cpu_s=0.05), cpus=4), workers(local)).rate(5, 20) == pytest.approx(rate, rel=0.01)
+DISK = Storage(capacity=4e7, reader=1e7)
+IN_PROCESS = world(Work(cpu_s=0.01, wait_s=0.02, encode_s=0.5), Step(gpu_s=0.03, cpu_s=0.01), own_s=0.5, cpus=1)
+"""There is nothing to encode and to hand over."""
 
 
-def test_encoding_costs_a_worker_s_cpu() -> None:
-    history = run(world(Work(cpu_s=0.03, encode_s=0.01), cpus=2), workers(4))
-    assert history.rate(5, 20) == pytest.approx(50, rel=0.01)
-
-
-def test_the_consumer_takes_its_cpu_from_the_workers() -> None:
-    """2 CPUs, 30 ms in a worker and 5 + 5 ms in the consumer, which is never the limit."""
-    history = run(world(Work(cpu_s=0.03), Step(cpu_s=0.005), cpus=2, own_s=0.005), workers(8), 60)
-    assert history.rate(10, 60) == pytest.approx(2 / 0.04, rel=0.02)
-
-
-@pytest.mark.parametrize(("local", "prefetch", "rate"), [(1, 4, 10), (16, 64, 160), (16, 5, 50)])
-def test_wait_bound_by_workers_or_by_prefetch(local: int, prefetch: int, rate: float) -> None:
-    history = run(world(Work(wait_s=0.1), cpus=1), workers(local, prefetch=prefetch))
-    assert history.rate(5, 20) == pytest.approx(rate, rel=0.01)
-
-
-def test_consumer_bound() -> None:
-    history = run(world(Work(cpu_s=0.01), Step(gpu_s=0.02, cpu_s=0.004), cpus=8, own_s=0.001), workers(4))
-    assert history.rate(5, 20) == pytest.approx(1 / 0.025, rel=0.01)
-
-
-def test_remote_workers_have_a_cpu_each() -> None:
-    history = run(world(Work(cpu_s=0.05, wait_s=0.05), cpus=1, nodes=8), workers(remote=8))
-    assert history.rate(5, 20) == pytest.approx(80, rel=0.01)
-
-
-def test_there_are_no_more_remote_workers_than_nodes() -> None:
-    assert run(world(Work(cpu_s=0.1), nodes=3), workers(remote=8)).rate(5, 20) == pytest.approx(30, rel=0.01)
-
-
-def test_link_bound() -> None:
-    history = run(world(Work(cpu_s=0.02, batch_bytes=4e6), nodes=8, link=1e8), workers(remote=8))
-    assert history.rate(5, 20) == pytest.approx(25, rel=0.03)
-
-
-def test_both_pools_add_up() -> None:
-    history = run(world(Work(cpu_s=0.1), cpus=2, nodes=3), workers(2, 3))
-    assert history.rate(5, 20) == pytest.approx(50, rel=0.01)
-
-
-@pytest.mark.parametrize("others", [0.0, 3.0])
-def test_in_process_everything_adds_up(others: float) -> None:
-    """On one CPU, of which others leave a quarter; there is nothing to hand over, so no own_s."""
-    of = world(Work(cpu_s=0.01, wait_s=0.02, encode_s=0.5), Step(gpu_s=0.03, cpu_s=0.01), own_s=0.5, cpus=1)
-    of = replace(of, phases=(*of.phases, Phase(others=others)))
-    cpu_s = 0.02 * (1 + others)
-    assert run(of, Settings()).rate(5, 20) == pytest.approx(1 / (0.05 + cpu_s), rel=0.02)
-
-
-def test_thrashing_costs_more_per_process_beyond_the_cpus() -> None:
-    history = run(world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6), 60)
-    assert history.rate(10, 60) == pytest.approx(2 / (0.04 * 1.4), rel=0.02)
+@pytest.mark.parametrize(
+    ("of", "settings", "rate"),
+    [
+        *(
+            (world(Work(cpu_s=0.05), cpus=4), workers(local), rate)
+            for local, rate in ((1, 20), (3, 60), (4, 80), (8, 80))
+        ),
+        (world(Work(cpu_s=0.03, encode_s=0.01), cpus=2), workers(4), 50),
+        (
+            world(Work(cpu_s=0.03), Step(cpu_s=0.005), cpus=2, own_s=0.005),
+            workers(8),
+            2 / 0.04,
+        ),  # the loop has its part
+        (world(Work(wait_s=0.1), cpus=1), workers(1), 10),
+        (world(Work(wait_s=0.1), cpus=1), workers(16), 160),
+        (world(Work(wait_s=0.1), cpus=1), workers(16, prefetch=5), 50),
+        (world(Work(cpu_s=0.01), Step(gpu_s=0.02, cpu_s=0.004), cpus=8, own_s=0.001), workers(4), 1 / 0.025),
+        (world(Work(cpu_s=0.05, wait_s=0.05), cpus=1, nodes=8), workers(remote=8), 80),  # each has a CPU of its own
+        (world(Work(cpu_s=0.1), nodes=3), workers(remote=8), 30),
+        (world(Work(cpu_s=0.02, batch_bytes=4e6), nodes=8, link=1e8), workers(remote=8), 25),
+        (world(Work(cpu_s=0.1), cpus=2, nodes=3), workers(2, 3), 50),
+        (IN_PROCESS, Settings(), 1 / 0.07),
+        (replace(IN_PROCESS, phases=(*IN_PROCESS.phases, Phase(others=3.0))), Settings(), 1 / 0.13),
+        (world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6), 2 / (0.04 * 1.4)),
+        (world(Work(cpu_s=0.1), cpus=8, smt_yield=0.3), workers(16), 52),
+        (world(Work(read=1e6), cpus=16, storage=DISK), workers(1), 10),
+        (world(Work(read=1e6), cpus=16, storage=DISK), workers(8), 40),  # it gives four of them all that they can take
+        (world(Work(read=1e6), cpus=16, nodes=4, storage=DISK), workers(4, 4), 40),
+        (world(Work(read=1e6), cpus=16, storage=replace(DISK, loss=0.1)), workers(11), 20),
+    ],
+)
+def test_the_rate_is_that_of_the_bottleneck(of: World, settings: Settings, rate: float) -> None:
+    assert run(of, settings, 60).rate(10, 60) == pytest.approx(rate, rel=0.03)
 
 
 def test_two_ranks_get_half_of_the_machine_each() -> None:
@@ -259,19 +244,6 @@ def test_stages_of_a_local_worker() -> None:
     assert pool.encode_s / pool.tickets == pytest.approx(0.005)
     assert pool.busy_s / pool.tickets == pytest.approx(0.055)
     assert pool.services_s == pytest.approx([0.055] * len(pool.services_s))
-
-
-def test_a_remote_worker_s_time_is_without_the_way_back() -> None:
-    pool = recorded(world(Work(cpu_s=0.02, batch_bytes=1e6), nodes=2, link=2e7, rtt_s=0.5), workers(remote=2))[
-        -1
-    ].remote
-    assert pool.tickets
-    assert pool.busy_s / pool.tickets == pytest.approx(0.02)
-
-
-def test_thrashing_is_measured_as_cpu_time() -> None:
-    pool = recorded(world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6))[-1].local
-    assert pool.cpu_s / pool.tickets == pytest.approx(0.04 * 1.4, rel=0.02)
 
 
 def test_the_trainer_s_cpu_time() -> None:
@@ -397,12 +369,6 @@ def test_memory_is_workers_and_batches_in_flight() -> None:
     assert min(left for left in free if left is not None) == pytest.approx(4e9 - 1.7e9)
 
 
-def test_a_window_remembers_its_most_memory() -> None:
-    """Between samples two batches are held; at samples, every whole second, one of them has just been taken."""
-    of = world(Work(wait_s=0.5, batch_bytes=1e8), Step(gpu_s=1.0), worker_bytes=0.0)
-    assert {mark.memory for mark in run(of, workers(1, prefetch=2)).marks[-5:]} == {2e8}
-
-
 def test_remote_workers_need_no_memory_here() -> None:
     of = world(Work(cpu_s=0.1, batch_bytes=1e6), nodes=4, worker_bytes=5e8)
     assert max(mark.memory for mark in run(of, workers(remote=4, prefetch=8)).marks) <= 8e6
@@ -419,13 +385,6 @@ def test_a_seed_gives_the_same_run_and_another_another() -> None:
     assert run(replace(of, seed=1), workers(3)).delivered != same[0].delivered
 
 
-def test_global_randomness_is_left_alone() -> None:
-    random.seed(7)
-    before = random.getstate()
-    run(BUSY, workers(2), 2)
-    assert random.getstate() == before
-
-
 def test_phases_change_only_what_they_name() -> None:
     of = world(
         Work(wait_s=0.1), Step(gpu_s=0.05), phases=[Phase(at=10, work=Work(wait_s=0.4)), Phase(at=20, step=Step())]
@@ -434,6 +393,66 @@ def test_phases_change_only_what_they_name() -> None:
     assert [history.rate(start, start + 8) for start in (2, 12, 22)] == pytest.approx([20, 10, 10], rel=0.05)
 
 
-def test_as_many_controllers_as_ranks() -> None:
-    with pytest.raises(ValueError, match="2 ranks need as many controllers, got 1"):
-        Simulator(World(ranks=2), [Fixed(Settings())])
+# -- what is hostile ---------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_cache_makes_batches_faster() -> None:
+    history = run(world(Work(wait_s=0.1, cache=Cache(batches=100, warm=0.1))), workers(2, prefetch=8))
+    assert history.rate(0, 4) == pytest.approx(20, rel=0.05)
+    assert history.rate(10, 20) == pytest.approx(200, rel=0.02)
+
+
+def test_bursts_take_cpus_for_a_while() -> None:
+    quiet = world(Work(cpu_s=0.02), cpus=2)
+    history = run(replace(quiet, bursts=Bursts(cpus=2.0, on_s=5.0, off_s=5.0)), workers(2), 200.0)
+    rates = [history.rate(at, at + 1) for at in range(200)]
+    assert min(rates) == pytest.approx(50, rel=0.05)
+    assert max(rates) == pytest.approx(100, rel=0.05)
+    assert 0.25 < sum(rate < 60 for rate in rates) / 200 < 0.75
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_workers_are_slow_for_a_while_alone_or_together(together: int) -> None:
+    slow = SlowSpells(share=0.3, factor=5.0, seconds=4.0, together=together)
+    history = run(world(Work(wait_s=0.1), cpus=8, slow=slow), workers(4), 200.0)
+    whole = sum(history.rate(at, at + 1) > 36 for at in range(200))
+    assert whole / 200 == pytest.approx(0.7 if together == 4 else 0.7**4, abs=0.15)
+
+
+def test_slow_nodes_leave_local_workers_alone() -> None:
+    slow = SlowSpells(share=0.9, factor=9.0, seconds=50.0, remote=True)
+    assert run(world(Work(wait_s=0.1), slow=slow), workers(4)).rate(5, 20) == pytest.approx(40, rel=0.02)
+    assert run(world(Work(wait_s=0.1), nodes=4, slow=slow), workers(remote=4)).rate(5, 20) < 30
+
+
+def test_the_trainer_pauses_between_steps_and_workers_go_on() -> None:
+    of = world(Work(wait_s=0.1), Step(gpu_s=0.01), pauses=Pauses(every_s=5.0, seconds=1.0))
+    history, samples = watched(of, workers(2))
+    ends = [b for a, b in pairwise(history.delivered) if b - a > 0.9]
+    assert len(ends) == 3
+    assert sum(sample.work_s for sample in samples) > 3.0
+    assert [history.count(end - 1e-6, end + 0.1) >= 8 for end in ends] == [True] * 3
+
+
+def test_everything_stops_and_goes_on_where_it_was() -> None:
+    of = world(Work(cpu_s=0.05, wait_s=0.05), cpus=4, pauses=Pauses(every_s=5.0, seconds=2.0, stops_all=True))
+    still, (history, samples) = run(replace(of, pauses=None), workers(4), 14.0), watched(of, workers(4))
+    assert max(sample.seconds for sample in samples) == pytest.approx(3.0, abs=0.3)
+    assert len(history.delivered) == pytest.approx(len(still.delivered), abs=4)
+    assert [history.count(5 * n + 1e-6, 5 * n + 1.9) for n in (1, 2, 3)] == [0, 0, 0]
+
+
+def test_where_the_system_tells_nothing_of_run_queues_nothing_is_known() -> None:
+    samples = recorded(world(Work(cpu_s=0.05), cpus=2, knows_queue=False), workers(4), seconds=5.0)
+    assert {(s.local.queued_s, s.machine.trainer_queued_s) for s in samples} == {(None, None)}
+    assert recorded(world(Work(cpu_s=0.05), cpus=2), workers(4), seconds=5.0)[-1].local.queued_s
+
+
+def test_clocks_that_count_ticks_are_right_on_average() -> None:
+    coarse = world(Work(cpu_s=0.003, wait_s=0.001), Step(cpu_s=0.001), cpus=8, tick_s=0.01)
+    history, samples = watched(coarse, workers(3))
+    shown = [sample.local.cpu_s for sample in samples]
+    assert all(abs(seconds / 0.01 - round(seconds / 0.01)) < 1e-6 for seconds in shown)
+    assert sum(shown) == pytest.approx(0.003 * len(history.delivered), rel=0.05)
+    trainer_s = sum(sample.machine.trainer_cpu_s for sample in samples)
+    assert trainer_s == pytest.approx(0.001 * len(history.delivered), rel=0.05)

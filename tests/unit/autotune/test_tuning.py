@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import Law
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Settings
@@ -153,32 +152,6 @@ def test_it_jumps_to_what_the_training_loop_takes_in_few_decisions() -> None:
     assert loader.workers >= 8
 
 
-def test_workers_that_are_not_needed_are_given_back() -> None:
-    tuner, loader = tuned(service_s=0.01, step_s=0.02, start=Settings(local=8, prefetch=16))
-    run(tuner, loader, 40.0)
-    assert loader.workers <= 2
-    assert {decision.reason for decision in tuner.decisions} == {"too many"}
-
-
-def test_work_that_changes_is_seen_and_followed() -> None:
-    tuner, loader = tuned(service_s=0.02, step_s=0.02)
-    run(tuner, loader, 20.0)
-    assert loader.workers <= 3
-    loader.service_s = 0.16
-    run(tuner, loader, 30.0)
-    assert loader.workers >= 8
-
-
-def test_growth_that_only_makes_batches_slower_is_undone() -> None:
-    """Storage gives 30 batches a second, however many ask for them."""
-    tuner, loader = tuned(service_s=0.08, step_s=0.005)
-    loader.shared = 30.0
-    run(tuner, loader, 20.0)
-    assert "undo" in {decision.reason for decision in tuner.decisions}
-    assert any(decision.outcome is not None and not decision.outcome.kept for decision in tuner.decisions)
-    assert loader.workers <= 8
-
-
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
@@ -201,28 +174,6 @@ def test_no_limit_is_exceeded(
     assert all(decision.new.local <= most for decision in tuner.decisions)
     assert all(decision.new.prefetch <= prefetch for decision in tuner.decisions)
     assert loader.workers <= most
-
-
-def test_work_that_computes_gets_no_more_workers_than_the_cpus_serve() -> None:
-    tuner, loader = tuned(service_s=0.1, cpu_s=0.1, step_s=0.001)
-    loader.shared = 80.0
-    run(tuner, loader, 30.0)
-    assert all(decision.new.local <= 8 + 2 for decision in tuner.decisions)
-
-
-def test_what_resize_fixes_stays_and_the_rest_is_tuned() -> None:
-    tuner, loader = tuned(service_s=0.08, step_s=0.01)
-    run(tuner, loader, 5.0)
-    tuner.pin({"local": 3})
-    assert loader.sizes.local == 3
-    run(tuner, loader, 20.0)
-    assert loader.sizes.local == 3
-    tuner.pin({"local": 3, "remote": 0, "prefetch": 5})
-    assert tuner.is_frozen
-    assert tuner.sizes.prefetch == 5
-    before = len(tuner.decisions)
-    run(tuner, loader, 5.0)
-    assert len(tuner.decisions) == before
 
 
 def test_short_passes_that_start_workers_have_what_makes_a_pass_the_quickest() -> None:
@@ -317,21 +268,6 @@ def test_a_broken_machine_ends_nothing(known: dict[str, Any]) -> None:
     run(tuner, loader, 10.0)
     assert not tuner.is_frozen
     assert loader.workers >= 1
-
-
-def test_an_error_in_the_law_ends_tuning_at_the_last_setting_that_worked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tuner, loader = tuned(service_s=0.08, step_s=0.01)
-    run(tuner, loader, 20.0)
-    kept = [d.new for d in tuner.decisions if d.outcome is not None and d.outcome.kept][-1]
-    monkeypatch.setattr(Law, "step", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError) as error:
-        run(tuner, loader, 5.0)
-    tuner.give_up(error.value)
-    assert tuner.settings == kept
-    assert tuner.is_frozen
-    assert "Tuning has stopped because of an error in dpex: ZeroDivisionError" in tuner.decisions[-1].text
 
 
 def test_each_decision_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -243,12 +243,6 @@ def test_limits_hold_at_once() -> None:
     assert first.new.local * loader.worker_bytes <= 1e9
 
 
-def test_no_decision_passes_the_configuration() -> None:
-    config = AutotuneConfig(max_local=5, max_prefetch=12)
-    decisions = Loader(steady(1.0), 0.01, config=config).run(60.0)
-    assert all(d.new.local <= 5 and d.new.prefetch <= 12 for d in decisions)
-
-
 @given(
     service_s=st.floats(0.002, 2.0),
     step_s=st.floats(0.001, 1.0),
@@ -264,89 +258,6 @@ def test_it_settles(service_s: float, step_s: float, cpus: int, at_once: float) 
 
 
 # -- odd samples -------------------------------------------------------------------------------------------------------
-
-ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])
-NUMBERS = st.floats(0.0, 10.0) | ODD
-COUNTS = st.integers(0, 64) | st.sampled_from([0, 1, 10**4, 10**12])
-POOLS = st.builds(
-    PoolSample,
-    requested=COUNTS,
-    running=COUNTS,
-    tickets=COUNTS,
-    load_s=NUMBERS,
-    collate_s=NUMBERS,
-    encode_s=NUMBERS,
-    cpu_s=NUMBERS,
-    queued_s=st.none() | NUMBERS,
-    services_s=st.lists(NUMBERS, max_size=4).map(tuple),
-    room=st.none() | COUNTS,
-    unplaced=COUNTS,
-    granted=st.none() | COUNTS,
-)
-MACHINES = st.builds(
-    MachineSample,
-    cpus=NUMBERS,
-    others=NUMBERS,
-    trainer_cpu_s=NUMBERS,
-    trainer_queued_s=st.none() | NUMBERS,
-    memory_free=st.none() | st.sampled_from([0, -(10**9), 10**6, 10**9, 10**10, 10**30]),
-    batch_budget=st.none() | st.sampled_from([0, 1, 10**6, 10**9]),
-    worker_bytes=NUMBERS,
-)
-SAMPLES = st.builds(
-    Sample,
-    at=st.floats(0.0, 100.0) | ODD,
-    seconds=NUMBERS,
-    settings=st.just(Settings()),
-    epoch=COUNTS,
-    batches=COUNTS,
-    wait_s=NUMBERS,
-    own_s=NUMBERS,
-    work_s=NUMBERS,
-    head_s=NUMBERS,
-    ready=COUNTS,
-    in_flight=COUNTS,
-    batch_bytes=NUMBERS,
-    local=POOLS,
-    remote=POOLS,
-    machine=MACHINES,
-    gpu_busy=st.none() | NUMBERS,
-    gpu_stall_s=st.none() | NUMBERS,
-    gpu_steps=COUNTS,
-    gpu_step_s=NUMBERS,
-    pass_batches=COUNTS,
-    start_s=NUMBERS,
-    starts_anew=st.booleans(),
-)
-CONFIGS = st.builds(
-    AutotuneConfig,
-    max_local=st.none() | st.integers(2, 8),
-    max_remote=st.none() | st.integers(2, 8),
-    min_local=st.integers(0, 2),
-    min_remote=st.integers(0, 2),
-    max_prefetch=st.none() | st.integers(1, 40),
-)
-
-
-@given(config=CONFIGS, samples=st.lists(SAMPLES, max_size=25), cpus=NUMBERS)
-@settings(max_examples=100, deadline=None)
-def test_no_sample_makes_it_raise_or_leave_its_limits(
-    config: AutotuneConfig, samples: Sequence[Sample], cpus: float
-) -> None:
-    now = start(config, cpus if math.isfinite(cpus) else 1.0)
-    law = Law(config, now)
-    for sample in samples:
-        decision = law.step(replace(sample, settings=now))
-        if decision is None:
-            continue
-        now = decision.new
-        assert now.workers >= 1
-        assert now.prefetch >= 1
-        assert now.local >= config.min_local
-        assert now.remote >= config.min_remote
-        assert config.max_local is None or now.local <= config.max_local
-        assert config.max_remote is None or now.remote <= config.max_remote
-        assert config.max_prefetch is None or now.prefetch <= config.max_prefetch
 
 
 @pytest.mark.parametrize("odd", [{"at": 5.0}, {"seconds": 0.0}, {"batches": 0}, {"wait_s": math.nan}])

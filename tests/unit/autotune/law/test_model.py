@@ -47,36 +47,21 @@ def workers(local: int, remote: int = 0) -> Settings:
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
 
-def test_workers_limit_the_rate() -> None:
-    assert model().rate(workers(5)).value == pytest.approx(50)
-
-
-def test_the_step_limits_the_rate() -> None:
-    assert model(step_s=0.05).rate(workers(16)).value == pytest.approx(20)
-    assert model(step_s=0.05).wait(workers(16)).value == 0
-
-
-def test_cpus_limit_the_rate() -> None:
-    """160 batches a second would need 16 CPUs for workers and 1.6 for steps."""
-    found = model(step_s=0.001, step_cpu_s=0.01).rate(workers(32))
-    assert found.value == pytest.approx(16 / 0.11)
-
-
-def test_other_programs_leave_fewer_cpus() -> None:
-    """A kernel gives each of 16 workers beside 6 busy threads an equal part of 16 CPUs; 4 workers find 10 CPUs free."""
-    beside = model(step_s=0.001, others=6.0)
-    assert beside.rate(workers(16)).value == pytest.approx(16 * 16 / 22 / 0.1)
-    assert beside.free_cpus(4) == 10
-
-
-def test_wait_is_the_share_of_the_rate_that_is_missing() -> None:
-    assert model(step_s=0.01).wait(workers(5)).value == pytest.approx(0.5)
-
-
-def test_the_rate_is_corrected_by_what_was_measured() -> None:
-    measured = replace(model(step_s=0.001), measured_rate=60.0)
-    assert measured.rate(workers(8)).value == pytest.approx(60)
-    assert measured.rate(workers(4)).value == pytest.approx(30)
+@pytest.mark.parametrize(
+    ("work", "count", "rate"),
+    [
+        (model(), 5, 50),
+        (model(step_s=0.05), 16, 20),
+        (model(step_s=0.001, step_cpu_s=0.01), 32, 16 / 0.11),  # 16 CPUs, for workers and steps
+        (model(step_s=0.001, others=6.0), 16, 16 * 16 / 22 / 0.1),  # a kernel gives each of 22 threads an equal part
+        (model(step_s=0.001, others=6.0), 4, 40),  # 4 workers find 10 CPUs free
+        (replace(model(step_s=0.001), measured_rate=60.0), 8, 60),
+        (replace(model(step_s=0.001), measured_rate=60.0), 4, 30),
+    ],
+)
+def test_the_rate_is_that_of_the_bottleneck(work: Model, count: int, rate: float) -> None:
+    assert work.rate(workers(count)).value == pytest.approx(rate)
+    assert work.wait(workers(count)).value == pytest.approx(max(0.0, 1 - rate * work.step_s))
 
 
 def test_the_interval_grows_with_the_distance() -> None:
@@ -84,18 +69,16 @@ def test_the_interval_grows_with_the_distance() -> None:
     assert (near.high - near.low) / near.value < (far.high - far.low) / far.value
 
 
-def test_the_best_is_what_the_step_takes_and_a_reserve() -> None:
-    assert model(step_s=0.02).best(1.2) == (6, 0)
-
-
-def test_the_best_does_not_surpass_the_cpus() -> None:
-    assert model(step_s=0.001).best(1.2) == (16, 0)
-
-
-def test_remote_workers_make_what_local_ones_cannot() -> None:
-    """A CPU of the four is left to the training process."""
-    found = model(step_s=0.005, cpus=4, walls=Walls(local=64, remote=40)).best(1.2)
-    assert found == (3, 21)
+@pytest.mark.parametrize(
+    ("work", "best"),
+    [
+        (model(step_s=0.02), (6, 0)),  # what the step takes, and a reserve
+        (model(step_s=0.001), (16, 0)),  # the CPUs
+        (model(step_s=0.005, cpus=4, walls=Walls(local=64, remote=40)), (3, 21)),  # a CPU is left to the training loop
+    ],
+)
+def test_the_best_is_what_the_step_takes_and_a_reserve(work: Model, best: tuple[int, int]) -> None:
+    assert work.best(1.2) == best
 
 
 def test_few_workers_are_best_where_starting_them_takes_longest() -> None:
