@@ -6,7 +6,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dpex-installed
 DOCS_STAMP := $(VENV)/.docs-installed
-RAY_AGENT := $(VENV)/ray-agent
 TEST_ARGS ?=
 BENCH_ARGS ?=
 ACCURACY_ARGS ?=
@@ -18,7 +17,7 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ray-agent demo check test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-report docs mutants soak lint format dist clean
+.PHONY: help venv demo check test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-report docs mutants soak lint format dist clean
 
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: real training, live page, Ray, diagnosis (1.5 minutes)"
@@ -44,14 +43,6 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]' --constraint constraints.txt
-	touch $@
-
-# Beside the environment, not in it: one test puts it on the path of the Ray that it starts.
-ray-agent: $(RAY_AGENT)
-
-$(RAY_AGENT): tests/telemetry/ray_agent.txt $(STAMP)
-	rm -rf $@
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ --requirement $<
 	touch $@
 
 demo: $(STAMP)

@@ -55,10 +55,9 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
-    on_cluster = sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0)
-    if on_cluster:
+    if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
-    metrics = _exported(loader, on_cluster=on_cluster)
+    metrics = _exported(loader)
     _watch_for_end(loader)
     from dpex.engine.with_workers import Observers
 
@@ -95,7 +94,7 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
     """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
     from dpex.engine import in_process
 
-    runtime, metrics = loader._runtime, _exported(loader, on_cluster=False)
+    runtime, metrics = loader._runtime, _exported(loader)
     arenas, resume = runtime.arenas, runtime.take_resume()
     iterator: in_process._DpexInlineDataLoaderIter
     may_warn = in_process.may_warn(loader)
@@ -150,11 +149,11 @@ def _watch_for_end(loader: Any) -> None:
         at_exit.watch(loader._runtime.counters, diagnosis_source(loader).diagnose, os.environ)
 
 
-def _exported(loader: Any, *, on_cluster: bool) -> LoaderMetrics | None:
+def _exported(loader: Any) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
     config = loader.metrics_config if loader.metrics_port is None else MetricsConfig(port=loader.metrics_port)
     info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
-    metrics: LoaderMetrics | None = loader._runtime.metrics(config, loader.name, info, on_cluster=on_cluster)
+    metrics: LoaderMetrics | None = loader._runtime.metrics(config, loader.name, info)
     if metrics is not None:
         metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
     return metrics

@@ -115,7 +115,7 @@ class Prefetched(Generic[T]):
         port = options["metrics_port"]
         config = options["metrics_config"] if port is None else MetricsConfig(port=port)
         kind = type(self.iterable).__name__
-        metrics = runtime.metrics(config, options["name"], (kind, "", "worker"), on_cluster=False)
+        metrics = runtime.metrics(config, options["name"], (kind, "", "worker"))
         if metrics is not None:
             metrics.case = self._source()
             ends.append(metrics.watch(background).end)

@@ -17,7 +17,6 @@ from dpex.engine.loader_counters import LoaderCounters
 from dpex.loader import at_exit
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
-from dpex.system.ray_package import is_ray_connected
 from dpex.transport.arena import ArenaCache
 
 if TYPE_CHECKING:
@@ -100,17 +99,15 @@ class LoaderRuntime:
         """Return the address of the live page, if there is one."""
         return None if self._registration is None else self._registration.url
 
-    def metrics(
-        self, config: MetricsConfig | None, name: str | None, info: Sequence[str], *, on_cluster: bool
-    ) -> LoaderMetrics | None:
-        """Return the metrics of this loader; None if neither the endpoint nor, on a cluster, Ray exports them."""
+    def metrics(self, config: MetricsConfig | None, name: str | None, info: Sequence[str]) -> LoaderMetrics | None:
+        """Return the metrics of this loader; None if the endpoint does not export them."""
         asked = config is not None or "DPEX_METRICS_PORT" in os.environ
-        if not (asked or on_cluster) or get_worker_info() is not None:
+        if not asked or get_worker_info() is not None:
             return None
         if self._registration is None:
             from dpex.telemetry.exporter import enrol
 
-            self._registration = enrol(self, config, name, info, in_ray=on_cluster or is_ray_connected())
+            self._registration = enrol(self, config, name, info)
         return None if self._registration is None else self._registration.ledger
 
     def hold_cluster(self, head_address: str) -> None:

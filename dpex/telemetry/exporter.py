@@ -1,4 +1,4 @@
-"""The endpoint of this process, and the registration of loaders there and in Ray's metrics.
+"""The endpoint of this process, and the registration of loaders there.
 
 There is one endpoint for all loaders, open while a loader that asked for it exists.
 
@@ -33,7 +33,6 @@ from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import App, Server, tls
 from dpex.telemetry.http.site import HOSTS_VARIABLE, Hosts, Site
 from dpex.telemetry.loader_metrics import LoaderMetrics
-from dpex.telemetry.ray_metrics import mirror
 
 logger = logging.getLogger("dpex")
 
@@ -264,35 +263,26 @@ exporter = Exporter()
 class Registration:
     """The registration of one loader, which it does not keep alive. It ends by `end`, or when the loader dies."""
 
-    def __init__(self, loader: object, ledger: LoaderMetrics, seat: int | None, mirrored: int | None) -> None:
+    def __init__(self, loader: object, ledger: LoaderMetrics, seat: int) -> None:
         self.ledger = ledger
-        self._seat = seat
-        self.end = weakref.finalize(loader, _leave, seat, mirrored)
+        self.end = weakref.finalize(loader, exporter.leave, seat)
         """End it. Idempotent."""
 
     @property
     def url(self) -> str | None:
         """Return the address of the live page that shows the loader; None if there is no page."""
-        return None if self._seat is None else exporter.url
+        return exporter.url
 
 
-def _leave(seat: int | None, mirrored: int | None) -> None:
-    if mirrored is not None:
-        mirror.leave(mirrored)
-    if seat is not None:
-        exporter.leave(seat)
-
-
-def enrol(
-    loader: object, config: MetricsConfig | None, name: str | None, info: Sequence[str], *, in_ray: bool
-) -> Registration | None:
+def enrol(loader: object, config: MetricsConfig | None, name: str | None, info: Sequence[str]) -> Registration | None:
     """Export this loader's metrics; None if nothing asks for it or this process never exports.
 
     Raises:
         OptionError: See `Exporter.join` and `requested`.
     """
     config = requested(config, os.environ)
+    if config is None:
+        return None
     ledger = exporter.ledger(name, info)
-    seat = exporter.join(config, ledger) if config is not None else None
-    mirrored = mirror.join(ledger) if in_ray else None
-    return None if seat is None and mirrored is None else Registration(loader, ledger, seat, mirrored)
+    seat = exporter.join(config, ledger)
+    return None if seat is None else Registration(loader, ledger, seat)
