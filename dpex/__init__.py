@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dpex.autotune.types import Decision, Outcome, Settings
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
-    from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, TransformFacts
+    from dpex.diagnose.facts import Facts, TransformFacts
     from dpex.diagnose.verdict import Evidence, Verdict
-    from dpex.diagnose.what_if import Prediction, WhatIf
+    from dpex.diagnose.what_if import Prediction
     from dpex.errors import (
         BatchTimeoutError,
         CapturedGraphError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dpex.loader.elastic import ElasticDistributedSampler
     from dpex.loader.prefetched import Prefetched, prefetch
     from dpex.measure.gpu_use import GpuUse
-    from dpex.measure.sampling import FailedSample
+    from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.sums import NodeStats, PoolStats
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.schedule.sample_policy import SamplePolicy
@@ -64,9 +64,9 @@ _NAMES = {
     "dpex.autotune.types": ("Decision", "Outcome", "Settings"),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),
-    "dpex.diagnose.facts": ("Facts", "NodeFacts", "PoolFacts", "SampleFacts", "TransformFacts"),
+    "dpex.diagnose.facts": ("Facts", "TransformFacts"),
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
-    "dpex.diagnose.what_if": ("Prediction", "WhatIf"),
+    "dpex.diagnose.what_if": ("Prediction",),
     "dpex.errors": (
         "BatchTimeoutError",
         "CapturedGraphError",
@@ -91,7 +91,7 @@ _NAMES = {
     "dpex.loader.elastic": ("ElasticDistributedSampler",),
     "dpex.loader.prefetched": ("Prefetched", "prefetch"),
     "dpex.measure.gpu_use": ("GpuUse",),
-    "dpex.measure.sampling": ("FailedSample",),
+    "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
@@ -126,27 +126,24 @@ __all__ = [
     "LoaderStats",
     "MetricsConfig",
     "NoBatchError",
-    "NodeFacts",
     "NodeStats",
     "OptionError",
     "Outcome",
-    "PoolFacts",
     "PoolStats",
     "Prediction",
     "Prefetched",
-    "SampleFacts",
     "SamplePolicy",
     "SampleTimeoutError",
     "Settings",
     "ShareError",
     "ShippingError",
+    "SlowIndex",
     "StateError",
     "TLSConfig",
     "TooManySampleErrors",
     "TraceError",
     "TransformFacts",
     "Verdict",
-    "WhatIf",
     "WorkerConfig",
     "WorkerDiedError",
     "batch_seed",

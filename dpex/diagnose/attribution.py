@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from dpex.diagnose import causes
 from dpex.diagnose.causes import Cause
-from dpex.diagnose.facts import Facts, PoolFacts
+from dpex.diagnose.facts import Facts, queueing_s
+from dpex.measure.sums import PoolStats
 from dpex.measure.wait_causes import STAGE_CAUSES, by_stage
-from dpex.schedule.names import INLINE, LOCAL, REMOTE
+from dpex.schedule.names import INLINE
 
 Seconds = Mapping[str, float]
 """Seconds by what was measured: the names of `dpex.measure.wait_causes.CAUSES`, and `_TAKING_IN`."""
@@ -51,8 +51,6 @@ TINY_S = 0.0005
 """Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
 _AT_HAND = 4.0
 """Times the prefetch that a larger ``memory_budget`` may reasonably allow."""
-_UNCLEAR = 0.15
-"""Share of a remote worker's time. With less than this on a CPU, or off it, it matters little who waited for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +60,11 @@ class LostTime:
     Attributes:
         places: For each cause, its seconds by place.
         queued_s: The part of "cpu" in which workers waited for a CPU.
-        is_undecided: Workers may have waited for a CPU where that is not measured. Then "storage" may be "cpu".
     """
 
     by_cause: Mapping[str, float]
     places: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     queued_s: float = 0.0
-    is_undecided: bool = False
 
     @property
     def total_s(self) -> float:
@@ -106,7 +102,6 @@ def losses(facts: Facts) -> LostTime:
         by_cause={key: sum(seconds.values()) for key, seconds in taken.items()},
         places={key: _by_place(facts, taken[key]) for key in ("cpu", "storage", "transfer")},
         queued_s=queued_s,
-        is_undecided=_run_queues(facts).is_undecided,
     )
 
 
@@ -158,7 +153,7 @@ def _narrow(facts: Facts, left: Seconds) -> Seconds:
     """
     if facts.prefetch >= facts.workers and not facts.is_capped:
         return {}
-    slowest_s = max((seconds for pool in facts.pools.values() for seconds in pool.services_s), default=0.0)
+    slowest_s = max(facts.services_s, default=0.0)
     needed = slowest_s * facts.batches / max(1e-9, facts.wall_s) + facts.workers
     order_s = left["straggler"] if facts.is_capped and needed <= _AT_HAND * facts.prefetch else 0.0
     return {**_part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts)), "straggler": order_s}
@@ -170,7 +165,7 @@ def _crowded(facts: Facts, left: Seconds) -> Seconds:
     Taking in and making batches there queue as well. That is their time, as it would go if they took none.
     """
     busy_s = sum(left[name] for name in _OWN)
-    own_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolFacts()).busy_s
+    own_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolStats()).busy_s
     if is_tiny(facts) or own_s <= 0:
         return {}
     return _part_of(left, _OWN, busy_s * min(1.0, facts.loop_queued_s / own_s))
@@ -196,8 +191,8 @@ def _computing(facts: Facts, left: Seconds) -> Seconds:
 
 def _queueing(facts: Facts, left: Seconds) -> Seconds:
     """Waits of the workers for a CPU, among all that is no CPU time."""
-    queues = _run_queues(facts)
-    return {"read": left["read"] * queues.load, "collate": left["collate"] * queues.collate}
+    load, collate = _queueing_parts(facts)
+    return {"read": left["read"] * load, "collate": left["collate"] * collate}
 
 
 RULES: tuple[tuple[Cause, Rule], ...] = (
@@ -219,45 +214,23 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
 # -- waiting for a CPU -------------------------------------------------------------------------------------------------
 
 
-class _RunQueues(NamedTuple):
-    """Parts, 0 to 1, of what is no CPU time in loading and in collating that workers spent on run queues.
-
-    is_undecided: that is not known, and matters.
-    """
-
-    load: float
-    collate: float
-    is_undecided: bool
-
-
-def _run_queues(facts: Facts) -> _RunQueues:
+def _queueing_parts(facts: Facts) -> tuple[float, float]:
+    """Parts, 0 to 1, of what is no CPU time in loading and in collating that workers spent on run queues."""
     load_s, collate_s, load_wait_s, collate_wait_s = 0.0, 0.0, 0.0, 0.0
-    unknown_cpu_s, far_unclear = 0.0, False
     for name, pool in facts.pools.items():
         load_wait_s += max(0.0, pool.load_s - pool.load_cpu_s)
         collate_wait_s += max(0.0, pool.collate_s - pool.collate_cpu_s)
-        queued_s = _queued(facts, name, pool)
-        if queued_s is None:
-            unknown_cpu_s += pool.cpu_s if name == LOCAL else 0.0
-            far_unclear |= name == REMOTE and _is_unclear(pool)
-            continue
-        load_s += queued_s * pool.load_cpu_s / max(1e-9, pool.cpu_s)
-        collate_s += queued_s * pool.collate_cpu_s / max(1e-9, pool.cpu_s)
-    used = (unknown_cpu_s + facts.trainer_cpu_s) / max(1e-9, facts.wall_s) + (facts.others or 0.0)
-    is_undecided = far_unclear or (unknown_cpu_s > 0 and used >= 0.8 * facts.cpus)
-    return _RunQueues(_part(load_s, load_wait_s), _part(collate_s, collate_wait_s), is_undecided)
+        queued_s = _queued(facts, name, pool) / max(1e-9, pool.cpu_s)
+        load_s += queued_s * pool.load_cpu_s
+        collate_s += queued_s * pool.collate_cpu_s
+    return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s)
 
 
-def _is_unclear(pool: PoolFacts) -> bool:
-    """Return True if both computing and waiting matter, so that waiting for a CPU would."""
-    waiting_s = max(0.0, pool.load_s + pool.collate_s - pool.load_cpu_s - pool.collate_cpu_s)
-    return min(waiting_s, pool.cpu_s) > _UNCLEAR * pool.busy_s
-
-
-def _queued(facts: Facts, name: str, pool: PoolFacts) -> float | None:
-    """A pool's seconds on run queues; of the training thread's, what falls on batches made there."""
-    if pool.queued_s is not None or name != INLINE or facts.trainer_queued_s is None:
-        return pool.queued_s
+def _queued(facts: Facts, name: str, pool: PoolStats) -> float:
+    """A pool's seconds on run queues, 0 if unknown; of the training thread's, what falls on batches made there."""
+    queued_s = queueing_s(pool)
+    if queued_s is not None or name != INLINE or facts.trainer_queued_s is None:
+        return queued_s or 0.0
     own_s = pool.busy_s + facts.work_s
     return facts.trainer_queued_s * pool.busy_s / own_s if own_s > 0 else 0.0
 

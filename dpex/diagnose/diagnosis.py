@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dpex.autotune.types import Settings
-from dpex.diagnose import html, report
+from dpex.diagnose import html, report, what_if, work
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Verdict, judge
-from dpex.diagnose.what_if import Prediction, WhatIf, predicted, what_if
+from dpex.diagnose.what_if import TUNERS, Prediction, Run
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -24,7 +24,10 @@ class Diagnosis:
     Attributes:
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
-        what_if: Predictions for other settings and cheaper work; None if there is too little to predict from.
+        predictions: Changes that make more batches per second, the highest rate first, without those that the tuner
+            makes by itself.
+        held_back: Why the tuner has not taken a faster setting; "" if there is no such setting.
+        end_of_stall: Sentences on how to end the stall; "" where nothing stalls, or too little is known.
 
     Examples:
         >>> import torch
@@ -37,29 +40,26 @@ class Diagnosis:
         >>> diagnosis.verdict.cause, diagnosis.recommendation
         ('too-early', None)
         >>> diagnosis.to_dict()["version"]
-        3
+        4
     """
 
     facts: Facts
     verdict: Verdict
-    what_if: WhatIf | None
+    predictions: tuple[Prediction, ...] = ()
+    held_back: str = ""
+    end_of_stall: str = ""
 
     @property
     def recommendation(self) -> Prediction | None:
         """The one change that brings most for its effort; None if nothing is worth it or nothing can be said."""
-        if self.what_if is None or self.verdict.cause in ("too-early", "consumer"):
+        if self.verdict.cause in ("too-early", "consumer"):
             return None
-        return self.what_if.recommended
+        return what_if.recommended(self.predictions, self.facts.rate)
 
     @property
     def advice(self) -> str:
         """The first advice, in sentences, with the rate and the wait that it should bring."""
         return report.advice(self)
-
-    @property
-    def end_of_stall(self) -> str:
-        """Sentences on how to end the stall; "" where nothing stalls, or too little is known."""
-        return "" if self.what_if is None or self.verdict.cause == "too-early" else self.what_if.end
 
     @property
     def full(self) -> str:
@@ -68,7 +68,10 @@ class Diagnosis:
 
     def predict(self, settings: Settings) -> Prediction | None:
         """Predict what other numbers of workers, or another prefetch, would bring; None: too little was measured."""
-        return predicted(self.facts, losses(self.facts), settings)
+        found = losses(self.facts)
+        model = work.model_of(self.facts, found)
+        run = None if model is None else Run(facts=self.facts, found=found, model=model)
+        return None if run is None else run.predicted("workers", "", settings)
 
     def __str__(self) -> str:
         return report.text(self)
@@ -112,4 +115,16 @@ class Diagnosis:
 
 def diagnose(facts: Facts) -> Diagnosis:
     """Conclude what can be concluded from these measurements."""
-    return Diagnosis(facts=facts, verdict=judge(facts), what_if=what_if(facts, losses(facts)))
+    found = losses(facts)
+    verdict, model = judge(facts, found), work.model_of(facts, found)
+    if model is None or verdict.cause == "too-early":
+        return Diagnosis(facts=facts, verdict=verdict)
+    better = what_if.better(facts, found, model)
+    own = [one for one in better if facts.is_tuned and one.kind in TUNERS]
+    return Diagnosis(
+        facts=facts,
+        verdict=verdict,
+        predictions=tuple(one for one in better if one not in own),
+        held_back=what_if.held_back(facts) if own else "",
+        end_of_stall=what_if.end_of_stall(facts, found, model),
+    )

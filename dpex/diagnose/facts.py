@@ -1,55 +1,29 @@
 """The measurements of a loader as one value, from which alone a diagnosis concludes. Pure.
 
 Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
-passes is in none of them. ``Facts.slow_samples`` are about all passes. None: not measured, and
-`Facts.unmeasured` says why.
+passes is in none of them. None: not measured, and `Facts.unmeasured` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from dpex.autotune.types import Decision
-from dpex.measure.batch_times import StageSums, StepSums
+from dpex.measure.batch_times import StepSums
 from dpex.measure.gpu_use import GpuUse
-from dpex.measure.record import counter, few_of_many, level
-from dpex.measure.sampling import FailedSample
-from dpex.measure.sums import RunSums, chosen
+from dpex.measure.record import counter
+from dpex.measure.sampling import SAMPLE_S
+from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.schedule.names import LOCAL, REMOTE
 
 WITHIN = " > "
 COLLATE = "collate"
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolFacts(StageSums):
-    """The work of one pool. workers: running at the end. services_s: wall times of single batches, a fair choice."""
-
-    queued_s: float | None = counter("Seconds in which workers could have run and had no CPU.", "seconds", default=None)
-    workers: int = level("Workers that ran at the end.")
-    shared: int = counter("Batches that were made for another training with the same ``share``.")
-    services_s: tuple[float, ...] = few_of_many("Wall seconds of single batches.", chosen, "seconds")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleFacts:
-    """A dataset index, as text, of which a sample took long.
-
-    Attributes:
-        seconds: The longest time.
-        mean_ratio: That time over the mean sample's.
-        times: How often it was among the slowest.
-        times_mean_ratio: The mean of these times over the mean sample's.
-    """
-
-    index: str
-    seconds: float
-    mean_ratio: float
-    times: int = 1
-    times_mean_ratio: float = 0.0
+_KNOWN = 0.5
+"""Part of a pool's work of which run queues must be known, to take the rest to be alike."""
+_NO_POOL = PoolStats()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,33 +53,6 @@ class TransformFacts(StepSums):
         return self.name.partition(WITHIN)[0] == COLLATE
 
 
-def of_all(timed: Iterable[TransformFacts], pools: Iterable[PoolFacts]) -> tuple[TransformFacts, ...]:
-    """Extend the times of some batches to all: divide wall time by wall time, and CPU time by CPU time."""
-    timed, pools = tuple(timed), tuple(pools)
-    found = []
-    for one in timed:
-        stage = [other for other in timed if other.is_collating == one.is_collating]
-        name = "collate" if one.is_collating else "load"
-        wall_s = sum(getattr(pool, f"{name}_s") for pool in pools)
-        cpu_s = sum(getattr(pool, f"{name}_cpu_s") for pool in pools)
-        all_wall_s = wall_s * one.wall_s / max(1e-12, sum(other.wall_s for other in stage))
-        all_cpu_s = cpu_s * one.cpu_s / max(1e-12, sum(other.cpu_s for other in stage))
-        found.append(replace(one, all_wall_s=all_wall_s, all_cpu_s=min(all_wall_s, all_cpu_s)))
-    return tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFacts:
-    """A machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
-    no CPU."""
-
-    name: str
-    tickets: int
-    busy_s: float
-    cpu_s: float
-    queued_s: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """A loader, as it is known without measuring.
@@ -119,9 +66,10 @@ class Subject:
         keeps_workers: The number of workers decides what is read, so that it stays as it is.
         has_cluster: There is a Ray cluster to have workers on.
         starts_anew: Each pass starts workers of its own (``persistent_workers=False``).
-        transforms: Steps of the dataset and of the collate function.
         decisions: The tuner's decisions, with what they were to bring and what they brought.
         gpu_use: What NVML said of the GPU while the loader was tuned; None where nothing was asked.
+        note: Why nothing is measured; used where no batch was counted.
+        untimed: Why single transforms are not timed, if they never are.
     """
 
     name: str = ""
@@ -132,45 +80,33 @@ class Subject:
     keeps_workers: bool = False
     has_cluster: bool = False
     starts_anew: bool = False
-    transforms: tuple[TransformFacts, ...] | None = None
     decisions: tuple[Decision, ...] = ()
     gpu_use: GpuUse | None = None
+    note: str = ""
+    untimed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(RunSums, Subject):
-    """The measurements of a loader: those of `dpex.measure.sums.RunSums` and of `Subject`, and these.
+class Facts(Sums, Subject):
+    """The measurements of a loader: its counts, what is known of it without measuring, and the CPUs.
 
     Attributes:
-        step_spread: The standard deviation of the training steps over their mean.
-        gpu_stall_s: Seconds in which the GPU's stream waited for data, the first batch of each pass left out.
-        pools: What each pool did, by its name.
         cpus: CPUs that may be used here.
-        others: How many of these were busy with other programs.
-        deaths: Workers that ended unexpectedly.
-        failed_nodes: Why nodes of the cluster were left alone for a while.
-        slow_samples: The samples that took longest.
-        latest_failed: The latest samples that could not be loaded, each with its index and its error.
-        nodes: The machines that made batches, where there are several.
-        unmeasured: What is missing, and why.
     """
 
-    step_spread: float | None = None
-    gpu_stall_s: float | None = None
-    pools: Mapping[str, PoolFacts] = field(default_factory=dict)
     cpus: float = 1.0
-    others: float | None = None
-    deaths: int = 0
-    failed_nodes: tuple[str, ...] = ()
-    slow_samples: tuple[SampleFacts, ...] = ()
-    latest_failed: tuple[FailedSample, ...] = ()
-    nodes: tuple[NodeFacts, ...] | None = None
-    unmeasured: tuple[str, ...] = ()
+
+    # -- the training loop ---------------------------------------------------------------------------------------------
 
     @property
     def wait_ratio(self) -> float:
         """The wait: the share of wall time that the training loop spent in ``next()``, 0 to 1."""
         return (self.wait_s + self.transfer_s) / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Batches per second, the starts of passes included."""
+        return self.batches / max(1e-9, self.wall_s)
 
     @property
     def running_s(self) -> float:
@@ -200,8 +136,9 @@ class Facts(RunSums, Subject):
 
     @property
     def gpu_stall_ratio(self) -> float | None:
-        """Share of wall time in which the GPU's stream waited for data, None if unknown."""
-        return None if self.gpu_stall_s is None or self.wall_s <= 0 else self.gpu_stall_s / self.wall_s
+        """Share of wall time in which the GPU's stream waited for data, starts left out; None if it was not timed."""
+        stall_s = self.gpu_running_stall_s
+        return None if stall_s is None or self.wall_s <= 0 else stall_s / self.wall_s
 
     @property
     def copies_ratio(self) -> float:
@@ -212,14 +149,25 @@ class Facts(RunSums, Subject):
         return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
 
     @property
+    def others(self) -> float | None:
+        """CPUs that were busy with other programs; None where a quota hides that."""
+        return self.others_s / self.others_over_s if self.others_over_s else None
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    @property
     def local(self) -> int:
-        """Workers on this machine."""
-        return self.pools[LOCAL].workers if LOCAL in self.pools else 0
+        """Workers on this machine.
+
+        Those that start serve in a moment, and a pass may end before: they count, as one batch was all that was wanted.
+        """
+        pool = self.pools.get(LOCAL, _NO_POOL)
+        return max(pool.running, pool.requested)
 
     @property
     def remote(self) -> int:
         """Workers on the cluster."""
-        return self.pools[REMOTE].workers if REMOTE in self.pools else 0
+        return self.pools.get(REMOTE, _NO_POOL).running
 
     @property
     def workers(self) -> int:
@@ -235,3 +183,95 @@ class Facts(RunSums, Subject):
     def busy_s(self) -> float:
         """Wall time that making them took."""
         return sum(pool.busy_s for pool in self.pools.values())
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time that making them took."""
+        return sum(pool.cpu_s for pool in self.pools.values())
+
+    @property
+    def services_s(self) -> tuple[float, ...]:
+        """Wall seconds of single batches, a fair choice."""
+        return tuple(seconds for pool in self.pools.values() for seconds in pool.kept_s)
+
+    @property
+    def sample_s(self) -> float:
+        """Wall seconds of the mean sample, 0 if none was made."""
+        made = self.tickets * self.samples / max(1, self.batches)
+        return sum(pool.load_s for pool in self.pools.values()) / made if made else 0.0
+
+    @property
+    def transforms(self) -> tuple[TransformFacts, ...]:
+        """Steps of the dataset and of the collate function, in the order in which they were first met."""
+        found: dict[str, TransformFacts] = {}
+        for pool in self.pools.values():
+            for one in _transforms(pool):
+                found[one.name] = found[one.name].plus(one) if one.name in found else one
+        return tuple(found.values())
+
+    @property
+    def nodes(self) -> dict[str, NodeStats]:
+        """The cluster's machines, and this one where it makes batches beside them."""
+        found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
+        here = self.pools.get(LOCAL, _NO_POOL)
+        if found and here.tickets:
+            known = here.queue_known_s > _KNOWN * here.load_s
+            found["this machine"] = here.narrowed(NodeStats, asked_s=here.busy_s if known else 0.0)
+        return found
+
+    @property
+    def failed_nodes(self) -> tuple[str, ...]:
+        """Why nodes of the cluster were left alone for a while."""
+        return tuple(why for pool in self.pools.values() for why in pool.failed_nodes)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What is missing, and why."""
+        return tuple(_gaps(self))
+
+
+def queueing_s(sums: PoolStats | NodeStats) -> float | None:
+    """Return the seconds in which a pool's or a node's workers could have run and had no CPU.
+
+    Where the kernel tells of a part of the work, the rest is taken to be alike. None: it does not tell of most.
+    """
+    nodes = list(sums.nodes.values()) if isinstance(sums, PoolStats) else [sums]
+    queued_s, known_s, busy_s = (sum(getattr(one, name) for one in nodes) for name in ("queued_s", "asked_s", "busy_s"))
+    if isinstance(sums, PoolStats) and not busy_s:
+        queued_s, known_s, busy_s = sums.queued_s, sums.queue_known_s, sums.load_s
+    return queued_s * busy_s / known_s if known_s > _KNOWN * busy_s else None
+
+
+def _transforms(pool: PoolStats) -> Iterator[TransformFacts]:
+    """A pool's steps. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
+    timed = [step.narrowed(TransformFacts, name=name) for name, step in pool.steps.items() if step.calls > 0]
+    for one in timed:
+        stage = [other for other in timed if other.is_collating == one.is_collating]
+        wall_s, cpu_s = (pool.collate_s, pool.collate_cpu_s) if one.is_collating else (pool.load_s, pool.load_cpu_s)
+        all_wall_s = wall_s * one.wall_s / max(1e-12, sum(other.wall_s for other in stage))
+        all_cpu_s = cpu_s * one.cpu_s / max(1e-12, sum(other.cpu_s for other in stage))
+        yield replace(one, all_wall_s=all_wall_s, all_cpu_s=min(all_wall_s, all_cpu_s))
+
+
+def _gaps(facts: Facts) -> Iterator[str]:
+    local, remote = (facts.pools.get(name, _NO_POOL) for name in (LOCAL, REMOTE))
+    if facts.note and not facts.batches:
+        yield facts.note
+    if facts.gpu_running_stall_s is None:
+        yield "GPU stall: no CUDA stream was seen; the shares are of the training loop's time"
+    if local.tickets and queueing_s(local) is None:
+        yield "waiting for a CPU on this machine: the kernel does not tell, or workers lived too briefly"
+    if remote.tickets and queueing_s(remote) is None:
+        yield "waiting for a CPU on other machines: their kernels do not tell"
+    if facts.others is None:
+        yield "CPU time of other programs: a quota holds here, or the system does not tell"
+    steps = facts.transforms
+    if not any(one.is_within for one in steps):
+        why = "no batch was timed yet; from the second of a worker on one is now and then"
+        if steps:
+            seen = "an attribute that can be called and is named for a transform, or holds a list of transforms"
+            why = f"the dataset has none that can be seen ({seen}); what its own methods take is together"
+        yield f"single transforms: {facts.untimed or why}"
+    if facts.tickets and not facts.slow_samples:
+        none = f"not where they take under {1e6 * SAMPLE_S:.0f} µs, in streams, with __getitems__ or batch_size=None"
+        yield f"slowest samples: none was timed alone ({none})"

@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.diagnose import work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
-from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
+from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
+from dpex.measure.sums import NodeStats, PoolStats
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
-WHERE_TIME_GOES = "Where the time goes"
 COLUMNS = 100
 """Lines of the text are wrapped at this width: a report is read in terminals, logs and mails."""
 _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
-VERSION = 3
+VERSION = 4
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
+_CALCULATED = ("wall_s", "wait_s", "wait_ratio", "held_ratio", "gpu_stall_ratio", "others", "transforms", "unmeasured")
+"""Properties of `Facts` that `plain` has beside the counts."""
 _SHOWN = 0.01
 """A part of the time below this is left out of the evidence."""
 
@@ -73,10 +75,10 @@ def confidence(verdict: Verdict) -> str:
 def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
     """Return the evidence in three lines: batches, CPUs, and the training loop's time."""
     if facts.tickets:
-        cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / facts.tickets
         who = f"{facts.workers} worker{'s' * (facts.workers != 1)} made" if facts.workers else "next() made"
-        made = f"A batch takes {duration(facts.busy_s / facts.tickets)} to make, {duration(cpu_s)} of it on a CPU"
-        yield f"{made}; {who} {rounded(facts.batches / facts.wall_s)} batches/s."
+        each_s, cpu_s = facts.busy_s / facts.tickets, facts.cpu_s / facts.tickets
+        made = f"A batch takes {duration(each_s)} to make, {duration(cpu_s)} of it on a CPU"
+        yield f"{made}; {who} {rounded(facts.rate)} batches/s."
         used = ", ".join(f"{name} {count:.2g}" for name, count in work.cpus_used(facts).items() if count >= 0.05)
         yield f"CPUs in use, of {rounded(facts.cpus)}: {used or 'hardly any'}."
     shown = [f"{part.name} {percent(part.ratio)}" for part in parts(facts, verdict) if part.ratio >= _SHOWN]
@@ -100,17 +102,16 @@ def _range(one: Prediction) -> str:
 
 def advice(found: Diagnosis) -> str:
     """Return what to do first, with the rate and the wait that it should bring."""
-    verdict, changes, best = found.verdict, found.what_if, found.recommendation
-    usual = CAUSES[verdict.cause].advice
-    if verdict.cause == TOO_EARLY.key or changes is None:
+    facts, best = found.facts, found.recommendation
+    usual, rate = CAUSES[found.verdict.cause].advice, rounded(facts.rate)
+    if found.verdict.cause == TOO_EARLY.key:
         return usual
-    rate = rounded(changes.rate)
-    if verdict.cause == STEP.key:
+    if found.verdict.cause == STEP.key:
         return f"{usual} It takes {rate} batches/s and gets them; the loader cannot add to that."
-    told = predicted(best, changes.wait, changes.rate) if best is not None else ""
-    if changes.held_back:
+    told = predicted(best, facts.wait_ratio, facts.rate) if best is not None else ""
+    if found.held_back:
         beyond = f" Beyond the tuner: {told}" if told else ""
-        return f"{changes.held_back}.{beyond}"
+        return f"{found.held_back}.{beyond}"
     return told or f"{usual} No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now."
 
 
@@ -180,19 +181,16 @@ def _table(section: ReportSection) -> Iterator[str]:
 
 def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
     """The tables, those that have something to tell."""
-    facts, verdict = found.facts, found.verdict
-    made = [_how(verdict), _where_time_goes(facts, verdict)]
-    if facts.tickets:
-        made.append(_stages(facts))
-    made += [section for section in (_transforms(facts), _slow_samples(facts), _failed_samples(facts)) if section.rows]
-    if facts.nodes:
-        made.append(_machines(facts.nodes))
-    if facts.failed_nodes:
-        made.append(ReportSection(title="Machines that failed", lines=facts.failed_nodes))
-    if found.what_if is not None and found.what_if.predictions and verdict.cause not in ("too-early", "consumer"):
-        made.append(_changes(found.what_if.predictions))
-    made.append(ReportSection(title="What was not measured", lines=facts.unmeasured or ("nothing that matters here",)))
-    return tuple(made)
+    facts = found.facts
+    made = [
+        _how(found.verdict),
+        *(_stages(facts), _transforms(facts), _slow_samples(facts), _failed_samples(facts), _machines(facts.nodes)),
+        ReportSection(title="Machines that failed", header=("why",), rows=tuple((why,) for why in facts.failed_nodes)),
+    ]
+    if found.verdict.cause not in (TOO_EARLY.key, STEP.key):
+        made.append(_changes(found.predictions))
+    missing = facts.unmeasured or ("nothing that matters here",)
+    return (*(one for one in made if one.rows), ReportSection(title="What was not measured", lines=missing))
 
 
 def _how(verdict: Verdict) -> ReportSection:
@@ -215,15 +213,6 @@ def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
     return tuple(ReportPart(cause.key, cause.part, share, cause.colour) for cause, share in shares)
 
 
-def _where_time_goes(facts: Facts, verdict: Verdict) -> ReportSection:
-    rows = tuple(
-        (part.name, duration(part.ratio * facts.wall_s), percent(part.ratio))
-        for part in parts(facts, verdict)
-        if part.ratio >= 0.005 or part.cause == STEP.key
-    )
-    return ReportSection(title=WHERE_TIME_GOES, header=("the training loop", "seconds", "of its time"), rows=rows)
-
-
 _WHERE = {INLINE: "the training process", LOCAL: "this machine", REMOTE: "the cluster"}
 
 
@@ -240,14 +229,14 @@ def _stages(facts: Facts) -> ReportSection:
     return ReportSection(title="What a batch takes", header=header, rows=rows, lines=(told,) if shared else ())
 
 
-def _stage_rows(pool: PoolFacts) -> Iterator[tuple[str, ...]]:
+def _stage_rows(pool: PoolStats) -> Iterator[tuple[str, ...]]:
     total = max(1e-12, pool.busy_s + pool.transit_s)
     stages: tuple[tuple[str, float | None, float | None], ...] = (
         ("load and transform", pool.load_s, pool.load_cpu_s),
         ("collate", pool.collate_s, pool.collate_cpu_s),
         ("encode", pool.encode_s, pool.encode_cpu_s),
         ("transit", pool.transit_s, None),
-        ("part of these: waiting for a CPU", pool.queued_s, None),
+        ("part of these: waiting for a CPU", queueing_s(pool), None),
     )
     for stage, wall_s, cpu_s in stages:
         if wall_s and wall_s / total >= 0.001:
@@ -256,7 +245,7 @@ def _stage_rows(pool: PoolFacts) -> Iterator[tuple[str, ...]]:
 
 
 def _transforms(facts: Facts) -> ReportSection:
-    known = sorted(facts.transforms or (), key=lambda one: -one.all_wall_s)
+    known = sorted(facts.transforms, key=lambda one: -one.all_wall_s)
     total = max(1e-12, sum(one.all_wall_s for one in known))
     rows = tuple(
         (
@@ -273,25 +262,29 @@ def _transforms(facts: Facts) -> ReportSection:
     return ReportSection(title="Transforms", header=header, rows=rows, lines=(how,))
 
 
-def _machines(nodes: tuple[NodeFacts, ...]) -> ReportSection:
+def _machines(nodes: Mapping[str, NodeStats]) -> ReportSection:
     """Slowest first."""
-    ordered = sorted(nodes, key=lambda node: -node.busy_s / max(1, node.tickets))
-    rows = tuple(map(_machine, ordered))
-    header = ("machine", "batches", "time per batch", "CPU per batch", "waiting for a CPU")
-    lines = (f"All batches were made on one machine: {ordered[0].name}.",) if len(ordered) == 1 else ()
-    title = "Slowest machines" if len(ordered) > 1 else "Machines"
-    return ReportSection(title=title, header=header, rows=rows, lines=lines)
+    ordered = sorted(nodes.items(), key=lambda node: -node[1].busy_s / node[1].tickets)
+    return ReportSection(
+        title="Slowest machines" if len(ordered) > 1 else "Machines",
+        header=("machine", "batches", "time per batch", "CPU per batch", "waiting for a CPU"),
+        rows=tuple(_machine(name, node) for name, node in ordered),
+        lines=tuple(f"All batches were made on one machine: {name}." for name, _ in ordered if len(ordered) == 1),
+    )
 
 
-def _machine(node: NodeFacts) -> tuple[str, ...]:
-    each = max(1, node.tickets)
-    queued = "" if node.queued_s is None else duration(node.queued_s / each)
-    return (node.name, str(node.tickets), duration(node.busy_s / each), duration(node.cpu_s / each), queued)
+def _machine(name: str, node: NodeStats) -> tuple[str, ...]:
+    queued_s = queueing_s(node)
+    seconds = (node.busy_s, node.cpu_s, *(() if queued_s is None else (queued_s,)))
+    shown = [duration(each / node.tickets) for each in seconds]
+    return (name, str(node.tickets), *shown, *([] if queued_s is not None else [""]))
 
 
 def _slow_samples(facts: Facts) -> ReportSection:
+    mean_s = max(1e-12, facts.sample_s)
     rows = tuple(
-        (slow.index, duration(slow.seconds), f"{slow.mean_ratio:.3g}", str(slow.times)) for slow in facts.slow_samples
+        (slow.shown, duration(slow.seconds), f"{slow.seconds / mean_s:.3g}", str(slow.times))
+        for slow in facts.slow_samples
     )
     header = ("dataset index", "time", "times the mean sample", "how often so slow")
     return ReportSection(title="Slowest samples", header=header, rows=rows, lines=("Since the loader was made.",))
@@ -322,26 +315,28 @@ def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:
 def plain(found: Diagnosis) -> dict[str, Any]:
     """JSON-able, see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
     facts, verdict = found.facts, found.verdict
-    shown = dict(_plain(verdict))
-    shown |= {"title": verdict.title, "is_sure": verdict.is_sure, "shares": dict(verdict.shares)}
-    measured = dict(_plain(facts))
-    measured |= {name: getattr(facts, name) for name in ("wall_s", "wait_s", "wait_ratio", "held_ratio")}
+    shown = {"title": verdict.title, "is_sure": verdict.is_sure, **_plain(verdict), "shares": dict(verdict.shares)}
+    measured = _plain(facts)
+    measured |= {name: _plain(getattr(facts, name)) for name in _CALCULATED}
     for pool in measured["pools"].values():
-        pool.pop("services_s")
+        pool.pop("kept_s")
     return {
         "version": VERSION,
         "verdict": shown,
         "advice": advice(found),
+        "held_back": found.held_back,
         "end_of_stall": found.end_of_stall,
         "recommendation": _plain(found.recommendation),
-        "what_if": _plain(found.what_if),
+        "predictions": _plain(found.predictions),
         "facts": measured,
     }
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -4,7 +4,7 @@ Rules, first match:
 
 1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`; of long batches `FEW_BATCHES`, `FEW_S`): nothing is concluded.
 2. Where the training stream waits for batches that are made and not on the device for `LIMIT` of the time, and for
-   `ALONE` times the wait, the transfer is the verdict (`dpex.diagnose.device`).
+   `ALONE` times the wait, the transfer is the verdict.
 3. Where the training thread waits for a CPU, in its steps and in ``next()``, for `LIMIT` of the time, and for longer
    than it waits for batches, CPUs are too few. Else the consumer is the limit if the start took less than `START_LIMIT`
    and the loop then waits (the GPU, where that is known) for less than `LIMIT` of the time. A wait of less than `SMALL`
@@ -14,20 +14,20 @@ Rules, first match:
 
 Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause from the second,
 (a - b) / (a + b). For "mixed" it is 1 less that, and for the consumer the distance of the loss from the limit. The
-second is n / (n + 25) for n batches. The third is below 1 for losses near the limit. The product is halved where a full
-machine hides whether workers computed or waited. From `SURE` on a verdict may be acted on without another look.
+second is n / (n + 25) for n batches. The third is below 1 for losses near the limit. The product is halved where
+workers of a full machine may have waited for a CPU instead of data, and the kernel does not tell. From `SURE` on a
+verdict may be acted on without another look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from dpex.diagnose import device, work
-from dpex.diagnose.attribution import LostTime, is_tiny, losses
+from dpex.diagnose import work
+from dpex.diagnose.attribution import LostTime, is_tiny
 from dpex.diagnose.causes import CAUSES
-from dpex.diagnose.facts import Facts, TransformFacts
+from dpex.diagnose.facts import Facts, TransformFacts, queueing_s
 from dpex.measure.readable import duration, percent, rounded
 
 ENOUGH_BATCHES = 50
@@ -57,6 +57,12 @@ _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
 _TOLD = 0.01
 """Share of the time from which a cause is mentioned beside a training step that is the limit."""
+IDLE = 0.2
+"""Share of the time from which a GPU that idles while batches are ready is mentioned: short kernels leave gaps."""
+HELD_BACK = 0.1
+"""Share of the time from which clocks that are held back are mentioned."""
+COPIES, TRANSFORM = "copies to the device", "device transform"
+"""The two that the training stream can wait for. They run beside the steps, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +91,6 @@ class Verdict:
         where: The part of the work; "" if unknown.
         sentence: The verdict in one sentence.
         confidence: How sure it is, from 0 to 1; from 0.6 on it may be acted on.
-        wait_ratio: The wait: the share of wall time that the training loop spent in ``next()``, from 0 to 1.
-        held_ratio: The share of wall time that the training step waited for a CPU, which is no part of the wait.
-        gpu_stall_ratio: The share of wall time that the GPU's stream waited for data; None if unknown.
-        signal: By what it was judged whether loading is the limit: "events": the time that the GPU's stream waited for
-            data, by CUDA events; "wait": the time that the training loop waited, as no stream was seen.
         shares: The causes of the wait and their shares of it, the largest first.
         evidence: The numbers that it rests on.
     """
@@ -98,12 +99,8 @@ class Verdict:
     where: str
     sentence: str
     confidence: float
-    wait_ratio: float
-    held_ratio: float
-    gpu_stall_ratio: float | None
     shares: tuple[tuple[str, float], ...]
     evidence: tuple[Evidence, ...]
-    signal: Literal["events", "wait"] = "wait"
 
     @property
     def title(self) -> str:
@@ -116,9 +113,8 @@ class Verdict:
         return self.confidence >= SURE
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: Facts, found: LostTime) -> Verdict:
     """Conclude what limits the run."""
-    found = losses(facts)
     seen = facts.batches / (facts.batches + _HALF_KNOWN)
     cause, confidence, causes = _cause(facts, found)
     where = _where(facts, found, cause)
@@ -128,12 +124,8 @@ def judge(facts: Facts) -> Verdict:
         where=where,
         sentence=_sentence(facts, found, cause, where, causes),
         confidence=min(1.0, max(0.0, confidence * seen)),
-        wait_ratio=facts.wait_ratio,
-        held_ratio=facts.held_ratio,
-        gpu_stall_ratio=facts.gpu_stall_ratio,
         shares=tuple((name, seconds / total) for name, seconds in found.ranked if seconds > 0),
         evidence=tuple(_evidence(facts, found, cause)),
-        signal="wait" if facts.gpu_stall_ratio is None else "events",
     )
 
 
@@ -152,10 +144,15 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
-    clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
+    clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT)) * (0.5 if _may_have_queued(facts) else 1.0)
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
     return first, apart * clear, [first]
+
+
+def _may_have_queued(facts: Facts) -> bool:
+    """Return True if workers of a full machine may have waited for a CPU, and the kernel does not tell."""
+    return work.is_full(facts) and any(pool.tickets and queueing_s(pool) is None for pool in facts.pools.values())
 
 
 def _held(facts: Facts) -> float:
@@ -189,7 +186,7 @@ def _lost_to_loading(facts: Facts, found: LostTime) -> float:
 
 def _where(facts: Facts, found: LostTime, cause: str) -> str:
     if cause == "transfer" and _is_late_on_device(facts, found):
-        return device.waited_for(facts)
+        return waited_for(facts)
     if cause == "memory":
         return "memory_budget" if facts.is_capped else "prefetch"
     if cause == "startup" and facts.passes > 1:
@@ -199,11 +196,10 @@ def _where(facts: Facts, found: LostTime, cause: str) -> str:
 
 def _culprit(facts: Facts) -> str:
     """The sample that was slow again and again, if there is one."""
-    again = [slow for slow in facts.slow_samples if slow.times > 1 and slow.times_mean_ratio >= APART]
-    if not again:
-        return ""
-    worst = max(again, key=lambda slow: slow.times * slow.times_mean_ratio)
-    return f"dataset index {worst.index} was slow {worst.times} times"
+    least_s = APART * facts.sample_s
+    again = [slow for slow in facts.slow_samples if slow.times > 1 and slow.total_s >= least_s * slow.times]
+    worst = max(again, key=lambda slow: slow.total_s, default=None)
+    return "" if worst is None else f"dataset index {worst.shown} was slow {worst.times} times"
 
 
 def _place(facts: Facts, found: LostTime, cause: str) -> str:
@@ -230,7 +226,7 @@ def _each_batch(facts: Facts, cause: str) -> str:
 def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
     """Return the step that takes most of what batches compute ("cpu") or wait ("storage"), and its share of the dataset
     or of the collate function. None: no step takes `MOST`, or single transforms were not timed."""
-    steps = facts.transforms or ()
+    steps = facts.transforms
     if cause not in ("cpu", "storage") or not any(one.is_within for one in steps):
         return None
 
@@ -251,9 +247,9 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
             f"{ENOUGH_BATCHES} batches and {ENOUGH_S:g} s, or {FEW_BATCHES} batches and {FEW_S:g} s."
         )
     if cause == "consumer":
-        return _consumer(facts, found) + device.not_the_loader(facts)
-    if where in (device.COPIES, device.TRANSFORM):
-        return device.late_batches(facts)
+        return _consumer(facts, found) + _not_the_loader(facts)
+    if where in (COPIES, TRANSFORM):
+        return _late_batches(facts)
     if cause == "crowding" and facts.held_s >= found.by_cause["crowding"]:
         return f"{_held_up(facts)} The wait for batches is {percent(facts.wait_ratio)} of the time."
     held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
@@ -298,6 +294,45 @@ def _consumer(facts: Facts, found: LostTime) -> str:
     return f"The training step is the limit: the wait is {wait} of the time{rest}."
 
 
+# -- the GPU's side ----------------------------------------------------------------------------------------------------
+
+
+def waited_for(facts: Facts) -> str:
+    """Return whether the training stream waits for copies or for the device transform; "" where it hardly waits."""
+    if facts.copies_ratio < LIMIT:
+        return ""
+    return TRANSFORM if (facts.feed_transform_s or 0.0) > (facts.feed_copy_s or 0.0) else COPIES
+
+
+def _late_batches(facts: Facts) -> str:
+    is_transform = waited_for(facts) == TRANSFORM
+    seconds = (facts.feed_transform_s if is_transform else facts.feed_copy_s) or 0.0
+    what = "the device transform takes" if is_transform else "copying one takes"
+    return (
+        f"The training stream waits for {percent(facts.copies_ratio)} of the time for batches that are made and not "
+        f"ready on the device: {what} {duration(seconds / max(1, facts.batches))}. More workers change nothing."
+    )
+
+
+def _not_the_loader(facts: Facts) -> str:
+    """Return that the GPU idles while batches are ready, and that its clocks are held back, where NVML says so."""
+    use = facts.gpu_use
+    if use is None or use.supplied_busy_ratio is None:
+        return ""
+    sentences = ""
+    if use.supplied_idle_ratio >= IDLE:
+        busy = percent(use.supplied_busy_ratio)
+        sentences = (
+            f" While batches are ready the GPU runs kernels for {busy} of the time by NVML: what it waits for is not "
+            "the loader."
+        )
+    slowed = [f"{name} ({percent(share)} of the time)" for name, share in use.held_back() if share >= HELD_BACK]
+    return sentences + (f" The GPU's clocks are held back by {' and '.join(slowed)}." if slowed else "")
+
+
+# -- words and numbers -------------------------------------------------------------------------------------------------
+
+
 def _because(facts: Facts, cause: str, where: str) -> str:
     because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else CAUSES[cause].explanation
     return because + (f" ({where})" if where else "")
@@ -313,10 +348,9 @@ _SO_SMALL = "batches are so small that dispatching and receiving them costs more
 def _evidence(facts: Facts, found: LostTime, cause: str) -> Iterator[Evidence]:
     """All numbers that are known and matter."""
     made = max(1, facts.tickets)
-    cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / made
     use = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
     late = facts.copies_ratio if facts.copies_ratio >= LIMIT else None
-    making_s = (facts.busy_s / made, cpu_s) if facts.tickets else (None, None)
+    making_s = (facts.busy_s / made, facts.cpu_s / made) if facts.tickets else (None, None)
     causes = [(CAUSES[name], seconds) for name, seconds in found.ranked if seconds > 0.02 * found.total_s]
     known: tuple[tuple[str, float | None, str, str], ...] = (
         ("wait", facts.wait_ratio, "ratio", "time in next(), timed around every call"),

@@ -1,4 +1,4 @@
-"""Predictions for other settings and cheaper work, by the law's model, and the change to make first. Pure.
+"""Predictions for other settings and cheaper work, by the law's model, and what would end the stall. Pure.
 
 A run has three parts: its starts, the cost of the order, and its batches at the rate of the model.
 
@@ -18,20 +18,28 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.law.model import Model, Place
+from dpex.autotune.law.model import EndOfStall, Model, Place
 from dpex.autotune.types import Settings
-from dpex.diagnose import device, ending, work
+from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts
+from dpex.diagnose.verdict import TRANSFORM, waited_for
+from dpex.measure.readable import percent, rounded
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
 MATTERS = 0.05
 """A share of the time below which nothing is worth a change."""
-HALF, QUARTER, FEWER = 0.5, 0.25, 0.75
-"""Parts of a cost: of half the work, of uint8 instead of float32, and the part saved by batches four times as large."""
+HALF, QUARTER = 0.5, 0.25
+"""Parts of a cost: of half the work; of uint8 instead of float32, and of batches four times as large."""
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
+_TOLD = 0.05
+"""Part of all CPUs from which those of other programs are mentioned."""
+_ENOUGH = 0.05
+"""CPUs that miss less than this part of what is needed are enough: measurements are no better."""
+_STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
+"""Stages of a batch in words; others are names of transforms."""
 
 Kind = Literal["workers", "prefetch", "start", "free", "place", "narrow", "larger", "cached", "cheaper", "machines"]
 EFFORT: dict[Kind, float] = {
@@ -80,67 +88,30 @@ class Prediction:
     condition: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """Predictions for other settings and cheaper work.
-
-    Attributes:
-        wait: The wait that was measured, 0 to 1.
-        rate: The batches per second that were measured.
-        predictions: Changes that make more batches per second, the highest rate first.
-        recommended: The one that brings most for its effort; None: nothing is worth it.
-        held_back: Why the tuner has not taken a faster setting; "" if there is no such setting.
-        end: Sentences on how to end the stall; "" if unknown.
-    """
-
-    wait: float
-    rate: float
-    predictions: tuple[Prediction, ...]
-    recommended: Prediction | None
-    held_back: str
-    end: str
+def better(facts: Facts, found: LostTime, model: Model) -> tuple[Prediction, ...]:
+    """Return the changes that make more batches per second, the highest rate first."""
+    changes = Run(facts=facts, found=found, model=model).changes()
+    return tuple(sorted((one for one in changes if one.rate > (1.0 + WORTH) * facts.rate), key=lambda one: -one.rate))
 
 
-def what_if(facts: Facts, found: LostTime) -> WhatIf | None:
-    """Predict all changes; None: too little was seen of batches or steps to predict from."""
-    model = work.model_of(facts, found)
-    if model is None:
-        return None
-    run = Run(facts=facts, found=found, model=model)
-    better = [one for one in run.changes() if one.rate > (1.0 + WORTH) * run.rate]
-    own = [one for one in better if facts.is_tuned and one.kind in TUNERS]
-    others = [one for one in better if one not in own]
-    return WhatIf(
-        wait=facts.wait_ratio,
-        rate=run.rate,
-        predictions=tuple(sorted(others, key=lambda one: -one.rate)),
-        recommended=max(others, key=lambda one: math.log(one.rate / run.rate) / EFFORT[one.kind], default=None),
-        held_back=_held_back(facts, own),
-        end=ending.sentences(facts, found, model),
-    )
+def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
+    """Return the change that brings most for its effort; None if there is none. ``rate``: the measured one."""
+    return max(predictions, key=lambda one: math.log(one.rate / rate) / EFFORT[one.kind], default=None)
 
 
-def predicted(facts: Facts, found: LostTime, settings: Settings) -> Prediction | None:
-    """Predict a setting; None: too little was seen."""
-    model = work.model_of(facts, found)
-    return None if model is None else Run(facts=facts, found=found, model=model).predicted("workers", "", settings)
-
-
-def _held_back(facts: Facts, own: Sequence[Prediction]) -> str:
-    """Why the tuner has not taken what the model says is faster."""
-    if not own:
-        return ""
+def held_back(facts: Facts) -> str:
+    """Return why the tuner has not taken a setting that the model says is faster."""
     last = facts.decisions[-1] if facts.decisions else None
     if last is not None and last.outcome is None:
         return (
             f'num_workers="auto" is trying {last.new}, which should bring {last.predicted_rate:.3g} batches/s and a '
-            f"wait of {100 * last.predicted_wait:.0f} %"
+            f"wait of {percent(last.predicted_wait)}"
         )
     if facts.is_capped:
         return "memory_budget keeps the tuner from more"
-    undone = [one for one in facts.decisions if one.outcome is not None and not one.outcome.kept]
-    if undone and undone[-1].outcome is not None:
-        return f"The tuner tried {undone[-1].new} and took it back at {undone[-1].outcome.rate:.3g} batches/s"
+    undone = [(one.new, one.outcome) for one in facts.decisions if one.outcome is not None and not one.outcome.kept]
+    for new, outcome in undone[-1:]:
+        return f"The tuner tried {new} and took it back at {outcome.rate:.3g} batches/s"
     return 'num_workers="auto" has not settled yet'
 
 
@@ -151,11 +122,6 @@ class Run:
     facts: Facts
     found: LostTime
     model: Model
-
-    @property
-    def rate(self) -> float:
-        """Batches per second, the starts of passes included."""
-        return self.facts.batches / self.facts.wall_s
 
     # -- how long the same batches would take --------------------------------------------------------------------------
 
@@ -224,7 +190,8 @@ class Run:
         yield from self._starts()
         yield from self._cpus()
         yield from self._cheaper()
-        yield from self._other_data()
+        yield from self._in_next()
+        yield from self._on_device()
 
     def _settings(self) -> Iterator[Prediction]:
         """The law's own choice, and with it the prefetch alone."""
@@ -296,42 +263,44 @@ class Run:
             yield self.predicted("free", text, model=free, held_s=0.0, saved_s=crowding_s)
 
     def _cheaper(self) -> Iterator[Prediction]:
-        """The costliest part of a batch, and the sampler, at half their cost."""
-        model, facts = self.model, self.facts
-        stage = model.to_end_stall().stage
+        """The costliest part of a batch at half its cost, and samples that need not be waited for."""
+        stage = self.model.to_end_stall().stage
         if stage is not None and stage[1] >= MATTERS:
             left = 1.0 - HALF * stage[1]
-            names = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
-            change = f"{names.get(stage[0], f'`{stage[0]}`')} at half its cost"
-            yield self._costing("cheaper", change, left, left)
-        sampler_s = self.found.by_cause["sampler"]
-        if sampler_s > MATTERS * facts.wall_s:
-            yield self._quicker("cheaper", "the sampler at half its cost", HALF * sampler_s)
-
-    def _other_data(self) -> Iterator[Prediction]:
-        """A cache, a narrower type, larger batches, and workers of this machine instead of a cluster."""
-        found, least_s, now = self.found.by_cause, MATTERS * self.facts.wall_s, self.model.now
-        if found["storage"] > least_s:
+            yield self._costing("cheaper", f"{_stage(stage[0])} at half its cost", left, left)
+        if self.found.by_cause["storage"] > MATTERS * self.facts.wall_s:
             yield self._costing("cached", "samples cached, so that nothing waits for data", self.model.cpu_share, 1.0)
-        late = device.waited_for(self.facts)
-        if late == device.TRANSFORM:
-            saved_s = HALF * (self.facts.feed_transform_s or 0.0)
-            yield self._on_device("cheaper", "the device transform at half its cost", saved_s)
-        elif late == device.COPIES:
-            saved_s = (1.0 - QUARTER) * (self.facts.feed_copy_s or 0.0)
-            yield self._on_device("narrow", "a quarter of the bytes (uint8 until the device)", saved_s)
-        elif found["transfer"] > least_s:
+
+    def _in_next(self) -> Iterator[Prediction]:
+        """Less work of the training loop in ``next()``."""
+        narrow = "a quarter of the bytes (uint8 until the device)"
+        if self.found.place("transfer") == "taking batches in":  # views of tensors take none of it
+            narrow = "tensors instead of Python objects, at a quarter of the time"
+        fewer = "batches of four times the size, counted as four each"
+        known: tuple[tuple[str, Kind, str, float], ...] = (
+            ("sampler", "cheaper", "the sampler at half its cost", HALF),
+            ("transfer", "narrow", narrow, 1.0 - QUARTER),
+            ("dispatch", "larger", fewer, 1.0 - QUARTER),
+        )
+        for cause, kind, change, part in known:
+            seconds = self.found.by_cause[cause]
+            if seconds > MATTERS * self.facts.wall_s and not (cause == "transfer" and waited_for(self.facts)):
+                yield self._quicker(kind, change, part * seconds)
+
+    def _on_device(self) -> Iterator[Prediction]:
+        """Cheaper copies or a cheaper transform on the device, for which the steps wait."""
+        facts, late = self.facts, waited_for(self.facts)
+        if not late:
+            return
+        kind: Kind = "cheaper" if late == TRANSFORM else "narrow"
+        change = "the device transform at half its cost"
+        saved_s = HALF * (facts.feed_transform_s or 0.0)
+        if kind == "narrow":
             change = "a quarter of the bytes (uint8 until the device)"
-            if self.found.place("transfer") == "taking batches in":  # views of tensors take none of it
-                change = "tensors instead of Python objects, at a quarter of the time"
-            yield self._quicker("narrow", change, (1.0 - QUARTER) * found["transfer"])
-        if found["dispatch"] > least_s:
-            change = "batches of four times the size, counted as four each"
-            yield self._quicker("larger", change, FEWER * found["dispatch"])
-            if now.remote:
-                near = Settings(local=now.workers, prefetch=now.prefetch)
-                change = f"num_workers={now.workers} on this machine"
-                yield self.predicted("workers", change, near, saved_s=FEWER * found["dispatch"])
+            saved_s = (1.0 - QUARTER) * (facts.feed_copy_s or 0.0)
+        saved_s = min(facts.feed_wait_s or 0.0, saved_s)
+        step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(facts))
+        yield self.predicted(kind, change, model=replace(self.model, step_s=step_s))
 
     def _quicker(self, kind: Kind, change: str, saved_s: float) -> Prediction:
         """With a training loop that does that much less in ``next()``."""
@@ -339,12 +308,6 @@ class Run:
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
         return self.predicted(kind, change, model=model, saved_s=saved_s)
-
-    def _on_device(self, kind: Kind, change: str, saved_s: float) -> Prediction:
-        """With copies and transforms on the device that take that much less; the steps wait for them until then."""
-        saved_s = min(self.facts.feed_wait_s or 0.0, saved_s)
-        step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(self.facts))
-        return self.predicted(kind, change, model=replace(self.model, step_s=step_s))
 
     def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
         """With batches that take these parts of the wall and CPU time."""
@@ -364,3 +327,42 @@ def _named(now: Settings, new: Settings) -> str:
     each = new.prefetch / max(1, new.workers)
     more = f", with prefetch_factor={each:.0f}" if now.workers and each > max(2.0, now.prefetch / now.workers) else ""
     return f"num_workers={new.workers} instead of {now.workers}{more}"
+
+
+def _stage(name: str) -> str:
+    return _STAGES.get(name, f"`{name}`")
+
+
+# -- what would end the stall ------------------------------------------------------------------------------------------
+
+
+def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
+    """Return the rate that the training loop could take, and the CPUs or workers that it needs, in sentences.
+
+    "" where nothing stalls, where it needs neither, or where too little is known.
+    """
+    end, first = model.to_end_stall(), found.ranked[0][0]
+    if max(facts.running_wait_ratio, facts.held_ratio) < MATTERS:
+        return ""
+    if first in ("transfer", "sampler", "dispatch", "unknown"):
+        return ""
+    if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
+        needs = _cpus(facts, end)
+    elif first in ("cpu", "storage") and end.workers > model.now.workers:
+        needs = f"That needs {end.workers} workers; {model.now.workers or 'none'} ran."
+    else:
+        return ""
+    who = "training loop" if facts.gpu_running_stall_s is None else "GPU"
+    costliest = "" if end.stage is None else f" The costliest part is {_stage(end.stage[0])} ({percent(end.stage[1])})."
+    return f"The {who} could take {rounded(end.rate)} batches/s. {needs}{costliest}"
+
+
+def _cpus(facts: Facts, end: EndOfStall) -> str:
+    beside = facts.others or 0.0
+    others = f", of which other programs use {beside:.2g}" if beside >= _TOLD * facts.cpus else ""
+    more, needed = max(1, math.ceil(end.more_cpus - _TOLD)), math.ceil(end.cpus - _TOLD)
+    cost = f", or samples at {percent(end.cost)} of their cost," if end.cost >= _TOLD else ""
+    return (
+        f"That needs {needed} CPU{'s' * (needed > 1)}; this machine has {rounded(facts.cpus)}{others}. "
+        f"{more} more CPU{'s' * (more > 1)} on other nodes{cost} would end the stall."
+    )

@@ -11,7 +11,8 @@ from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.attribution import LostTime
-from dpex.diagnose.facts import Facts, PoolFacts
+from dpex.diagnose.facts import Facts, queueing_s
+from dpex.measure.sums import PoolStats
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 FULL = 0.9
@@ -61,7 +62,7 @@ def order_s(found: LostTime) -> float:
 
 def covering_prefetch(facts: Facts, model: Model) -> int:
     """Return the batches in flight with which the workers stay busy while the slowest batch is made."""
-    slowest_s = max(services(facts), default=0.0)
+    slowest_s = max(facts.services_s, default=0.0)
     made = min(model.demand, model.now.workers / max(1e-9, model.local.service_s))
     return math.ceil(slowest_s * made) + model.now.workers
 
@@ -79,7 +80,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         return None
     count, now, here = later_batches(facts), present(facts), _place(facts, LOCAL)
     step_s = max(1e-6, _free_step_s(facts) / count)
-    inline = facts.pools.get(INLINE, PoolFacts())
+    inline = facts.pools.get(INLINE, PoolStats())
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"]
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
     return Model(
@@ -109,16 +110,16 @@ def _free_step_s(facts: Facts) -> float:
     waited for page-locked memory, which no worker makes shorter."""
     own_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in ("sampler", "dispatch", "unknown", "h2d"))
     loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * own_s, own_s - facts.loop_queued_s)
-    if facts.gpu_stall_s is None:
+    if facts.gpu_running_stall_s is None:
         return loop_s
-    return max(loop_s, facts.running_s - facts.gpu_stall_s - facts.held_s)
+    return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
 
 
 def _place(facts: Facts, name: str) -> Place:
     """A place as measured; one without batches is taken to be as fast as another."""
     names = (name, LOCAL, REMOTE, INLINE)
     known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
-    queued_s = known.queued_s
+    queued_s = queueing_s(known)
     if queued_s is None:
         computes = known.cpu_s > _COMPUTES * known.busy_s
         queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
@@ -141,14 +142,9 @@ def _walls(facts: Facts, now: Settings, here: Place) -> Walls:
 
 
 def _unevenness(facts: Facts) -> float:
-    services_s = services(facts)
+    services_s = facts.services_s
     mean_s = sum(services_s) / len(services_s) if services_s else 0.0
     return max(1.0, max(services_s) / mean_s) if mean_s else 1.0
-
-
-def services(facts: Facts) -> tuple[float, ...]:
-    """Wall seconds of single batches."""
-    return tuple(seconds for pool in facts.pools.values() for seconds in pool.services_s)
 
 
 def _start(facts: Facts, now: Settings) -> Start | None:
@@ -163,9 +159,10 @@ def _stages(facts: Facts) -> Mapping[str, float]:
     """Parts of the time of a batch, by transform where these are known."""
     pools = facts.pools.values()
     seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in ("load", "collate", "encode")}
-    if any(one.is_within for one in facts.transforms or ()):
+    steps = facts.transforms
+    if any(one.is_within for one in steps):
         seconds = {"encode": seconds["encode"]}
-        for one in facts.transforms or ():
+        for one in steps:
             seconds[one.short] = seconds.get(one.short, 0.0) + one.all_wall_s
     total = sum(seconds.values())
     return {name: each / total for name, each in seconds.items()} if total > 0 else {}

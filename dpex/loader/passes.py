@@ -161,12 +161,13 @@ def _exported(loader: Any) -> LoaderMetrics | None:
 
 def diagnosis_source(loader: Any) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
-    from dpex.diagnose.source import Context, DiagnosisSource
+    from dpex.diagnose.facts import Subject
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 
     runtime, sizing = loader._runtime, Sizing(loader)
-    context = Context(
+    subject = Subject(
         name=encodable(loader.name or ""),
         rank=rank(os.environ),
         dataset=encodable(type(loader.dataset).__name__),
@@ -178,7 +179,7 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         note=_why_unmeasured(loader, sizing),
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
     )
-    return DiagnosisSource(book=runtime.counters, context=context, tuner=runtime.tuner)
+    return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
 
 
 def _why_unmeasured(loader: Any, sizing: Sizing) -> str:

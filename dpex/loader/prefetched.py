@@ -11,7 +11,8 @@ import torch
 
 from dpex.device.arguments import parse
 from dpex.device.feed import open_feed
-from dpex.diagnose.source import Context, DiagnosisSource
+from dpex.diagnose.facts import Subject
+from dpex.diagnose.source import DiagnosisSource
 from dpex.errors import IteratorClosedError
 from dpex.loader import at_exit
 from dpex.loader.background import Background
@@ -148,7 +149,7 @@ class Prefetched(Generic[T]):
         return found
 
     def _source(self) -> DiagnosisSource:
-        context = Context(
+        subject = Subject(
             name=encodable(self._options["name"] or ""),
             rank=rank(os.environ),
             dataset=encodable(type(self.iterable).__name__),
@@ -156,7 +157,7 @@ class Prefetched(Generic[T]):
             note="anything: no batch was delivered yet",
             untimed="steps of an iterable are not known",
         )
-        return DiagnosisSource(book=self._runtime.counters, context=context)
+        return DiagnosisSource(book=self._runtime.counters, subject=subject)
 
     def close(self) -> None:
         """End all passes and the export of metrics; both may begin anew. It may be called repeatedly."""

@@ -299,8 +299,6 @@ class Tally:
             waited_s=self.waited_s,
             steps=tuple(self.steps),
             stepped_s=self.work_s,
-            stepped_squared=self.work_squared,
-            step_count=max(0, self.batches - 1),
             delivered_at=self.delivered_at,
             head_idle_s=self.head_idle_s,
             other_idle_s=self.other_idle_s,

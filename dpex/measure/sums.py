@@ -7,7 +7,6 @@ Seconds are sums since the iterator was made. PURE but for random numbers.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ SERVICES_KEPT = 1024
 """Times of single batches that are kept when those of several iterators come together."""
 FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
-LEAST_SPREAD = 4
-"""The least number of values that have a spread."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 
@@ -42,13 +39,6 @@ def _all_of_both(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
 
 def _latest_failed(one: Sequence[FailedSample], other: Sequence[FailedSample]) -> Sequence[FailedSample]:
     return (*one, *other)[-FAILED_KEPT:]
-
-
-def relative_spread(count: int, total: float, squares: float) -> float | None:
-    """Return the standard deviation over the mean, from the sum and the sum of squares; None for too few values."""
-    if count < LEAST_SPREAD or total <= 0:
-        return None
-    return math.sqrt(max(0.0, squares * count / total**2 - 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +168,8 @@ class PoolStats(StageSums, LinkSums):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSums(Record):
-    """The training loop: what it got, and where its time and this process's went."""
+class Sums(Record):
+    """An iterator, or several together: the training loop, the queue, the pools, and the machine meanwhile."""
 
     passes: int = counter("Passes over the data that have begun.")
     batches: int = counter(
@@ -247,22 +237,6 @@ class RunSums(Record):
     trainer_queued_s: float | None = counter(
         "Seconds in which its training thread could have run and had no CPU.", "seconds", default=None
     )
-
-    @property
-    def wait_s(self) -> float:
-        """Waiting, whatever its cause."""
-        return sum(self.causes.values())
-
-    @property
-    def wall_s(self) -> float:
-        """Time in passes: waiting, taking in and working."""
-        return self.wait_s + self.transfer_s + self.work_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums(RunSums):
-    """An iterator, or several together: the training loop, the queue, the pools, and the machine meanwhile."""
-
     waits: tuple[int, ...] = histogram(
         "Waiting time of one batch, the first of each pass left out.",
         metric="dpex_batch_wait_seconds",
@@ -277,8 +251,6 @@ class Sums(RunSums):
         total="stepped_s",
     )
     stepped_s: float = counter("Seconds in the steps that have ended.", "seconds")
-    stepped_squared: float = counter("The sum of their squares.", default=0.0)
-    step_count: int = counter("Steps between two batches.")
     delivered_at: float = latest("When the latest batch was delivered.")
     errors: Mapping[str, int] = by_name(
         "Errors raised in the training loop, by kind.",
@@ -318,3 +290,13 @@ class Sums(RunSums):
     others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
     pids: tuple[int, ...] = level("Processes that are local workers.", default=())
     thread: int = state("The native id of the training thread, 0 if unknown.")
+
+    @property
+    def wait_s(self) -> float:
+        """Waiting, whatever its cause."""
+        return sum(self.causes.values())
+
+    @property
+    def wall_s(self) -> float:
+        """Time in passes: waiting, taking in and working."""
+        return self.wait_s + self.transfer_s + self.work_s

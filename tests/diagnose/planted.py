@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Sampler
 
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
+from dpex.diagnose.facts import queueing_s
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.options import WorkerConfig
 from tests.waiting import until
@@ -143,7 +144,7 @@ ELSEWHERE = ("cpu", "startup", "crowding")
 def is_crowded(diagnosis: Diagnosis) -> bool:
     """Whether the workers waited for a CPU for longer than they had one."""
     pools = diagnosis.facts.pools.values()
-    return sum(pool.queued_s or 0.0 for pool in pools) > sum(pool.cpu_s for pool in pools)
+    return sum(queueing_s(pool) or 0.0 for pool in pools) > sum(pool.cpu_s for pool in pools)
 
 
 def check(case: Case) -> Diagnosis:

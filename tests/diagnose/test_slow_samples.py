@@ -13,8 +13,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import diagnose
-from dpex.diagnose.facts import SampleFacts
-from dpex.measure.sampling import SLOWEST, SlowestSamples, merged
+from dpex.measure.sampling import SLOWEST, SlowestSamples, SlowIndex, merged
 from dpex.measure.sums import Sums
 from dpex.schedule.sample_policy import AS_TORCH
 from dpex.worker import fetch
@@ -60,13 +59,13 @@ def test_slow_samples_are_found_by_their_index(place: str) -> None:
         later = loader.diagnose().facts
     assert all(map(torch.equal, got, DataLoader(Slow(), batch_size=4)))
     first, second = diagnosis.facts.slow_samples[:2]
-    assert {first.index, second.index} == {str(index) for index in SLOW}
+    assert {first.shown, second.shown} == {str(index) for index in SLOW}
     assert (first.times, second.times) == (2, 2)
     assert first.seconds >= second.seconds >= 0.12
-    assert first.mean_ratio > 5
-    assert len({slow.index for slow in diagnosis.facts.slow_samples}) == len(diagnosis.facts.slow_samples) <= SLOWEST
+    assert first.seconds > 5 * diagnosis.facts.sample_s
+    assert len({slow.shown for slow in diagnosis.facts.slow_samples}) == len(diagnosis.facts.slow_samples) <= SLOWEST
     assert "Slowest samples" in diagnosis.full
-    assert diagnosis.to_dict()["facts"]["slow_samples"][0]["index"] == first.index
+    assert diagnosis.to_dict()["facts"]["slow_samples"][0]["shown"] == first.shown
     assert not any(UNTIMED in gap for gap in diagnosis.facts.unmeasured)
     assert later.slow_samples == ()
 
@@ -170,7 +169,8 @@ def test_pages_are_added_up() -> None:
 
 @pytest.mark.parametrize(("times", "ratio", "is_named"), [(3, 20.0, True), (1, 20.0, False), (3, 2.0, False)])
 def test_the_sample_that_holds_up_others_again_and_again_is_named(times: int, ratio: float, is_named: bool) -> None:
-    slow = SampleFacts(index="17", seconds=0.4, mean_ratio=30.0, times=times, times_mean_ratio=ratio)
+    mean_s = PLANTED["stragglers"][2].sample_s
+    slow = SlowIndex(30.0 * mean_s, "17", times, ratio * times * mean_s)
     verdict = diagnose(replace(PLANTED["stragglers"][2], slow_samples=(slow,))).verdict
     assert verdict.cause == "straggler"
     assert ("dataset index 17 was slow 3 times" in verdict.sentence) == is_named

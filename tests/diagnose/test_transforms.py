@@ -14,9 +14,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, TransformFacts, of_all
+from dpex.diagnose.facts import Facts, TransformFacts
 from dpex.diagnose.verdict import dominant
 from dpex.measure import sampling
+from dpex.measure.batch_times import StepSums
+from dpex.measure.sums import NodeStats, PoolStats
 from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Compose, Transformed
 from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, READING, facts, pool
@@ -33,7 +35,7 @@ DEAR = "the transform Dear"
 
 
 def transforms(found: Facts) -> dict[str, TransformFacts]:
-    return {one.short: one for one in found.transforms or ()}
+    return {one.short: one for one in found.transforms}
 
 
 def check_dear(diagnosis: Diagnosis) -> None:
@@ -46,10 +48,8 @@ def check_dear(diagnosis: Diagnosis) -> None:
     named = dominant(diagnosis.facts, "cpu")
     assert named is not None
     assert named[0].short == "Dear"
-    assert diagnosis.what_if is not None
-    assert diagnosis.what_if.predictions == () or "`Dear` at half its cost" in {
-        one.change for one in diagnosis.what_if.predictions
-    }
+    changes = {one.change for one in diagnosis.predictions}
+    assert not changes or "`Dear` at half its cost" in changes
     assert not any("single transforms" in gap for gap in diagnosis.facts.unmeasured)
     timed = found["Dear"].calls
     assert 2 <= timed < 0.5 * diagnosis.facts.samples  # of a batch now and then
@@ -130,7 +130,7 @@ def test_batches_are_the_same_with_all_of_them_timed(
     assert len(timed) == len(plain)
     assert all(torch.equal(one, other) for one, other in zip(timed, plain, strict=True))
     assert transforms(with_it)["noise"].calls > 40
-    assert without.transforms is None
+    assert without.transforms == ()
     assert any(f"${SWITCH} forbids it" in gap for gap in without.unmeasured)
 
 
@@ -147,7 +147,6 @@ def test_what_cannot_be_seen_is_said() -> None:
         list(loader)
         found = loader.diagnose()
         assert "the dataset has none that can be seen" in found.full
-        assert found.facts.transforms is not None
         assert {one.name for one in found.facts.transforms} == {"Plain.__getitem__", "collate"}
         loader.diagnose(reset=True)
         assert "no batch was timed yet" in loader.diagnose().full
@@ -168,24 +167,24 @@ def test_only_what_came_since_a_reset_is_told() -> None:
     assert transforms(first)["Dear"].all_wall_s == pytest.approx(
         sum(pool.load_s for pool in first.pools.values())
         * transforms(first)["Dear"].wall_s
-        / sum(one.wall_s for one in first.transforms or () if not one.is_collating)
+        / sum(one.wall_s for one in first.transforms if not one.is_collating)
     )
 
 
 # -- what is concluded -------------------------------------------------------------------------------------------------
 
 
-def steps(**cpu_s: float) -> tuple[TransformFacts, ...]:
+def steps(**cpu_s: float) -> dict[str, StepSums]:
     """Of getting samples, with as much wall time."""
     within = {"own": "D.__getitem__", "collate": "collate", "mixup": "collate > Mixup"}
-    return tuple(
-        TransformFacts(name=within.get(name, f"D.__getitem__ > Compose > {name}"), calls=9, wall_s=s, cpu_s=s)
+    return {
+        within.get(name, f"D.__getitem__ > Compose > {name}"): StepSums(calls=9, wall_s=s, cpu_s=s)
         for name, s in cpu_s.items()
-    )
+    }
 
 
-def told(measured: Facts, timed: tuple[TransformFacts, ...]) -> Diagnosis:
-    return diagnose(replace(measured, transforms=of_all(timed, measured.pools.values())))
+def told(measured: Facts, timed: dict[str, StepSums]) -> Diagnosis:
+    return diagnose(replace(measured, pools={"local": replace(measured.pools["local"], steps=timed)}))
 
 
 def test_a_transform_that_takes_most_is_named() -> None:
@@ -202,8 +201,8 @@ def test_a_transform_that_takes_most_is_named() -> None:
 
 def test_a_transform_that_waits_is_named_where_waiting_is_the_cause() -> None:
     measured = facts({"read": 6.0, "transform": 0.1}, READING)
-    waits = TransformFacts(name="D.__getitem__ > Download", calls=9, wall_s=1.0, cpu_s=0.01)
-    assert told(measured, (*steps(own=0.02, Crop=0.1), waits)).verdict.where.endswith("the transform Download")
+    waits = {"D.__getitem__ > Download": StepSums(calls=9, wall_s=1.0, cpu_s=0.01)}
+    assert told(measured, steps(own=0.02, Crop=0.1) | waits).verdict.where.endswith("the transform Download")
 
 
 def test_a_step_of_the_collate_function_is_named_where_that_is_the_cause() -> None:
@@ -215,32 +214,34 @@ def test_a_step_of_the_collate_function_is_named_where_that_is_the_cause() -> No
 
 def test_half_the_cost_of_a_transform_is_predicted_by_its_share() -> None:
     measured = facts({"read": 6.0}, pool(load_s=40.0, load_cpu_s=40.0))
-    whole = told(measured, steps(own=0.0, Crop=1.0)).what_if
-    part = told(measured, steps(own=0.5, Crop=0.5)).what_if
-    assert whole is not None
-    assert part is not None
-    plain = diagnose(measured).what_if
-    assert plain is not None
-    rates = [next(one.rate for one in found.predictions if one.kind == "cheaper") for found in (plain, whole, part)]
-    assert rates[0] == pytest.approx(rates[1])
-    assert part.rate < rates[2] < rates[1]
+    found = (diagnose(measured), told(measured, steps(own=0.0, Crop=1.0)), told(measured, steps(own=0.5, Crop=0.5)))
+    plain, whole, part = (next(one.rate for one in each.predictions if one.kind == "cheaper") for each in found)
+    assert plain == pytest.approx(whole)
+    assert measured.rate < part < whole
 
 
 def test_pools_stand_for_themselves() -> None:
     """A pool whose batches were timed seldom counts by what it did, not by what was timed of it."""
     seldom, often = steps(own=0.5, Crop=0.5), steps(own=10.0, Crop=90.0)
-    pools = PoolFacts(load_s=60.0, load_cpu_s=60.0), PoolFacts(load_s=20.0, load_cpu_s=10.0)
-    found = [one.plus(other) for one, other in zip(of_all(seldom, pools[:1]), of_all(often, pools[1:]), strict=True)]
+    pools = {
+        "local": PoolStats(load_s=60.0, load_cpu_s=60.0, steps=seldom),
+        "remote": PoolStats(load_s=20.0, load_cpu_s=10.0, steps=often),
+    }
+    found = Facts(pools=pools).transforms
     assert [one.all_wall_s for one in found] == pytest.approx([32.0, 48.0])
     assert [one.all_cpu_s for one in found] == pytest.approx([31.0, 39.0])
 
 
 def test_machines_worst_first() -> None:
-    quick = NodeFacts(name="quick", tickets=100, busy_s=1.0, cpu_s=0.9, queued_s=0.1)
-    slow = NodeFacts(name="slow", tickets=50, busy_s=2.5, cpu_s=0.5)
+    quick = NodeStats(tickets=100, busy_s=1.0, cpu_s=0.9, queued_s=0.1, asked_s=1.0)
+    slow = NodeStats(tickets=50, busy_s=2.5, cpu_s=0.5)
     measured = facts({"read": 6.0}, READING)
-    text = diagnose(replace(measured, nodes=(quick, slow))).full
+
+    def full(**nodes: NodeStats) -> str:
+        return diagnose(replace(measured, pools={"remote": replace(READING, nodes=nodes)})).full
+
+    text = full(quick=quick, slow=slow)
     assert text.index("  slow ") < text.index("  quick ")
     assert "Slowest machines" in text
-    assert "All batches were made on one machine: quick." in diagnose(replace(measured, nodes=(quick,))).full
+    assert "All batches were made on one machine: quick." in full(quick=quick)
     assert "chines" not in diagnose(measured).full

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.diagnose.source import Context, DiagnosisSource
+from dpex.diagnose.facts import Subject
+from dpex.diagnose.source import DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters, Page
 from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, READ, STARTUP
@@ -30,7 +31,7 @@ class World:
         self.engine = Engine(pools={"local": PoolStats(running=2)})
         self.book = LoaderCounters()
         self.book.open(self.engine)
-        self.ledgers[0].case = DiagnosisSource(book=self.book, context=Context(dataset="Photos"))
+        self.ledgers[0].case = DiagnosisSource(book=self.book, subject=Subject(dataset="Photos"))
         self.diagnoses = Diagnoses(lambda: self.ledgers, clock=lambda: self.now, wall=lambda: 1e9 + self.now)
 
     def seconds(self, count: int, *, wait_s: float, workers: int = 2, batches: int = 10, cause: int = READ) -> None:
@@ -133,7 +134,7 @@ def test_loaders_come_and_go_and_may_have_the_name_of_one_before(world: World) -
     other = Engine(batches=70, work_s=7.0)
     book = LoaderCounters()
     book.open(other)
-    world.ledgers[0].case = DiagnosisSource(book=book, context=Context())
+    world.ledgers[0].case = DiagnosisSource(book=book, subject=Subject())
     world.now += KEPT_S
     assert world.told().diagnosis.facts.batches == 70
     world.ledgers.clear()

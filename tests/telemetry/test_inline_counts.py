@@ -81,7 +81,6 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, 
     assert sums.wall_s == pytest.approx(clock.now_s - began)
     assert sums.work_s == sums.stepped_s == pytest.approx(151 * STEP_S)
     assert sums.pools["inline"].load_s == pytest.approx(len(data) * LOAD_S)
-    assert sums.stepped_squared == pytest.approx(151 * STEP_S**2)
     assert sum(sums.steps) == sum(sums.pools["inline"].services) == 151
     assert sum(sums.waits) == 150  # the first of a pass is none
     assert sums.delivered_at == pytest.approx(clock.now_s - STEP_S)
@@ -90,7 +89,7 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, 
 def counts(sums: Sums) -> list[float]:
     pool = sums.pools["inline"]
     parts = (pool.tickets, pool.load_s, pool.load_cpu_s, pool.collate_s, pool.collate_cpu_s)
-    histograms = (*sums.waits, *sums.steps, *pool.services, sums.waited_s, sums.stepped_squared)
+    histograms = (*sums.waits, *sums.steps, *pool.services, sums.waited_s)
     return [
         *sums.causes.values(),
         sums.transfer_s,

@@ -23,7 +23,8 @@ import pytest
 from families import no_descriptor_left
 from waiting import until
 
-from dpex.diagnose.source import Context, DiagnosisSource
+from dpex.diagnose.facts import Subject
+from dpex.diagnose.source import DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http import site
@@ -44,7 +45,7 @@ def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     ledgers = [LoaderMetrics(HOSTILE)]
-    ledgers[0].case = DiagnosisSource(book=LoaderCounters(), context=Context(dataset=HOSTILE))
+    ledgers[0].case = DiagnosisSource(book=LoaderCounters(), subject=Subject(dataset=HOSTILE))
     diagnoses = Diagnoses(lambda: ledgers)
     sampler = HistorySampler(lambda: ledgers, {"node": HOSTILE}, diagnoses.mark)
     sampler.turn()

@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from dpex.diagnose import html, report
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
-from dpex.diagnose.verdict import ENOUGH_BATCHES, Verdict
+from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.sums import Sums
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -46,11 +46,12 @@ STRETCHES: tuple[Stretch, ...] = ("run", "recent")
 Level = Literal["early", "good", "fair", "bad"]
 
 
-def level(verdict: Verdict) -> Level:
-    """Return the colour of a verdict on the page."""
+def level(found: Diagnosis) -> Level:
+    """Return the colour of a diagnosis on the page."""
+    verdict = found.verdict
     if verdict.cause in ("too-early", "consumer"):
         return "early" if verdict.cause == "too-early" else "good"
-    return "bad" if verdict.wait_ratio >= MUCH else "fair"
+    return "bad" if found.facts.wait_ratio >= MUCH else "fair"
 
 
 class CounterHistory:
@@ -107,7 +108,7 @@ class TimedDiagnosis:
             "stretch": self.stretch,
             "is_whole": self.is_whole,
             "at": round(self.at, 3),
-            "level": level(verdict),
+            "level": level(found),
             "shown": {
                 "title": verdict.title,
                 "sentence": verdict.sentence,
@@ -115,7 +116,7 @@ class TimedDiagnosis:
                 "first": found.advice,
                 "end": found.end_of_stall,
                 "parts": [part._asdict() for part in report.parts(found.facts, verdict)],
-                "sections": [vars(one) for one in report.sections(found) if one.title != report.WHERE_TIME_GOES],
+                "sections": [vars(one) for one in report.sections(found)],
             },
             "diagnosis": found.to_dict(),
         }
@@ -190,7 +191,7 @@ class Diagnoses:
 
     def _made(self, name: str, past: CounterHistory, stretch: Stretch, account: Sums) -> TimedDiagnosis:
         seen = past.recent(account) if stretch == "recent" else account
-        case = replace(past.case, context=replace(past.case.context, name=name))
+        case = replace(past.case, subject=replace(past.case.subject, name=name))
         return TimedDiagnosis(
             name=name,
             stretch=stretch,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Sample
-from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, TransformFacts
+from dpex.diagnose.facts import TransformFacts
 from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepSums
 from dpex.measure.consumer_time import Times
 from dpex.measure.gpu_use import GpuUse
@@ -22,7 +22,7 @@ from dpex.measure.samples import PoolSample
 from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.telemetry.catalog import BY_NAME, STAGES
 
-RECORDS = (Sums, PoolStats, NodeStats, StepSums, StageSums, Times, PoolSample, PoolFacts, GpuUse)
+RECORDS = (Sums, PoolStats, NodeStats, StepSums, StageSums, Times, PoolSample, GpuUse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,6 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
     ("smaller", "larger", "own"),
     [
         (PoolSample, PoolStats, {"services_s", "room", "unplaced", "granted"}),
-        (PoolFacts, PoolStats, {"workers", "services_s"}),
-        (NodeFacts, NodeStats, {"name"}),
         (TransformFacts, StepSums, {"name", "all_wall_s", "all_cpu_s"}),
         (Times, Sample, {"work_squared"}),
     ],
@@ -160,11 +158,6 @@ def test_a_smaller_value_has_the_fields_of_the_record_under_their_names(
 ) -> None:
     known = {one.name for one in fields(larger)} | {name for name in dir(larger) if not name.startswith("_")}
     assert {one.name for one in fields(smaller)} - known == own
-
-
-def test_facts_have_what_was_counted_under_its_name() -> None:
-    counted = {one.name for one in fields(Sums)} & {one.name for one in fields(Facts)}
-    assert {"passes", "batches", "causes", "transfer_s", "work_s", "moved_bytes", "loop_queued_s"} <= counted
 
 
 def test_what_a_pool_counts_is_told() -> None:
