@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from dpex.stats import LoaderStats
     from dpex.worker.current_batch import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
-    from dpex.worker.own_generators import register_rng
 
 __version__ = "0.1.0"
 
@@ -98,7 +97,6 @@ _NAMES = {
     "dpex.stats": ("LoaderStats",),
     "dpex.worker.current_batch": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
-    "dpex.worker.own_generators": ("register_rng",),
 }
 """The public names by the module that defines them."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -151,7 +149,6 @@ __all__ = [
     "loader_behind",
     "log_to",
     "prefetch",
-    "register_rng",
     "serve",
 ]
 

@@ -72,7 +72,7 @@ class WorkerConfig:
             batches for each local worker and four for each remote one. A single batch may be larger than the limit.
             None: only the prefetch limits them.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
-            systems than Linux. ``seeding`` is kept; nothing is tuned, resized or measured then.
+            systems than Linux. Batches have torch's random numbers then, and nothing is tuned, resized or measured.
         share: The name under which trainings of this machine share batches, for example those of a sweep of learning
             rates. Each batch is made once for all trainings that read the same data with the same seeds and order. It
             needs ``seeding="batch"`` (then the default), a map-style dataset and workers. The training that wants the

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dpex import DpexDataLoader, NoBatchError, batch_seed
-from dpex.options import WorkerConfig
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.current_batch import current
 
@@ -19,8 +18,6 @@ LENGTH = 6
 MADE_BY: dict[str, dict[str, Any]] = {
     "the training process": {"num_workers": 0},
     "processes": {"num_workers": 2},
-    "torch's workers": {"num_workers": 2, "worker_config": WorkerConfig(local_engine="torch")},
-    "the training process, by torch": {"num_workers": 0, "worker_config": WorkerConfig(local_engine="torch")},
 }
 
 

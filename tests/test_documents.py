@@ -25,7 +25,6 @@ import pytest
 
 import dpex
 from dpex.dataloader import DpexDataLoader
-from dpex.worker import own_generators
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -62,7 +61,7 @@ HAVE_EXAMPLES = (
         "LoaderStats",
         "MetricsConfig",
     ),
-    *("batch_seed", "decode_in_workers", "prefetch", "register_rng"),
+    *("batch_seed", "decode_in_workers", "prefetch"),
 )
 """Public names whose docstrings must have an example."""
 
@@ -104,10 +103,8 @@ def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     monkeypatch.chdir(tmp_path)
     loggers = [logging.getLogger(), logging.getLogger("dpex")]
     before = [logger.level for logger in loggers]
-    registered = own_generators.registered()
     names: dict[str, Any] = {"__name__": "documents"}
     yield names
-    own_generators._registered[:] = registered
     for loader in [value for value in names.values() if isinstance(value, DpexDataLoader)]:
         loader.close()
     for logger, level in zip(loggers, before, strict=True):

@@ -32,7 +32,7 @@ FOR_AN_EPOCH = (
 `dpex._ray` only tells which threads are Ray's, and imports nothing."""
 FOR_OTHER_LOADERS = {
     *("dpex.engine.in_process", "dpex.engine.inprocess_meter"),
-    *("dpex.worker.torch_workers", "dpex.transport.compression"),
+    "dpex.transport.compression",
     *("dpex.measure.gpu_use", "dpex.profile.instrument"),
     *("dpex.system.directories", "dpex.system.gpu.nvml"),
     "dpex.pools.agent.tcp",

@@ -1,4 +1,4 @@
-"""Where PyTorch's own iterators do the local work, as on macOS: ``seeding="batch"`` holds, and nothing is resized."""
+"""Where PyTorch's own iterators do the local work, as on macOS: batches are PyTorch's, and nothing is resized."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.errors import FixedWorkersError
-from dpex.options import WorkerConfig
-
-LENGTH = 20
-
-
-def epochs(**options: Any) -> list[torch.Tensor]:
-    """Two, batch by batch; each with a transform that draws, as `Augmented` has."""
-    options = {"batch_size": 4, "shuffle": True, "seeding": "batch", "generator": seeded(), **options}
-    with DpexDataLoader(Augmented(LENGTH), **options) as loader:
-        return [batch for _ in range(2) for batch in loader]
-
-
-@pytest.fixture
-def wanted() -> dict[bool, list[torch.Tensor]]:
-    """What dpex's own workers make, with workers that persist and without."""
-    return {
-        persistent: epochs(num_workers=1, persistent_workers=persistent, prefetch_factor=2)
-        for persistent in (False, True)
-    }
 
 
 @pytest.fixture
@@ -38,31 +19,14 @@ def on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
 
-def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-    return len(found) == len(expected) and all(map(torch.equal, found, expected))
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 2},
-    {"num_workers": 3, "persistent_workers": True},
-    {"num_workers": "auto"},
-    {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"},
-]
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_batches_are_those_of_linux(
-    options: dict[str, Any], wanted: dict[bool, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert same(epochs(**options), wanted[options.get("persistent_workers", False)])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_so_they_are_where_torchs_engine_was_asked_for(workers: int, wanted: dict[bool, list[torch.Tensor]]) -> None:
-    assert same(epochs(num_workers=workers, worker_config=WorkerConfig(local_engine="torch")), wanted[False])
+@pytest.mark.usefixtures("on_a_mac")
+def test_batches_are_torchs_and_a_warning_says_so() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2}
+    expected = list(DataLoader(Augmented(8), generator=seeded(), **options))
+    loader = DpexDataLoader(Augmented(8), generator=seeded(), seeding="batch", **options)
+    with pytest.warns(RuntimeWarning, match=r"seeding='batch' needs .* this is darwin\): batches have torch's random"):
+        found = list(loader)
+    assert all(map(torch.equal, found, expected))
 
 
 class Within(Dataset[torch.Tensor]):
@@ -89,7 +53,7 @@ def start(worker: int) -> None:
 
 @pytest.mark.usefixtures("on_a_mac")
 def test_dataset_and_worker_info_are_the_users() -> None:
-    loader = DpexDataLoader(Within(), num_workers=2, worker_init_fn=start, seeding="batch")
+    loader = DpexDataLoader(Within(), num_workers=2, worker_init_fn=start)
     assert [batch[0].tolist() for batch in loader] == [[1, 1, 0, 1]] * 3
 
 
@@ -106,6 +70,6 @@ def test_a_resize_that_nobody_would_carry_out_is_refused(seeding: Any) -> None:
 
 @pytest.mark.usefixtures("on_a_mac")
 def test_nothing_is_tuned() -> None:
-    loader = DpexDataLoader(range(8), num_workers=2, autotune=AutotuneConfig(), seeding="batch")
+    loader = DpexDataLoader(range(8), num_workers="auto", autotune=AutotuneConfig())
     assert sorted(int(batch) for batch in loader) == list(range(8))
     assert not loader.decisions

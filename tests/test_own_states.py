@@ -17,7 +17,7 @@ from workload import wait_as_work
 from dpex import DpexDataLoader, StateError
 from dpex.options import WorkerConfig
 from dpex.worker.core import WorkerCore
-from dpex.worker.own_generators import OwnStateKeeper
+from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
@@ -198,10 +198,10 @@ class Elsewhere:
 def test_what_cannot_be_told_or_looked_at_is_left_out() -> None:
     dataset = Drawing()
     dataset.numpy = np.random.Generator(Silent(1))
-    assert "Drawing.numpy" not in OwnStateKeeper(dataset, None).states()
-    assert "Drawing.python" in OwnStateKeeper(dataset, None).states()
-    before = OwnStateKeeper(dataset, None).states().keys()
+    assert "Drawing.numpy" not in OwnGenerators(dataset, None).states()
+    assert "Drawing.python" in OwnGenerators(dataset, None).states()
+    before = OwnGenerators(dataset, None).states().keys()
     dataset.noise = Elsewhere()  # type: ignore[assignment]
-    assert OwnStateKeeper(dataset, None).states().keys() == {
+    assert OwnGenerators(dataset, None).states().keys() == {
         name for name in before if not name.startswith("Drawing.noise")
     }

@@ -29,7 +29,7 @@ from dpex.transport.arena import ArenaCache
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import modes_here
-from dpex.worker.own_generators import own_generators, registered, reseeding
+from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import SampleGuard
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
         begin_pass(super().__init__, self, loader, resume)
         self._first = point_for(resume) or ResumePoint()
         if loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map:
-            self._maker = InProcessMaker(int(self._base_seed), modes_here())
+            own = OwnGenerators(self._dataset, self._collate_fn)
+            self._maker = InProcessMaker(int(self._base_seed), modes_here(), own)
         if self._collate_fn is default_collate:
             threads = (lambda: 1) if self._maker is None else self._maker.threads
             self._dataset_fetcher.collate_fn = ArenaCollate(
@@ -78,7 +79,7 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
         maker, fetcher, first = self._maker, self._dataset_fetcher, self._first
         if maker is None:
             return
-        fetch = reseeding(fetcher.fetch, own_generators(self._dataset, self._collate_fn, registered()))
+        fetch = fetcher.fetch
         numbers = _without(first.ahead, first.first, count(first.first))
         fetcher.fetch = lambda index: maker.make(fetch, index, next(numbers), first.epoch)
 

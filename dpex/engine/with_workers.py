@@ -25,7 +25,6 @@ from dpex.stats import LastStats
 from dpex.system.gpu.events import cuda_stall
 from dpex.system.gpu.stall import SHARE
 from dpex.worker.modes import modes_here
-from dpex.worker.own_generators import registered
 from dpex.worker.setup import WorkerSetup
 
 if TYPE_CHECKING:
@@ -160,7 +159,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
-            registered=registered() if per_batch else (),
         )
 
     def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:

@@ -11,9 +11,10 @@ from torch.utils.data import get_worker_info
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.loader import at_exit
-from dpex.loader.sizing import Sizing, is_split, stay_in_process_if_daemonic
+from dpex.loader.sizing import Sizing, stay_in_process_if_daemonic
 from dpex.options import MetricsConfig
 from dpex.schedule.names import encodable
+from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
@@ -49,8 +50,9 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         return torchs()
     if sizes.remote == 0 and tuner is None and sizing.why_torch is not None:
         logger.info("PyTorch's own iterators make the batches: %s", sizing.why_torch)
-        is_batch_seeded = loader.seeding == "batch" and not sizing.is_iterable
-        return _torchs_seeded(loader) if is_batch_seeded else torchs()
+        if loader.seeding == "batch" and not (sizing.is_iterable or loader._is_auto):
+            warn(f"seeding='batch' needs dpex's own workers ({sizing.why_torch}): batches have torch's random numbers")
+        return torchs()
     if loader.num_workers == 0:
         return _in_process(loader)
     loader.check_worker_number_rationality()
@@ -80,16 +82,6 @@ def _kind(sizing: Sizing) -> Any:
     return _DpexDataLoaderIter if sizing.is_iterable else _DpexMapDataLoaderIter
 
 
-def _torchs_seeded(loader: Any) -> BaseDataLoaderIter:
-    """Return an iterator of torch's own whose batches have the seeds of ``seeding="batch"``."""
-    from dpex.worker.torch_workers import SeededInProcessIter, SeededWorkersIter
-
-    if loader.num_workers == 0:
-        return SeededInProcessIter(loader)
-    loader.check_worker_number_rationality()
-    return SeededWorkersIter(loader)
-
-
 def _in_process(loader: Any) -> BaseDataLoaderIter:
     """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
     from dpex.engine import in_process
@@ -113,12 +105,8 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
 def _pool_factory(loader: Any) -> PoolFactory:
     from dpex.engine.drawing import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
-    from dpex.worker.own_generators import registered, warn_of_unseeded
 
     runtime, config = loader._runtime, loader.worker_config
-    is_first, is_map = not runtime.passes, loader._dataset_kind == DatasetKind.Map
-    if is_first and loader.seeding == "batch" and (is_map or is_split(loader)):
-        warn_of_unseeded(loader.dataset, loader.collate_fn, registered())
     runtime.passes += 1
     share = None
     if config.share is not None:
@@ -137,7 +125,7 @@ def _pool_factory(loader: Any) -> PoolFactory:
         head_address=loader.head_address,
         ray_remote_args=loader.cluster_config.ray_remote_args,
         compression=loader.cluster_config.compression,
-        counts_from_zero=is_map and draws_ahead_safely(loader._index_sampler),
+        counts_from_zero=loader._dataset_kind == DatasetKind.Map and draws_ahead_safely(loader._index_sampler),
     )
 
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from dpex.schedule.seeding import GOLDEN_GAMMA, MIX, epoch_key
 from dpex.worker.rng_state import KeptStates
+
+if TYPE_CHECKING:
+    from dpex.worker.own_generators import OwnGenerators
 
 _TORCHS_BITS = 31
 """The lower bits of a seed, which torch takes. NumPy takes the other 32."""
@@ -38,11 +41,13 @@ def seed_ticket(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any) -> Result:
-    """Return ``call(argument)``, with the global generators seeded by `seed_ticket`, and restore them afterwards."""
-    before = KeptStates()
+def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any, own: OwnGenerators | None = None) -> Result:
+    """Return ``call(argument)``, with the global generators and ``own`` seeded, and restore them afterwards."""
+    before = KeptStates(own)
     try:
         seed_ticket(seed)
+        if own:
+            own.seed(seed)
         return call(argument)
     finally:
         try:

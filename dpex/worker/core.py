@@ -21,7 +21,7 @@ from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical, LogicalStart, ignore
 from dpex.worker.outcome import Failure, StreamEnd, where
-from dpex.worker.own_generators import OwnStateKeeper
+from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 from dpex.worker.states import RngState
 
@@ -35,7 +35,7 @@ class WorkerCore:
         self._current: Logical | None = None
         self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
-        self._own_states: OwnStateKeeper | None = None
+        self._own: OwnGenerators | None = None
         self.cpu: Callable[[], float] = time.process_time
         """The clock of the CPU time of batches, in seconds."""
 
@@ -66,20 +66,20 @@ class WorkerCore:
         self._park()
         setup = self._setup if not self._logicals else with_own_dataset(self._setup)
         own = None
-        if setup.has_own_states:
+        if not setup.iterable:
             at_first = self._own_as_at_first()
             own = at_first if setup is self._setup else None
         start = LogicalStart(number=number, state=state, streams=streams, tell_splitting=tell_splitting)
         logical = self._current = self._logicals[number] = Logical(setup, start, self._timer, self.cpu)
         logical.start(own)
 
-    def _own_as_at_first(self) -> OwnStateKeeper:
+    def _own_as_at_first(self) -> OwnGenerators:
         """Set the generators in the dataset to the states in which they came here: logical workers may share them."""
-        if self._own_states is None:
-            self._own_states = OwnStateKeeper(self._setup.dataset, self._setup.collate_fn)
+        if self._own is None:
+            self._own = OwnGenerators(self._setup.dataset, self._setup.collate_fn)
         else:
-            self._own_states.reset()
-        return self._own_states
+            self._own.reset()
+        return self._own
 
     def unfit(self, number: int) -> str:
         """Return why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or
@@ -122,8 +122,8 @@ class WorkerCore:
             if self._seeds is not None:
                 current.seed = seed = self._seeds.of(number, epoch)
                 seed_ticket(seed)
-                if logical.own_generators is not None:
-                    logical.own_generators.reseed(seed)
+                if logical.own:
+                    logical.own.seed(seed)
             return fetch(index)
         except Exception as error:
             if isinstance(error, StopIteration) and self._setup.iterable:

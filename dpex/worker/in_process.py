@@ -20,6 +20,7 @@ import torch
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded
 from dpex.worker.current_batch import current
 from dpex.worker.modes import Modes
+from dpex.worker.own_generators import OwnGenerators
 
 _count_threads, _set_threads = torch.get_num_threads, torch.set_num_threads
 Made = TypeVar("Made")
@@ -27,11 +28,18 @@ _lock = threading.RLock()
 
 
 class InProcessMaker:
-    """Makes the tickets of one iterator."""
+    """Makes the tickets of one iterator.
 
-    def __init__(self, base_seed: int, modes: Modes | None) -> None:
+    Args:
+        base_seed: The seed of the iterator.
+        modes: The modes of torch in which it was made; None: those of the moment.
+        own: The generators in the dataset, which are seeded for each ticket and put back, too.
+    """
+
+    def __init__(self, base_seed: int, modes: Modes | None, own: OwnGenerators | None = None) -> None:
         self._seeds = TicketSeeds(base_seed)
         self._modes = modes
+        self._own = own
         self._threads = 1
 
     def threads(self) -> int:
@@ -48,9 +56,9 @@ class InProcessMaker:
                 if threads != 1:
                     _set_threads(1)
                 if modes is None or modes.hold():
-                    return call_seeded(seed, fetch, index)
+                    return call_seeded(seed, fetch, index, self._own)
                 with modes.enter():
-                    return call_seeded(seed, fetch, index)
+                    return call_seeded(seed, fetch, index, self._own)
             finally:
                 current.seed = outer
                 if threads != 1:

@@ -20,7 +20,7 @@ from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.outcome import where
-from dpex.worker.own_generators import OwnGenerators, OwnStateKeeper
+from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import (
@@ -73,7 +73,7 @@ class Logical:
         fetcher: Fetches the batches of the present pass.
         init_error: The error of its start, which is the answer to every ticket.
         is_asked: True if each snapshot is to hold the state of the dataset.
-        own_generators: Generators in the dataset that are reseeded for each batch.
+        own: The generators in its dataset. None for a stream, which only its own ``state_dict`` can resume.
     """
 
     def __init__(self, setup: WorkerSetup, start: LogicalStart, timer: TicketTimer, cpu: Callable[[], float]) -> None:
@@ -83,21 +83,20 @@ class Logical:
         self.init_error: ExceptionWrapper | None = None
         self.epoch = -1
         self.is_asked = False
-        self.own_generators: OwnGenerators | None = None
+        self.own: OwnGenerators | None = None
         self._setup = setup
         self._start = start
         self._state = start.state
         """The state to start or to go on from; None while it has the process."""
         self._timer = timer
         self._cpu = cpu
-        self._own_states: OwnStateKeeper | None = None
         self._first_stream: FirstStream | None = None
 
-    def start(self, own_states: OwnStateKeeper | None = None) -> None:
+    def start(self, own: OwnGenerators | None = None) -> None:
         """Seed, publish the worker info, and run ``worker_init_fn``.
 
         Args:
-            own_states: The generators in its dataset, in their first states; None: they are looked for.
+            own: The generators in its dataset, in their first states; None: they are looked for.
         """
         setup, streams = self._setup, self._start.streams
         setup.enter_modes()
@@ -115,12 +114,11 @@ class Logical:
                 setup.worker_init_fn(self.number)
                 if self._first_stream is not None:
                     self._first_stream.initialised()
-            self.own_generators = setup.own_generators()
-            if setup.has_own_states:
-                if own_states is None or setup.worker_init_fn is not None:  # which may have put others there
-                    own_states = OwnStateKeeper(setup.dataset, setup.collate_fn)
-                own_states.restore(state.own or {})
-                self._own_states = own_states
+            if not setup.iterable:
+                if own is None or setup.worker_init_fn is not None:  # which may have put others there
+                    own = OwnGenerators(setup.dataset, setup.collate_fn)
+                own.restore(state.own or {})
+                self.own = own
             self._begin(state.dataset)
         except Exception:
             self.init_error = ExceptionWrapper(where=where(self.number))
@@ -139,12 +137,12 @@ class Logical:
             return
         state = unpack_state(self._state)
         set_global_states(state.random or {})
-        if self._own_states is not None:
-            self._own_states.restore(state.own or {})
+        if self.own is not None:
+            self.own.restore(state.own or {})
         self._state = None
 
     def _own(self) -> dict[str, Any] | None:
-        return None if self._own_states is None else self._own_states.states()
+        return None if self.own is None else self.own.states()
 
     def _begin(self, state: DatasetState | None) -> None:
         """Begin the first pass, or resume a pass: the dataset gets its state, is iterated, and the iterator its."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from dpex.worker.own_generators import OwnGenerators
 
 RandomStates = dict[str, Any]
 """States of global generators by their names in `GLOBAL`."""
@@ -78,17 +81,21 @@ def check_global_states(states: Mapping[str, Any]) -> None:
 
 
 class KeptStates:
-    """The global generators as they are now, to be put back later in this process.
+    """The global generators, and those of a dataset, as they are now, to be put back later in this process.
 
     It includes NumPy's bit generator, which `seed_ticket` and datasets may replace.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: OwnGenerators | None = None) -> None:
         self._bits = _numpy_random.get_bit_generator()
         self._states = global_states()
+        self._own = own
+        self._own_states = own.states() if own else {}
 
     def put_back(self) -> None:
-        """Set the global generators to the kept states. It may be called again."""
+        """Set the generators to the kept states. It may be called again."""
         if _numpy_random.get_bit_generator() is not self._bits:
             _numpy_random.set_bit_generator(self._bits)
         set_global_states(self._states)
+        if self._own:
+            self._own.restore(self._own_states)

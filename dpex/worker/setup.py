@@ -15,7 +15,6 @@ from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.user_warnings import warn
 from dpex.transport.memory import learn
 from dpex.worker.modes import Modes
-from dpex.worker.own_generators import OwnGenerators, Registered, own_generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class WorkerSetup:
         snapshot_every: Batches between two reports of a logical worker's state; None: reports come by time.
         samples: The treatment of samples that fail.
         modes: torch's modes in which batches are made; None: the worker keeps its own, as torch's workers do.
-        registered: The classes of generators that users have registered; see `dpex.worker.own_generators`.
     """
 
     dataset: Any
@@ -46,19 +44,6 @@ class WorkerSetup:
     snapshot_every: int | None = None
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
-    registered: Registered = ()
-
-    @property
-    def has_own_states(self) -> bool:
-        """Return True if the states of generators in the dataset belong to the state of a logical worker.
-
-        A stream's do not: it can only be resumed by its own ``state_dict``.
-        """
-        return not (self.per_batch_seed or self.iterable)
-
-    def own_generators(self) -> OwnGenerators | None:
-        """Find the generators in the dataset that are reseeded for each batch."""
-        return own_generators(self.dataset, self.collate_fn, self.registered) if self.per_batch_seed else None
 
     def why_unfit(self, number: int, init_error: ExceptionWrapper | None) -> str:
         """See `WorkerCore.unfit`."""
