@@ -1,26 +1,29 @@
-# make demo | check | test | test-long | test-times | test-gpu | speed | bench | bench-rivals |  | bench-report | docs | mutants | soak | lint | dist:
-# each first makes .venv where it is missing, but for test-gpu.
+# Each target first makes .venv where it is missing, but for test-gpu. `make demo` installs less than the others.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dpex-installed
+DEMO_STAMP := $(VENV)/.demo-installed
 DOCS_STAMP := $(VENV)/.docs-installed
 TEST_ARGS ?=
 BENCH_ARGS ?=
 ACCURACY_ARGS ?=
 SPEED_ARGS ?=
 
-# The benchmark's rivals have an environment of their own.
+# The benchmarks of others have an environment of their own, and so have the benchmark's rivals.
+OTHERS_VENV ?= .venv-others
+OTHERS_STAMP := $(OTHERS_VENV)/.others-installed
+
 RIVALS_VENV ?= .venv-rivals
 RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-report docs mutants soak lint format dist clean
+.PHONY: help venv demo check test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-others bench-report docs mutants soak lint format dist clean
 
 help:
-	@echo "make demo    watch num_workers=\"auto\" at work: real training, live page, Ray, diagnosis (1.5 minutes)"
+	@echo "make demo    watch num_workers=\"auto\" at work: training, live page, Ray, diagnosis (a minute, after the installation)"
 	@echo "make check   linters, types, unit tests and a few real workers: two minutes, for each change"
 	@echo "make test    all tests but the long ones: twelve minutes on two cores  (TEST_ARGS='-k name' to choose)"
 	@echo "make test-long  drills of nodes and networks, soaks and floods; a whole run is recorded in tests/long_run.json"
@@ -31,7 +34,8 @@ help:
 	@echo "make speed   train with heavy preprocessing: torch, dpex here, dpex with 1, 2 and 4 further nodes (SPEED_ARGS)"
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
-	@echo "make bench-report  write the tables of README.md and docs/benchmarks.md from the kept results"
+	@echo "make bench-others  benchmarks of others, unchanged: DLIO (MLPerf Storage), SPDL's cases  (OTHERS_ARGS='dlio --rounds 1')"
+	@echo "make bench-report  write the tables of docs/benchmarks.md, the chart of README.md from the kept results"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
@@ -45,8 +49,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]' --constraint constraints.txt
 	touch $@
 
-demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+# What the demo needs: torch, Ray and dpex, without the packages of tests and documents.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -e $(STAMP) || { echo "Installing torch, Ray and dpex into $(VENV), once ($(shell date +%H:%M)) ..."; \
+	    $(BIN)/python -m pip install --quiet --editable '.[ray]' --constraint constraints.txt; }
+	touch $@
+
+demo: $(DEMO_STAMP)
+	$(BIN)/dpex demo
 
 # For each change. `make test` is for each landing.
 check: $(STAMP)
@@ -98,6 +109,18 @@ $(RIVALS_STAMP): benchmarks/rivals/requirements.txt
 
 bench-rivals: $(STAMP) $(RIVALS_STAMP)
 	$(BIN)/python -m benchmarks --rivals $(RIVALS) $(BENCH_ARGS)
+
+# OTHERS_ARGS: a module of benchmarks/others and its arguments.
+OTHERS_ARGS ?= dlio
+
+$(OTHERS_STAMP): benchmarks/others/requirements.txt
+	test -x $(OTHERS_VENV)/bin/python || $(PYTHON) -m venv $(OTHERS_VENV)
+	$(OTHERS_VENV)/bin/python -m pip install --quiet --requirement $<
+	$(OTHERS_VENV)/bin/python -m pip install --quiet --no-deps dlio-benchmark==2.0.0 --editable .
+	touch $@
+
+bench-others: $(OTHERS_STAMP)
+	$(OTHERS_VENV)/bin/python -m benchmarks.others.$(OTHERS_ARGS)
 
 bench-report: $(STAMP)
 	$(BIN)/python -m benchmarks.report

@@ -15,7 +15,7 @@ journal.py        the file of a run, a line for every measurement
 runner.py         rounds of measurements; __main__.py: the command
 results.py        ratios, the best of each side, the oracle; spread.py: median and range
 keep.py           a run that can be quoted becomes a file in results/
-report.py         the tables of README.md and docs/benchmarks.md
+report.py         the tables of docs/benchmarks.md, the chart of README.md
 training/         whole trainings: `make speed`
 before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
 drills/, network/ trainings and links that tests break; sweep.py: what `share=` saves; soak.py: what grows

@@ -1,9 +1,9 @@
-"""Write the tables of the documents: `python -m benchmarks.report`; and a row as text for the terminal.
+"""Write the tables of docs/benchmarks.md and the chart of README.md: `python -m benchmarks.report`; and a row as text.
 
-Tables of README.md and docs/benchmarks.md stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the
-kept runs alone; a test fails where they differ. The figures of a row are those of the newest run with rows of its kind.
-Where other machines measured it on the same commit, the range of the medians over all machines stands beside its ratio.
-Rows in which dpex is slower come first. The tables of whole trainings are those of `benchmarks.training.tables`.
+Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a test fails where
+they differ. The figures of a row are those of the newest run with rows of its kind. Where other machines measured it on
+the same commit, the range of the medians over all machines stands beside its ratio. Rows in which dpex is slower come
+first. The tables of whole trainings are those of `benchmarks.training.tables`.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from benchmarks.cells import (
     to_oracle,
     torch_part,
 )
+from benchmarks.chart import chart
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
@@ -37,7 +38,8 @@ from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md")
+DOCUMENTS = (ROOT / "docs/benchmarks.md",)
+CHART = ROOT / "docs/benchmarks.svg"
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 
 
@@ -117,6 +119,17 @@ def _headline_line(results: Sequence[RowResult]) -> Line:
     auto = rate_cell(result, AUTO, count=False)
     cells = (result.row.title, *theirs, auto, _across(results, auto_over(guess)), _across(results, auto_over(best)))
     return Line(cells=cells, behind=is_behind(auto_over(guess)(result), auto_over(best)(result)))
+
+
+def headline_chart(runs: Sequence[Kept]) -> str:
+    """`num_workers="auto"` over torch at its best number of workers, as an image."""
+    found = [results[0] for results in _rows(runs, "local") if AUTO in results[0].courses]
+    ratios = [(result.row.title, auto_over(best_torch(result))(result)) for result in found]
+    return chart(
+        'dpex, num_workers="auto", over PyTorch\'s DataLoader at its best number of workers',
+        f"Batches/s, {len(found)} workloads, 2 CPUs, no GPU. dpex starts cold; PyTorch's number is the best of 9.",
+        [(title, spread.median) for title, spread in ratios if spread is not None],
+    )
 
 
 def auto_table(runs: Sequence[Kept]) -> str:
@@ -320,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    CHART.write_text(headline_chart(runs))
     for path, text in texts.items():
         path.write_text(text)
         print(f"{len(BLOCK.findall(text))} tables of {path.name} made of {len(runs)} kept runs")

@@ -32,7 +32,7 @@ class RandomRows(Dataset[torch.Tensor]):
 
 def main() -> None:
     """Print the shapes of what goes into the layer and what comes out."""
-    options = parser(__doc__, num_workers=10, distribute_mode=False).parse_args()
+    options = parser(__doc__, num_workers=2, distribute_mode=False).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.DataParallel(nn.Linear(5, 2)).to(device)
     loader = DpexDataLoader(RandomRows(5, 30), batch_size=30, shuffle=True, **workers(options))

@@ -27,7 +27,7 @@ class Broken(Dataset[torch.Tensor]):
 
 def main() -> int:
     """Return 0 if the training loop caught the dataset's error, else 1."""
-    options = parser(__doc__, num_workers=10, distribute_mode=False).parse_args()
+    options = parser(__doc__, num_workers=2, distribute_mode=False).parse_args()
     loader = DpexDataLoader(Broken(), batch_size=100, **workers(options))
     try:
         next(iter(loader))

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/ddp.py
     python examples/ddp.py --ranks 2                      # the same without a launcher
 
-The data are 90,000 random rows of 5 floats, in batches of 1. Each rank has its own loader over its share of the rows.
+The data are 20,000 random rows of 5 floats, in batches of 100. Each rank has its own loader over its share of the rows.
 After each epoch the ranks add up how often each row was seen, and rank 0 prints the result.
 """
 
@@ -43,7 +43,7 @@ def train(options) -> None:
 
     dataset = NumberedRows(options.rows)
     sampler = DistributedSampler(dataset)
-    loader = DpexDataLoader(dataset, batch_size=1, sampler=sampler, **workers(options))
+    loader = DpexDataLoader(dataset, batch_size=100, sampler=sampler, **workers(options))
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         seen = torch.zeros(len(dataset), dtype=torch.int32, device=device)
@@ -80,8 +80,8 @@ def spawned(rank: int, ranks: int, port: int, options) -> None:
 
 def main() -> None:
     """Train in this process if a launcher started it as a rank, else start the ranks."""
-    arguments = parser(__doc__, num_workers=10, distribute_mode=False)
-    arguments.add_argument("--rows", type=int, default=90_000, help="rows of the dataset (90000)")
+    arguments = parser(__doc__, num_workers=2, distribute_mode=False)
+    arguments.add_argument("--rows", type=int, default=20_000, help="rows of the dataset (20000)")
     arguments.add_argument("--ranks", type=int, default=2, help="ranks started without a launcher (2)")
     options = arguments.parse_args()
     if "RANK" in os.environ:

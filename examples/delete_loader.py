@@ -68,7 +68,7 @@ def wait_for(before: set[str]) -> set[str]:
 
 def main() -> int:
     """Return 0 if nothing stayed behind, else 1."""
-    options = parser(__doc__, num_workers=10, distribute_mode=False).parse_args()
+    options = parser(__doc__, num_workers=2, distribute_mode=False).parse_args()
     before = held()
     train = DpexDataLoader(pictures(train=True), batch_size=100, shuffle=True, **workers(options))
     test = DpexDataLoader(pictures(train=False), batch_size=100, **workers(options) | {"num_workers": 1})

@@ -1,7 +1,7 @@
-"""Train on one device, with 10 workers on the Ray cluster.
+"""Train on one device, with workers of this machine or of a Ray cluster.
 
-    python examples/single_device.py            # on the cluster that is connected, or a private Ray on this machine
-    python examples/single_device.py --local    # with worker processes of this machine
+    python examples/single_device.py                      # with worker processes of this machine
+    python examples/single_device.py --distribute-mode    # on the cluster that is connected, or a private Ray
 
 The data are FashionMNIST where it is on disk (see `pictures.py`), else scikit-learn's digits, in batches of 100.
 """
@@ -27,7 +27,7 @@ def small_network() -> nn.Module:
 
 def main() -> None:
     """Train, and print loss and accuracy after each epoch."""
-    options = parser(__doc__, num_workers=10, distribute_mode=True, epochs=3).parse_args()
+    options = parser(__doc__, num_workers=2, distribute_mode=False, epochs=3).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = small_network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)

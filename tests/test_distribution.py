@@ -95,7 +95,7 @@ def test_the_sdist_holds_what_is_needed_to_work_on_dpex(distributions: tuple[Pat
     top = {name for name in names if "/" not in name}
     assert top >= {"LICENSE", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md"}
     assert top >= {"Makefile", "constraints.txt", "pyproject.toml", ".pre-commit-config.yaml"}
-    assert names >= DATA_FILES | {"tests/__main__.py", "benchmarks/__main__.py", "examples/demo.py", "docs/metrics.md"}
+    assert names >= DATA_FILES | {"tests/__main__.py", "benchmarks/__main__.py", "examples/ddp.py", "docs/metrics.md"}
     assert not [name for name in names if name.startswith((".venv", ".git/", "dist/")) or "__pycache__" in name]
 
 
@@ -131,6 +131,14 @@ def test_the_command_and_its_help(fresh: FreshEnvironment) -> None:
     told = fresh.run("dpex", "--help")
     assert told.returncode == 0, told.stderr
     assert all(f"\n    {command} " in told.stdout for command in ("run", "diagnose", "top"))
+
+
+def test_the_demo_needs_neither_a_checkout_nor_ray(fresh: FreshEnvironment) -> None:
+    shown = fresh.run("dpex", "demo", "--seconds", "8")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    told = " ".join(shown.stdout.split())
+    assert "Ray is not installed: pip install 'dpex[ray]' adds workers on a cluster." in told
+    assert re.search(r"The first [1-9]\d* batches are those of part 1, bit for bit", told)
 
 
 def test_the_installed_package_is_used(session: dict[str, Any], fresh: FreshEnvironment) -> None:

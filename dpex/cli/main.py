@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("run", "top", "cluster", "replay")
+COMMANDS = ("demo", "run", "top", "cluster", "replay")
 """Modules of this package, in the order of the help."""
 
 

@@ -1,0 +1,1 @@
+"""Stands in for DLIO's tracer; see `logger`."""

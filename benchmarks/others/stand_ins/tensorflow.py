@@ -1,0 +1,1 @@
+"""Stands in for TensorFlow, which DLIO imports and does not use where the framework is PyTorch."""

@@ -1,0 +1,43 @@
+"""`dpex demo`, shortened: what it shows with Ray, and how it ends on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(200)]
+ENVIRONMENT = {**os.environ, "COLUMNS": "80", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dpex", "demo", *arguments]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_auto_torch_and_ray_are_compared_and_ray_makes_the_same_batches() -> None:
+    demo = start("--seconds", "16")
+    out, err = demo.communicate(timeout=180)
+    told = " ".join(out.split())
+    assert demo.returncode == 0, err
+    assert re.search(r"Live page of this run, until the demo ends: http://127\.0\.0\.1:\d+/", told)
+    assert re.search(r"From 2 local workers \(prefetch \d+\) to \d+ local workers", told)
+    assert re.search(r"\"auto\" found \d+ workers: [\d.]+ batches/s \([\d.]+ times as many\) and \d+%\.", told)
+    assert "│ dpex diagnosis of demo 4 (StoredImages, batch size 16)" in told
+    assert re.search(r"The first [1-9]\d* batches are those of part 1, bit for bit \(SHA-256 [0-9a-f]{12}", told)
+    assert re.search(r"^dpex, 2 workers on Ray +[\d.]+ +\d+%$", out, re.MULTILINE)
+    assert "\x1b" not in out + err
+
+
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    demo = start()
+    assert demo.stdout is not None
+    assert any("batches/s" in line for line in demo.stdout)
+    demo.send_signal(signal.SIGINT)
+    out, err = demo.communicate(timeout=60)
+    assert (demo.returncode, out.splitlines()[-1]) == (130, "Stopped.")
+    assert "Traceback" not in err
