@@ -1,7 +1,8 @@
 """The documents and the docstrings: their examples run, their links lead somewhere, and their lists are complete.
 
-Every block of Python in README.md and docs/ runs, those of a page in their order and with shared names. Two comments
-may stand on the line before a block:
+Every block of Python in README.md and docs/ runs, those of a page in their order and with shared names. A block with
+`if __name__ == "__main__":` is a program, which runs in a process of its own. Two comments may stand on the line before
+a block:
 
     <!-- example: needs a Ray cluster -->     the block is not run; `NOT_RUN` has each of these blocks, and why
     <!-- example setup: dataset = [1, 2] -->  a statement that is run before the block, so that a page can be short
@@ -16,6 +17,8 @@ import importlib.util
 import inspect
 import logging
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +127,10 @@ def ray_where_needed(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("path", with_examples())
 def test_the_examples_of_a_page_run(path: Path, tidy: dict[str, Any], ray_where_needed: None) -> None:
     for block in blocks(path):
-        if not block.not_run:
+        if 'if __name__ == "__main__":' in block.code:
+            Path("program.py").write_text(block.code)
+            subprocess.run([sys.executable, "program.py"], check=True, timeout=120)
+        elif not block.not_run:
             exec(block.setup, tidy)
             exec(compile(block.code, str(path), "exec"), tidy)
 
