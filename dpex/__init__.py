@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dpex.integrations.loaders import loader_behind, serve
     from dpex.integrations.readings import log_to
     from dpex.loader.elastic import ElasticDistributedSampler
-    from dpex.loader.prefetched import Prefetched, prefetch
     from dpex.measure.gpu_use import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.sums import NodeStats, PoolStats
@@ -88,7 +87,6 @@ _NAMES = {
     "dpex.integrations.loaders": ("loader_behind", "serve"),
     "dpex.integrations.readings": ("log_to",),
     "dpex.loader.elastic": ("ElasticDistributedSampler",),
-    "dpex.loader.prefetched": ("Prefetched", "prefetch"),
     "dpex.measure.gpu_use": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
@@ -129,7 +127,6 @@ __all__ = [
     "Outcome",
     "PoolStats",
     "Prediction",
-    "Prefetched",
     "SamplePolicy",
     "SampleTimeoutError",
     "Settings",
@@ -148,7 +145,6 @@ __all__ = [
     "decode_in_workers",
     "loader_behind",
     "log_to",
-    "prefetch",
     "serve",
 ]
 

@@ -231,15 +231,6 @@ def test_a_batch_that_was_refused_while_a_graph_is_captured_comes_next(
     assert fetched(iter(loader))[:, 0].tolist() == list(range(1, 5))
 
 
-def test_a_prefetched_batch_that_was_refused_while_a_graph_is_captured_comes_next(gpu: AsyncDevice) -> None:
-    iterator = iter(dpex.prefetch([torch.tensor([[float(number)]]) for number in range(3)], device="cuda"))
-    gpu.is_capturing = True
-    with pytest.raises(CapturedGraphError):
-        next(iterator)
-    gpu.is_capturing = False
-    assert [batch.item() for batch in iterator] == [0.0, 1.0, 2.0]
-
-
 def test_a_timeout_loses_nothing(gpu: AsyncDevice) -> None:
     gate = threading.Event()
     gpu.before_pin = lambda tensor: gate.wait(60.0) and None

@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import Dataset
 from workload import wait_as_work
 
-import dpex
 from dpex import CapturedGraphError, DpexDataLoader
 from dpex.device import devices
 from dpex.device.devices import QueueDevice, opened
@@ -123,19 +122,6 @@ def test_a_transform_draws_the_same_whoever_made_the_batch(seeding: Any) -> None
             assert torch.equal(torch.get_rng_state(), before[1])
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
-
-
-def test_prefetch() -> None:
-    def numbers() -> Iterator[torch.Tensor]:
-        for number in range(200):
-            yield torch.full((50_000,), float(number))
-
-    sums = []
-    for batch in dpex.prefetch(numbers(), depth=3, device="cuda"):
-        spin()
-        sums.append(batch.double().sum())
-        del batch
-    assert torch.stack(sums).tolist() == [50_000.0 * number for number in range(200)]
 
 
 def test_no_batch_is_handed_out_while_a_graph_is_captured() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fake_pool import FakePool
+
 from dpex.engine.pools import Pools
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.streams import Splitting
-from dpex.testing import FakePool
 
 NOTHING = object()
 

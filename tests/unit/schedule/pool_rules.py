@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from driver import Driver
+from fake_pool import FakePool
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dpex.schedule.failures import CRASHES_IN_A_ROW
-from dpex.testing import FakePool
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from driver import NOTHING, Driver
+from fake_pool import Work
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from pool_rules import PoolMachine
-
-from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 ROOM = 1_000_000

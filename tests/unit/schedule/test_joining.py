@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from driver import NOTHING, Driver
+from fake_pool import Work
 
 from dpex.schedule.events import Snapshot, SplittingKnown
 from dpex.schedule.logical_workers import CROWD_AFTER_S
@@ -14,7 +15,6 @@ from dpex.schedule.placement import one_worker
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.streams import ALL, ONE, UNKNOWN, Splitting
-from dpex.testing import Work
 
 LENGTH = 3
 """Batches of each stream."""

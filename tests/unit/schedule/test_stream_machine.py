@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from driver import NOTHING, Driver
+from fake_pool import Work
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
@@ -19,7 +20,6 @@ from pool_rules import PoolMachine
 from dpex.schedule.events import Snapshot
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.streams import Splitting
-from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 INDICES = 10_000

@@ -1,14 +1,5 @@
 """A worker pool without processes: it behaves as the real ones do, and nothing happens before the test says so.
 
-    >>> pool = FakePool("local", shared=True)
-    >>> pool.resize(2)
-    >>> pool.start()
-    >>> pool.send([Ticket(0, "a", 0), Ticket(1, "b", 0)], 0)
-    True
-    >>> pool.work()
-    >>> [event.value().index for event in pool.poll() if isinstance(event, TicketMade)]
-    ['a', 'b']
-
 What holds of real pools holds here: a message to a worker is a queue's next tickets in order; a worker makes one ticket
 after the other; messages to one worker keep their order; a pool that is full takes a message not at all; who is asked
 to leave first finishes what it holds; who is killed loses what it held, and its random state; results of earlier epochs
@@ -96,7 +87,6 @@ class FakePool:
         make: makes a batch, or raises StopIteration where a stream has no more; None: the batch is the `Work`.
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
-        is_automatic: every `poll` starts all workers and lets them do all their work first.
         is_split: what the first stream of a dataset shows of it (see `dpex.schedule.streams`).
 
     ``failed``: set it to a sentence, and no worker can be had.
@@ -110,7 +100,6 @@ class FakePool:
         make: Callable[[Work], Any] | None = None,
         room: int = 1_000_000,
         starts_slowly: bool = False,
-        is_automatic: bool = False,
         is_split: bool = True,
     ) -> None:
         self.name = name
@@ -123,7 +112,6 @@ class FakePool:
         self.is_closed = False
         self._shared = shared
         self._make = make or (lambda work: work)
-        self._is_automatic = is_automatic
         self._is_split = is_split
         self._queue: deque[_Message] = deque()
         self._workers: dict[int, _Worker] = {}
@@ -207,9 +195,6 @@ class FakePool:
 
     def poll(self) -> deque[PoolEvent]:
         """See `WorkerPool.poll`."""
-        if self._is_automatic and not self.is_closed:
-            self.start()
-            self.work()
         for worker in [w for w in self._workers.values() if w.is_dead]:
             self._bury(worker)
         return self._events
