@@ -77,8 +77,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         persistent_workers: True keeps workers between epochs, as in torch.
         pin_memory_device: The device for ``pin_memory``, as in torch.
         in_order: True delivers batches in the order of the sampler, as in torch.
-        distribute_mode: False: workers are on this machine. True: they are on the Ray cluster. ``"auto"``: on the
-            cluster if this process is connected to it.
+        distribute_mode: The place of workers: this machine (False), the Ray cluster (True), or the cluster if this
+            process is connected to one (``"auto"``).
         head_address: The cluster: ``"auto"`` (the one connected, else ``RAY_ADDRESS``, else a private one),
             ``"local"`` (a private one on this machine), ``"host:port"``, or ``"ray://host:port"`` (for a machine that
             is not a node of it). A Ray that is already initialised is used.
@@ -98,17 +98,17 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
             asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
-        metrics_port: The port of the live page and of the metrics for Prometheus. The endpoint exists from the first
-            ``iter()`` until the loader is closed or deleted, and the loaders of a process share it. With 0, or a port
-            that another process has, it is a free one. None: see ``metrics_config``, else ``$DPEX_METRICS_PORT``, or no
-            metrics.
+        metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
+            has: a free one. The endpoint exists from the first ``iter()`` until the loader is closed or deleted, and
+            the loaders of a process share it. None: ``$DPEX_METRICS_PORT``, or no metrics unless there is a
+            ``metrics_config``.
         worker_config: The memory of batches in flight, PyTorch's workers, shared batches; see `WorkerConfig`. None here
             and below: the defaults of that class.
         cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.
         device_config: A transform on the ``device``, and its memory; see `DeviceConfig`.
         sample_policy: Samples that raise an error or take too long; see `SamplePolicy`.
-        metrics_config: Port, address, directory for announcements and TLS of the metrics, in place of
-            ``metrics_port``; see `MetricsConfig`. None: no metrics by this option.
+        metrics_config: Address, directory for announcements and TLS of the metrics; see `MetricsConfig`. None: its
+            defaults where ``metrics_port`` or ``$DPEX_METRICS_PORT`` asks for metrics.
 
     Raises:
         OptionError: An option of dpex has a value that makes no sense. It is a ValueError.
@@ -345,7 +345,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         """Explain why training waits for data, if it does, where the time goes, and what would change it.
 
         It may be called from any thread, also in the middle of an epoch. With ``num_workers=0``, ``seeding="worker"``
-        and no metrics, measuring begins with the first call, or with ``DPEX_DIAGNOSE``.
+        and no metrics, measuring begins with the first call, except under ``dpex run`` and ``dpex diagnose``.
 
         Args:
             reset: Whether the next diagnosis is about what comes from now on. Otherwise it is about all epochs since

@@ -260,9 +260,9 @@ class TLSConfig:
 class MetricsConfig:
     """The address of the live page and of the metrics for Prometheus, and who may read them.
 
+    A loader that has one serves metrics at its ``metrics_port``, else at ``$DPEX_METRICS_PORT``, else at a free port.
+
     Args:
-        port: The port; 0, or a port that another process has: a free one. None: ``$DPEX_METRICS_PORT``, else a free
-            one.
         host: The address to serve on; by default only this machine can reach it.
         directory: Where this process announces itself to Prometheus (``file_sd``) and ``dpex top``. None:
             ``$DPEX_METRICS_DIR``, else ``dpex`` in ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for
@@ -276,16 +276,15 @@ class MetricsConfig:
 
     Examples:
         >>> from dpex import DpexDataLoader, MetricsConfig
-        >>> config = MetricsConfig(port=0, allowed_hosts=["train.example.org"])
-        >>> loader = DpexDataLoader([1, 2, 3], metrics_config=config)
+        >>> config = MetricsConfig(allowed_hosts=["train.example.org"])
+        >>> loader = DpexDataLoader([1, 2, 3], metrics_port=9400, metrics_config=config)
         >>> try:
-        ...     MetricsConfig(port=70000)
+        ...     MetricsConfig(host="")
         ... except ValueError as error:
         ...     print(error)
-        MetricsConfig(port=70000): give a port from 1 to 65535, 0 for one that is free, or None
+        MetricsConfig(host=''): give an address of this machine, such as '127.0.0.1' or '0.0.0.0'
     """
 
-    port: int | None = None
     host: str = "127.0.0.1"
     directory: str | None = None
     tls: TLSConfig | None = None
@@ -293,17 +292,12 @@ class MetricsConfig:
 
     def __post_init__(self) -> None:
         require, hosts = functools.partial(_require_field, self), self.allowed_hosts
-        require("port", _is_port(self.port), "a port from 1 to 65535, 0 for one that is free, or None")
         require("host", _is_text(self.host), "an address of this machine, such as '127.0.0.1' or '0.0.0.0'")
         require("directory", self.directory is None or _is_text(self.directory), "a directory or None")
         is_tls = self.tls is None or isinstance(self.tls, TLSConfig)
         require("tls", is_tls, "a TLSConfig(certfile=..., keyfile=...) or None")
         are_names = hosts is None or (isinstance(hosts, (list, tuple)) and all(isinstance(host, str) for host in hosts))
         require("allowed_hosts", are_names, "a list of names, such as ['train.example.org'], or None")
-
-
-def _is_port(value: Any) -> bool:
-    return value is None or _is_whole(value, 0, 65535)
 
 
 class LoaderOptions:
@@ -417,12 +411,12 @@ def _check_each(options: Any) -> None:
     )
     _require(name is None or _is_text(name), f"name={name!r}: give a name or None")
     _require(
-        _is_port(port),
+        port is None or _is_whole(port, 0, 65535),
         f"metrics_port={port!r}: give a port from 1 to 65535, 0 for one that is free, or None for no metrics",
     )
     _require(
         metrics is None or isinstance(metrics, MetricsConfig),
-        f"metrics_config={metrics!r}: give a MetricsConfig(...) or None; for a port alone there is metrics_port",
+        f"metrics_config={metrics!r}: give a MetricsConfig(...) or None; the port is metrics_port",
     )
 
 
@@ -456,11 +450,6 @@ def _check_together(options: Any) -> None:
         not samples.is_on or workers.share is None,
         f"{samples} beside share={workers.share!r}: trainings that share batches get the errors of samples "
         "unchanged; give one of the two",
-    )
-    _require(
-        options.metrics_config is None or options.metrics_port is None,
-        f"metrics_port={options.metrics_port!r} beside {options.metrics_config!r}: give one of the two, such as "
-        f"metrics_config=MetricsConfig(port={options.metrics_port!r}, ...)",
     )
     _require(
         transform is None or options.device is not None,

@@ -14,7 +14,7 @@ from dpex.measure.sums import PoolStats
 class LoaderStats:
     """A loader at one moment.
 
-    Without workers, only ``batches`` is known, unless metrics, `DpexDataLoader.diagnose` or ``DPEX_DIAGNOSE`` ask for a
+    Without workers, only ``batches`` is known, unless metrics, `DpexDataLoader.diagnose` or ``dpex diagnose`` ask for a
     measurement, which adds the times. PyTorch's own iterators (``local_engine="torch"``) are not counted.
 
     Attributes:

@@ -25,7 +25,7 @@ FOR_THE_CLASS = (
 FOR_AN_EPOCH = (
     *("dpex.schedule.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
     *("dpex.worker.*", "dpex.stats", "dpex._ray"),
-    *("dpex.loader.at_exit", "dpex.loader.passes", "dpex.loader.runtime"),
+    *("dpex.loader.passes", "dpex.loader.runtime"),
     *("dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.

@@ -24,8 +24,8 @@ from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.trace import Recorder
 from dpex.autotune.types import Sample, Settings
 from dpex.cli.main import main
-from dpex.cli.recorded_run import load
-from dpex.cli.recorded_run import replay as replayed
+from dpex.cli.replay import load
+from dpex.cli.replay import replay as replayed
 from dpex.errors import OptionError
 from dpex.system.clock import ManualClock
 from dpex.system.cpus import rank

@@ -1,88 +1,243 @@
-"""``dpex replay``: a recorded run as text, its decisions explained, and decided again."""
+"""``dpex replay``: a recorded run (see `dpex.autotune.trace`) as text, its decisions explained, and decided again.
+
+The recorded windows are shown to laws made anew. From the first decision that differs on, that is no more than an
+indication: the windows stay as they were recorded, under the recorded settings.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.law import law_for
+from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
+from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli import common
-from dpex.cli.recorded_run import ReplayedWindow, Trace, load, parse_changes, replay
-from dpex.errors import OptionError, TraceError
+from dpex.errors import TraceError
 from dpex.measure.readable import fine_percent, rounded
+from dpex.schedule.json_values import build
 
+_WIDTH = 116
+"""Columns of the text."""
 _DESCRIPTION = """
-Explain a recorded run as text: its course, the decisions with their reasons and outcomes, and whether this version of
-dpex makes the same decisions on its windows.
+Explain a recorded run as text: the decisions with their reasons and outcomes, and whether this version of dpex makes
+the same decisions on its windows.
 """
 _EPILOG = """\
 exit status:
   0  this version of dpex makes the same decisions
   1  it makes others
-  2  the trace or an option cannot be used
+  2  the trace cannot be used
 
 examples:
   DPEX_TRACE=run-{rank}.jsonl python train.py
   dpex replay run-0.jsonl
-  dpex replay run-0.jsonl --set max_local=4
 """
 
 
 def register(subparsers: Any) -> None:
     """Add the subcommand."""
-    summary_line = "explain a recorded run, and decide it again"
-    parser = common.add(subparsers, "replay", summary=summary_line, description=_DESCRIPTION, epilog=_EPILOG)
+    summary = "explain a recorded run, and decide it again"
+    parser = common.add(subparsers, "replay", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="try another configuration")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, write: Callable[[str], object] = print) -> int:
     """Print the report; returns the exit status that the help lists."""
     try:
-        changes = parse_changes(options.set)
         trace = load(options.trace)
-        windows = replay(trace, changes)
-    except (TraceError, OptionError) as error:
+    except TraceError as error:
         print(f"dpex replay: {error}", file=sys.stderr)
         return 2
-    for line in report(trace, windows, changes):
+    windows = replay(trace)
+    for line in report(trace, windows):
         write(line)
     return int(not all(window.is_same for window in windows))
 
 
+# -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceStep:
+    """A sample, and the number of the decision that followed from it, if one did."""
+
+    sample: Sample
+    decision: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSection:
+    """The life of one law."""
+
+    origin: TraceOrigin
+    steps: list[TraceStep]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A whole trace. decisions: all, by number, with their outcomes. is_torn: an incomplete last line was left out."""
+
+    header: Header
+    sections: tuple[TraceSection, ...]
+    decisions: tuple[Decision, ...]
+    is_torn: bool = False
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of all sections."""
+        return [step.sample for section in self.sections for step in section.steps]
+
+
+def load(path: str) -> Trace:
+    """Read a trace file.
+
+    Raises:
+        TraceError: It cannot be opened or read.
+    """
+    try:
+        with Path(path).open("rb") as lines:
+            return read(lines, path)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; give a file written by AutotuneConfig(trace=...)") from error
+
+
+def read(lines: Iterable[bytes], name: str) -> Trace:
+    """Read a trace. ``lines`` with their ends, as a file gives them; ``name`` is for messages.
+
+    Raises:
+        TraceError: It is no trace, or one of a version that this reader does not know, or a line is broken.
+    """
+    texts = list(lines)
+    is_torn = len(texts) > 1 and not texts[-1].endswith(b"\n") and _parsed(texts[-1]) is None
+    header: Header | None = None
+    sections: list[TraceSection] = []
+    decisions: list[Decision] = []
+    for number, text in enumerate(texts[: len(texts) - is_torn], 1):
+        where, record = f"{name}, line {number}", _parsed(text)
+        if header is None:
+            _check_format(record, where)
+        try:
+            if record is None:
+                raise ValueError("no JSON object")
+            if record["kind"] == "header":
+                header = build(Header, record)
+            _take(record, sections, decisions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"{where}: broken ({error}). The lines before it can be replayed: head -n {number - 1} {name} > "
+                "whole.jsonl"
+            ) from error
+    if header is None:
+        raise TraceError(f"{name}: empty; a trace begins with the first window, some batches into the run")
+    return Trace(header=header, sections=tuple(sections), decisions=tuple(decisions), is_torn=is_torn)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return the line's object; None: it holds none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _check_format(record: Mapping[str, Any] | None, where: str) -> None:
+    if record is None or record.get("format") != FORMAT:
+        raise TraceError(
+            f"{where}: no header of a {FORMAT}, so this is another kind of file; a trace is written by "
+            "AutotuneConfig(trace=...) or DPEX_TRACE"
+        )
+    version = str(record.get("version"))
+    if version.split(".")[0] != str(VERSION[0]):
+        raise TraceError(
+            f"{where}: a trace of version {version!r}, written by dpex {record.get('dpex')}, and this one reads "
+            f"{VERSION[0]}.x: replay it with the dpex that wrote it, or a newer one"
+        )
+
+
+def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: list[Decision]) -> None:
+    """Add what a line holds.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not what a recorder writes at this place.
+    """
+    kind, number = record["kind"], record.get("number")
+    if kind in ("header", "renewed"):
+        sections.append(TraceSection(origin=build(TraceOrigin, record["origin"]), steps=[]))
+        return
+    steps = sections[-1].steps
+    if kind == "sample":
+        steps.append(TraceStep(sample=build(Sample, record)))
+    elif kind == "decision":
+        if number != len(decisions) or not steps:
+            raise ValueError(f"decision {number} where {len(decisions)} should be, and after a sample")
+        decisions.append(build(Decision, record))
+        steps[-1] = replace(steps[-1], decision=number)
+    elif kind == "outcome":
+        if not isinstance(number, int) or not 0 <= number < len(decisions):
+            raise ValueError(f"an outcome of decision {number}, and there are {len(decisions)}")
+        decisions[number] = replace(decisions[number], outcome=build(Outcome, record))
+
+
+# -- decided again -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedWindow:
+    """A sample, its number (from 1 on), the decision that was recorded on it, and the decision made on it now."""
+
+    number: int
+    sample: Sample
+    recorded: Decision | None
+    replayed: Decision | None
+
+    @property
+    def is_same(self) -> bool:
+        """Return True if both are the same change for the same reason, or none; words and predictions may differ."""
+        return _short(self.recorded) == _short(self.replayed)
+
+
+def replay(trace: Trace) -> list[ReplayedWindow]:
+    """Show all samples to laws made anew, under the recorded configuration."""
+    windows: list[ReplayedWindow] = []
+    for section in trace.sections:
+        for step, replayed in zip(section.steps, _decide(section), strict=True):
+            recorded = None if step.decision is None else trace.decisions[step.decision]
+            number = len(windows) + 1
+            windows.append(ReplayedWindow(number=number, sample=step.sample, recorded=recorded, replayed=replayed))
+    return windows
+
+
+def _decide(section: TraceSection) -> list[Decision | None]:
+    """Return the decision of a new law on each sample, with the outcome that the law found later."""
+    law = law_for(section.origin.config, section.origin.start)
+    decided = [law.step(step.sample) for step in section.steps]
+    judged = iter(law.decisions)
+    return [None if decision is None else next(judged) for decision in decided]
+
+
 # -- the report --------------------------------------------------------------------------------------------------------
 
-_ROWS = 12
-"""Lines of the course of a run: it fits on a screen."""
-_BAR = 20
-"""Characters of a bar: each is 5 %."""
-_WIDTH = 116
-"""Columns of the text."""
-_TIMELINE = "{:>15}  {:>10}  {:>5}  {:20}  {:>7}  {:20}  {}"
 
-
-def _times(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Seconds lost to loading, in windows, and of the consumer."""
-    lost = sum(sample.wait_s + sample.own_s for sample in samples)
-    return lost, sum(sample.seconds for sample in samples), lost + sum(sample.work_s for sample in samples)
-
-
-def report(trace: Trace, windows: Sequence[ReplayedWindow], changes: Mapping[str, Any]) -> Iterator[str]:
+def report(trace: Trace, windows: Sequence[ReplayedWindow]) -> Iterator[str]:
     """Return the lines to show."""
     yield from _head(trace)
-    yield from _timeline(windows)
-    yield from _decisions(windows)
-    yield from _verdict(windows, changes)
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
+    decided = [(window, window.recorded) for window in windows if window.recorded is not None]
+    yield ""
+    yield f"Decisions: {len(decided) or 'none'}"
+    for number, (window, decision) in enumerate(decided, 1):
+        yield from _explain(number, window, decision)
+    yield from _verdict(windows)
 
 
 def _head(trace: Trace) -> Iterator[str]:
@@ -94,34 +249,23 @@ def _head(trace: Trace) -> Iterator[str]:
     yield from _wrapped("  process   ", facts) if facts else ()
     if trace.is_torn:
         yield "  note      the last line is incomplete (the run was killed, or the disk was full) and was left out"
-    if not samples:
-        yield "  no window was recorded: the run was too short, or everything was fixed by resize()"
+    if samples:
+        lost_s = sum(sample.wait_s + sample.own_s for sample in samples)
+        total_s = max(1e-9, lost_s + sum(sample.work_s for sample in samples))
+        measured_s = max(1e-9, sum(sample.seconds for sample in samples))
+        batches, seconds = sum(sample.batches for sample in samples), samples[-1].at - samples[0].at
+        yield f"  run       {seconds:.1f} s, {measured_s:.1f} s measured in {len(samples)} windows"
+        rate, lost = rounded(batches / measured_s), fine_percent(lost_s / total_s)
+        yield f"  batches   {batches}, {rate}/s; {lost} of the time was lost to loading"
     else:
-        lost_s, measured_s, total_s = _times(samples)
-        seconds = samples[-1].at - samples[0].at + samples[0].seconds
-        batches, wait = sum(sample.batches for sample in samples), lost_s / total_s if total_s > 0 else 0.0
-        rate = batches / measured_s if measured_s else 0.0
-        yield f"  run       {seconds:.1f} s, {measured_s:.1f} s of it measured in {len(samples)} windows"
-        yield f"  batches   {batches}, {rounded(rate)}/s; {fine_percent(wait)} of the time was lost to loading"
+        yield "  no window was recorded: the run was too short, or everything was fixed by resize()"
     for number, section in enumerate(trace.sections):
         origin = section.origin
         at = f" from {section.steps[0].sample.at:.1f} s on" if number and section.steps else ""
         why = f" ({origin.why})" if origin.why else ""
         yield f"  {'renewed ' if number else 'settings'}  {origin.start}{at}{why}"
-        given = [*_limits(origin.limits), *_not_default(origin.config)]
+        given = _not_default(origin.config)
         yield from _wrapped("            given: ", ", ".join(given)) if given else ()
-    last = _last_settings(trace)
-    if last != trace.sections[0].origin.start:
-        yield f"  at last   {last}"
-
-
-def _last_settings(trace: Trace) -> Settings:
-    """The settings after the last decision."""
-    steps = [step for section in trace.sections for step in section.steps]
-    if not steps:
-        return trace.sections[0].origin.start
-    decision = steps[-1].decision
-    return steps[-1].sample.settings if decision is None else trace.decisions[decision].new
 
 
 def _date(seconds: float) -> str:
@@ -131,68 +275,14 @@ def _date(seconds: float) -> str:
         return f"{seconds:g} s after 1970"
 
 
-def _limits(limits: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in limits.items():
-        if isinstance(value, Mapping):
-            yield from (f"{name} {inner}={count}" for inner, count in value.items())
-        elif value not in (None, False):
-            yield f"{name}={value}"
-
-
 def _not_default(config: AutotuneConfig) -> list[str]:
     default = asdict(AutotuneConfig())
     return [f"{name}={value}" for name, value in asdict(config).items() if value != default[name] and name != "trace"]
 
 
-def _timeline(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
-    """A row for each twelfth of the run; fewer rows where windows are longer than that."""
-    if not windows:
-        return
-    start = windows[0].sample.at - windows[0].sample.seconds
-    span, longest = windows[-1].sample.at - start, max(window.sample.seconds for window in windows)
-    count = max(1, min(_ROWS, int(span / longest) if longest > 0 else 1))
-    width = max(1e-9, span / count)
-    most = max(1, *(_running(window.sample) for window in windows))
-    numbers = {w.number: n for n, w in enumerate((w for w in windows if w.recorded), 1)}
-    yield ""
-    yield _TIMELINE.format("seconds", "batches/s", "lost", "", "workers", "", "decisions").rstrip()
-    rows: dict[int, list[ReplayedWindow]] = {}
-    for window in windows:
-        rows.setdefault(min(count - 1, int((window.sample.at - start) / width)), []).append(window)
-    for row, inside in sorted(rows.items()):
-        samples = [window.sample for window in inside]
-        lost, measured, total = _times(samples)
-        wait = lost / total if total > 0 else 0.0
-        workers = sum(map(_running, samples)) / len(samples)
-        yield _TIMELINE.format(
-            f"{start + row * width:.1f} - {start + (row + 1) * width:.1f}",
-            f"{sum(s.batches for s in samples) / measured:.3g}" if measured else "",
-            fine_percent(wait),
-            "#" * round(_BAR * min(1.0, wait)),
-            f"{workers:.1f}",
-            "=" * round(_BAR * workers / most),
-            " ".join(f"[{numbers[window.number]}]" for window in inside if window.number in numbers),
-        ).rstrip()
-
-
-def _running(sample: Sample) -> int:
-    return sample.local.running + sample.remote.running
-
-
-# -- decisions ---------------------------------------------------------------------------------------------------------
-
-
-def _decisions(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
-    decided = [(window, window.recorded) for window in windows if window.recorded is not None]
-    yield ""
-    yield f"Decisions: {len(decided) or 'none'}"
-    for number, (window, decision) in enumerate(decided, 1):
-        yield from _explain(number, window, decision)
-
-
 def _explain(number: int, window: ReplayedWindow, decision: Decision) -> Iterator[str]:
     yield ""
-    yield f"[{number}] at {decision.at:.2f} s: {decision.old} -> {decision.new} ({decision.reason})"
+    yield f"[{number}] at {decision.at:.2f} s: {_short(decision)}"
     yield from _wrapped("    why       ", decision.text)
     yield f"    expected  {rounded(decision.predicted_rate)}/s, {fine_percent(decision.predicted_wait)} lost to loading"
     outcome = decision.outcome
@@ -214,20 +304,16 @@ def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(label + text, _WIDTH, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
-# -- the same again? ---------------------------------------------------------------------------------------------------
-
-
-def _verdict(windows: Sequence[ReplayedWindow], changes: Mapping[str, Any]) -> Iterator[str]:
-    who = "This version of dpex"
-    if changes:
-        who += f" with {', '.join(f'{name}={value}' for name, value in changes.items())}"
-    different = [window for window in windows if not window.is_same]
+def _verdict(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
     yield ""
-    if not different:
-        yield f"{who} decides the same on these windows."
+    first = next((window for window in windows if not window.is_same), None)
+    if first is None:
+        yield "This version of dpex decides the same on these windows."
         return
-    first = different[0]
-    yield f"{who} decides otherwise. The first difference is after window {first.number}, at {first.sample.at:.2f} s:"
+    yield (
+        "This version of dpex decides otherwise. The first difference is after window "
+        f"{first.number}, at {first.sample.at:.2f} s:"
+    )
     yield f"    recorded  {_short(first.recorded)}"
     yield f"    replayed  {_short(first.replayed)}"
     if first.replayed is not None:

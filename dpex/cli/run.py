@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import atexit
+import importlib.util
+import inspect
+import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from dpex.cli import common
 from dpex.errors import ClusterError, OptionError
-from dpex.options import byte_count, checked
-from dpex.run.install import ROOT, begin, has_served
-from dpex.run.options import RunOptions
+from dpex.options import LoaderOptions, WorkerConfig, checked
+from dpex.run.install import ROOT, RunOptions, begin, has_served
 from dpex.run.script import run_module, run_script
 from dpex.system.ray_package import require_ray
+
+_LOADERS_OPTIONS = {
+    LoaderOptions: ("distribute_mode", "head_address", "metrics_port"),
+    WorkerConfig: ("memory_budget",),
+}
+"""Options of a loader that ``dpex run`` takes as flags. Their declarations say the rest: default, check and help."""
 
 _RUN = """
 Run a Python script (or -m module) as python would, with dpex behind each torch.utils.data.DataLoader, in this process
@@ -76,25 +86,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--also-in-process", action="store_true", help="give workers to loaders with num_workers=0, too"
     )
-    parser.add_argument(
-        "--distribute-mode",
-        default="false",
-        choices=("true", "false", "auto"),
-        help="workers on the Ray cluster; auto: if the script is connected to one (default: false)",
-    )
-    parser.add_argument(
-        "--head-address",
-        default="auto",
-        metavar="ADDRESS",
-        help="address of the cluster: auto (default), local or host:port",
-    )
-    parser.add_argument(
-        "--memory-budget",
-        type=_bytes,
-        metavar="BYTES",
-        help="most bytes of a loader's batches in flight: 500M, 2G, ...",
-    )
-    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus; 0: a free port")
+    for owner, names in _LOADERS_OPTIONS.items():
+        for name in names:
+            _add_option(parser, owner, name)
     parser.add_argument(
         "--trace", metavar="FILE", help="record the tuning in FILE; {rank} and {pid} in its name are filled in"
     )
@@ -130,11 +124,42 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
-def _bytes(text: str) -> int:
-    found = byte_count(text)
-    if not isinstance(found, int):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of bytes, such as 500000000, 500M or 2G")
-    return found
+def _add_option(parser: argparse.ArgumentParser, owner: type, name: str) -> None:
+    """Add an option of a loader as a flag. Its value is checked with the others, as that of a loader."""
+    explained = " ".join([_description(owner, name), f"(default: {getattr(owner, name)})"])
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        dest=f"loader.{name}",
+        type=_value,
+        default=argparse.SUPPRESS,
+        metavar="VALUE",
+        help=explained.replace("%", "%%"),
+    )
+
+
+def _description(owner: type, name: str) -> str:
+    """Return the first sentence on an option in its docstring; "" where Python keeps none."""
+    text = _loaders_docstring() if owner is LoaderOptions else inspect.getdoc(owner) or ""
+    found = re.search(rf"^ {{4}}{name}: (.+?\.)(?:\s|$)", text, re.MULTILINE | re.DOTALL)
+    return "" if found is None else " ".join(found[1].replace("`", "").split())
+
+
+def _loaders_docstring() -> str:
+    """Return the docstring of `dpex.DpexDataLoader`. Its module is parsed, as it would import torch."""
+    spec = importlib.util.find_spec("dpex.dataloader")
+    source = spec.loader.get_source(spec.name) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+    for node in ast.parse(source or "").body:
+        if isinstance(node, ast.ClassDef) and node.name == "DpexDataLoader":
+            return ast.get_docstring(node) or ""
+    return ""
+
+
+def _value(text: str) -> Any:
+    """Return the value of a flag: a number or a truth value if it is one, else the text."""
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
 
 
 def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -143,20 +168,16 @@ def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
         parser.error(f"--trace {given.trace}: with --num-workers {given.num_workers} nothing is tuned; give auto")
     if given.also_in_process and given.num_workers == "keep":
         parser.error("--also-in-process: --num-workers keep leaves every loader its number; give auto or a number")
-    mode: Any = {"true": True, "false": False}.get(given.distribute_mode, given.distribute_mode)
     options = _options(
         given,
         num_workers=given.num_workers,
         also_in_process=given.also_in_process,
-        distribute_mode=mode,
-        head_address=given.head_address,
-        memory_budget=given.memory_budget,
-        metrics_port=given.metrics_port,
+        loader={name[7:]: value for name, value in vars(given).items() if name.startswith("loader.")},
         quiet=given.quiet,
     )
     try:
-        checked(options.loader_options(1))
-        if mode is True:
+        found = checked(options.loader_options(1))
+        if found["distribute_mode"] is True:
             require_ray()
     except (OptionError, ClusterError) as error:
         parser.error(str(error))

@@ -19,6 +19,8 @@ TorchsMethod = Callable[[Any], Any]
 Server = Callable[[Any, TorchsMethod], Any]
 """Takes a loader and torch's own method; returns an iterator over the loader, or None."""
 _servers: dict[int, Server] = {}
+observer: Callable[[Any], None] | None = None
+"""Called with each `DpexDataLoader` that makes an iterator: `dpex run` reports on it at the end."""
 
 
 def install(module: ModuleType, place: int, server: Server) -> None:

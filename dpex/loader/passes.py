@@ -7,12 +7,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
-
 from dpex._torch import BaseDataLoaderIter, DatasetKind
-from dpex.loader import at_exit
+from dpex.loader import hook
 from dpex.loader.sizing import Sizing, stay_in_process_if_daemonic
-from dpex.options import MetricsConfig
 from dpex.schedule.names import encodable
 from dpex.system.user_warnings import warn
 
@@ -28,6 +25,13 @@ Torchs = Callable[[], BaseDataLoaderIter]
 
 def begin(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
     """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader."""
+    iterator = _begun(loader, torchs)
+    if hook.observer is not None:
+        hook.observer(loader)
+    return iterator
+
+
+def _begun(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
     if loader.device is None:
         return _iterator(loader, torchs, None)
     from dpex.device.feed import open_feed
@@ -60,7 +64,6 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader)
-    _watch_for_end(loader)
     from dpex.engine.with_workers import Observers
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
@@ -90,8 +93,7 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
     arenas, resume = runtime.arenas, runtime.take_resume()
     iterator: in_process._DpexInlineDataLoaderIter
     may_warn = in_process.may_warn(loader)
-    if metrics is not None or runtime.is_diagnosed or at_exit.is_wanted(os.environ):
-        _watch_for_end(loader)
+    if metrics is not None or runtime.is_diagnosed or hook.observer is not None:
         metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._UnmarkedMeteredDataLoaderIter
         iterator = metered(loader, arenas, resume, metrics, runtime.counters)
     else:
@@ -132,16 +134,9 @@ def _pool_factory(loader: Any) -> PoolFactory:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
-def _watch_for_end(loader: Any) -> None:
-    if at_exit.is_wanted(os.environ) and get_worker_info() is None:
-        at_exit.watch(loader._runtime.counters, diagnosis_source(loader).diagnose, os.environ)
-
-
 def _exported(loader: Any) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
-    config = loader.metrics_config if loader.metrics_port is None else MetricsConfig(port=loader.metrics_port)
-    info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
-    metrics: LoaderMetrics | None = loader._runtime.metrics(config, loader.name, info)
+    metrics: LoaderMetrics | None = loader._runtime.metrics(loader)
     if metrics is not None:
         metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
     return metrics
@@ -175,5 +170,5 @@ def _why_unmeasured(loader: Any, sizing: Sizing) -> str:
     if sizing.why_torch is not None or sizing.is_piped:
         return "anything: PyTorch's own iterators make the batches of this loader"
     if not loader._runtime.is_diagnosed and loader.num_workers == 0:
-        return "passes before this call: without workers it is measured from now on, or with DPEX_DIAGNOSE=1"
+        return "passes before this call: without workers it is measured from now on, or under dpex diagnose"
     return "anything: no batch was delivered yet"

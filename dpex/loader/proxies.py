@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
@@ -28,7 +28,7 @@ _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
 class _Known:
     """The proxy of a loader, what it was made for, and whether it was given to the loader from outside."""
 
-    def __init__(self, loader: Any, proxy: Any, made_for: Hashable = None, *, is_given: bool = False) -> None:
+    def __init__(self, loader: Any, proxy: Any, made_for: object = None, *, is_given: bool = False) -> None:
         forget = functools.partial(_known.pop, id(loader), None)
         self.reference = weakref.ref(loader, lambda _: forget())
         self.proxy, self.made_for, self.is_given = proxy, made_for, is_given
@@ -65,7 +65,7 @@ def why_not(loader: Any) -> str | None:
     return None
 
 
-def proxy_of(loader: Any, made_for: Hashable, make: Callable[[], Any]) -> Any:
+def proxy_of(loader: Any, made_for: object, make: Callable[[], Any]) -> Any:
     """Return the loader's proxy, with the loader's attributes as they are now.
 
     A new proxy is made if the loader has none, or one that was made for something else.

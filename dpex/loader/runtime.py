@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
 from dpex.engine.loader_counters import LoaderCounters
-from dpex.loader import at_exit
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
 from dpex.transport.arena import ArenaCache
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.measure.ledger import LastReading
-    from dpex.options import MetricsConfig
     from dpex.schedule.streams import Splitting
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -99,15 +96,17 @@ class LoaderRuntime:
         """Return the address of the live page, if there is one."""
         return None if self._registration is None else self._registration.url
 
-    def metrics(self, config: MetricsConfig | None, name: str | None, info: Sequence[str]) -> LoaderMetrics | None:
+    def metrics(self, loader: Any) -> LoaderMetrics | None:
         """Return the metrics of this loader; None if the endpoint does not export them."""
-        asked = config is not None or "DPEX_METRICS_PORT" in os.environ
+        port, config = loader.metrics_port, loader.metrics_config
+        asked = not (port is None and config is None) or "DPEX_METRICS_PORT" in os.environ
         if not asked or get_worker_info() is not None:
             return None
         if self._registration is None:
             from dpex.telemetry.exporter import enrol
 
-            self._registration = enrol(self, config, name, info)
+            info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
+            self._registration = enrol(self, port, config, loader.name, info)
         return None if self._registration is None else self._registration.ledger
 
     def hold_cluster(self, head_address: str) -> None:
@@ -121,7 +120,6 @@ class LoaderRuntime:
         """End all iterators, the export of metrics, and the share of the cluster; all may begin anew. Idempotent."""
         for iterator in list(self.iterators):
             iterator._shutdown_workers()
-        at_exit.report(self.counters)
         registration, self._registration = self._registration, None
         if registration is not None:
             registration.end()

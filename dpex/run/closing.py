@@ -22,10 +22,9 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
 from dpex.diagnose.what_if import TUNERS
-from dpex.loader.at_exit import free_path
 from dpex.loader.proxies import describe
 from dpex.measure.readable import percent, rounded
-from dpex.run.options import RunOptions
+from dpex.run.install import RunOptions
 from dpex.system.cpus import rank
 
 _SHOWN = 6
@@ -57,8 +56,8 @@ _served: list[Served] = []
 _pid = 0
 
 
-def note(loader: Any, proxy: Any, torch_rank: int, options: RunOptions) -> None:
-    """An iterator of this loader was made, by this proxy."""
+def note(loader: Any, proxy: Any, options: RunOptions) -> None:
+    """Have this loader reported on, whose iterator was made by this proxy, or by itself."""
     _begin(options)
     given, source = int(loader.num_workers), proxy._diagnosis_source()
     kind = (type(loader.dataset), loader.batch_size, given)
@@ -74,11 +73,18 @@ def note(loader: Any, proxy: Any, torch_rank: int, options: RunOptions) -> None:
             words=describe(loader),
             given=given,
             served_by=None if proxy._is_auto else proxy.num_workers,
-            rank=max(rank(os.environ), torch_rank),
+            rank=_rank(),
             first=source,
             last=source,
         )
     )
+
+
+def _rank() -> int:
+    """Return this process's rank, from torch.distributed where a script has told only that."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else rank(os.environ)
 
 
 def has_served() -> bool:
@@ -184,8 +190,18 @@ def write(options: RunOptions, diagnosis: Diagnosis) -> None:
     asked: tuple[tuple[str | None, Callable[[Path], None]], ...] = ((options.html, page), (options.json, data))
     for name, write_to in asked:
         if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
-            path = free_path(name, diagnosis.facts.rank)
+            path = _free_path(name, diagnosis.facts.rank)
             try:
                 write_to(path)
             except OSError as error:
                 print(f"dpex {options.command}: {path} cannot be written: {error}", file=sys.stderr)
+
+
+def _free_path(name: str, rank: int) -> Path:
+    """Return the file of that name, ``{pid}`` and ``{rank}`` filled in, with a number if it is taken."""
+    path = wanted = Path(name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank)))
+    number = 1
+    while path.exists():
+        number += 1
+        path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+    return path

@@ -18,7 +18,7 @@ from dpex._torch import DatasetKind
 from dpex.dataloader import DpexDataLoader
 from dpex.loader.proxies import describe, proxy_of, why_not
 from dpex.run.closing import note
-from dpex.run.options import Count, RunOptions
+from dpex.run.install import Count, RunOptions
 from dpex.system.cpus import rank
 
 
@@ -46,8 +46,14 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
         return torchs(loader)
     proxy = stand_in(loader, options)
     made = proxy._get_iterator()
-    note(loader, proxy, getattr(made, "_rank", 0), options)
+    note(loader, proxy, options)
     return made
+
+
+def observe(loader: Any, options: RunOptions) -> None:
+    """Have the report be about a `DpexDataLoader` of the script, too, which keeps its own settings."""
+    if not isinstance(loader, ProxyLoader) and get_worker_info() is None:
+        note(loader, loader, options)
 
 
 def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:

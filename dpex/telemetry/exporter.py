@@ -18,7 +18,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dpex.errors import OptionError
@@ -39,29 +38,27 @@ logger = logging.getLogger("dpex")
 PORT_VARIABLE = "DPEX_METRICS_PORT"
 
 
-def requested(config: MetricsConfig | None, environment: Mapping[str, str]) -> MetricsConfig | None:
-    """Return the configuration with its port, or that of ``$DPEX_METRICS_PORT``; None if nothing asks for an endpoint.
+def requested_port(port: int | None, config: MetricsConfig | None, environment: Mapping[str, str]) -> int | None:
+    """Return the port of a loader with these options, else of ``$DPEX_METRICS_PORT``; None: nothing asks for metrics.
 
     Raises:
         OptionError: The variable is not a port.
     """
     text = environment.get(PORT_VARIABLE, "")
-    if config is not None and (config.port is not None or not text):
-        return replace(config, port=config.port or 0)
-    if not text:
-        return None
+    if port is not None or not text:
+        return 0 if port is None and config is not None else port
     if not (text.isascii() and text.isdigit() and int(text) <= 65535):
         raise OptionError(f"{PORT_VARIABLE}={text!r}: give a port from 1 to 65535, or 0 for a free one")
-    return replace(config or MetricsConfig(), port=int(text))
+    return int(text)
 
 
 class _MetricsServer:
     """The running server with its registry, sampler, announcement, and view of the GPUs."""
 
     def __init__(
-        self, config: MetricsConfig, collector: Collector, ledgers: Callable[[], Iterable[LoaderMetrics]]
+        self, wanted: int, config: MetricsConfig, collector: Collector, ledgers: Callable[[], Iterable[LoaderMetrics]]
     ) -> None:
-        self.config = config
+        self.wanted, self.config = wanted, config
         client = importlib.import_module("prometheus_client")
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
@@ -69,7 +66,7 @@ class _MetricsServer:
         diagnoses = Diagnoses(ledgers)
         self._sampler = HistorySampler(ledgers, identity(os.environ), diagnoses.mark)
         site = Site(client.make_wsgi_app(registry), self._sampler, diagnoses)
-        self._http = _listening(config, site)
+        self._http = _listening(wanted, config, site)
         self.port = self._http.port
         if config.tls is None:
             given = config.allowed_hosts
@@ -105,7 +102,7 @@ class _MetricsServer:
 
     def _report_port(self) -> None:
         """Warn if the port is not the requested one."""
-        wanted, config, found = self.config.port, self.config, self._announcement
+        wanted, config, found = self.wanted, self.config, self._announcement
         if wanted and wanted != self.port:
             logger.warning(
                 "metrics: port %d is taken on %s by %s; this process serves its metrics on port %d%s. Give "
@@ -142,9 +139,9 @@ def _holder(port: int, directory: str | None) -> str:
     return "another program"
 
 
-def _listening(config: MetricsConfig, app: App) -> Server:
+def _listening(port: int, config: MetricsConfig, app: App) -> Server:
     """Listen on the requested port, or on a free one if another process has it. Raises OptionError."""
-    files, host, port = config.tls, config.host, config.port or 0
+    files, host = config.tls, config.host
     try:
         context = None if files is None else tls(files.certfile, files.keyfile, files.client_cafile)
     except OSError as error:
@@ -159,7 +156,7 @@ def _listening(config: MetricsConfig, app: App) -> Server:
     except OSError as error:
         raise OptionError(
             f"metrics: nothing can listen on host={host!r}, port={port}: {error}. Give an address of this machine and "
-            "a port that this user may open, by metrics_config=MetricsConfig(host=..., port=...)"
+            "a port that this user may open, by metrics_config=MetricsConfig(host=...) and metrics_port=..."
         ) from error
 
 
@@ -203,7 +200,7 @@ class Exporter:
         server = self._server
         return None if server is None else server.url
 
-    def join(self, config: MetricsConfig, ledger: LoaderMetrics) -> int | None:
+    def join(self, port: int, config: MetricsConfig, ledger: LoaderMetrics) -> int | None:
         """Export a ledger, on a free port if the requested one is taken.
 
         Returns:
@@ -218,23 +215,23 @@ class Exporter:
             token = next(self._tokens)
             self._members[token] = ledger  # first, so that no loader that ends meanwhile stops the server
             try:
-                self._serve(config)
+                self._serve(port, config)
             except BaseException:
                 del self._members[token]
                 raise
             return token
 
-    def _serve(self, config: MetricsConfig) -> None:
+    def _serve(self, port: int, config: MetricsConfig) -> None:
         if not self._hooked:
             self._hooked = True
             os.register_at_fork(after_in_child=self._leave_to_parent)
         if self._server is None:
-            self._server = _MetricsServer(config, self.collector, self.ledgers)
-        elif config.port not in (0, self._server.port, self._server.config.port):
+            self._server = _MetricsServer(port, config, self.collector, self.ledgers)
+        elif port not in (0, self._server.port, self._server.wanted):
             logger.warning(
                 "metrics: port %d is not opened: the loaders of a process share one endpoint, and this one's metrics "
                 "are served with those of the others on port %d",
-                config.port,
+                port,
                 self._server.port,
             )
 
@@ -274,15 +271,17 @@ class Registration:
         return exporter.url
 
 
-def enrol(loader: object, config: MetricsConfig | None, name: str | None, info: Sequence[str]) -> Registration | None:
+def enrol(
+    loader: object, port: int | None, config: MetricsConfig | None, name: str | None, info: Sequence[str]
+) -> Registration | None:
     """Export this loader's metrics; None if nothing asks for it or this process never exports.
 
     Raises:
-        OptionError: See `Exporter.join` and `requested`.
+        OptionError: See `Exporter.join` and `requested_port`.
     """
-    config = requested(config, os.environ)
-    if config is None:
+    port = requested_port(port, config, os.environ)
+    if port is None:
         return None
     ledger = exporter.ledger(name, info)
-    seat = exporter.join(config, ledger)
+    seat = exporter.join(port, config or MetricsConfig(), ledger)
     return None if seat is None else Registration(loader, ledger, seat)

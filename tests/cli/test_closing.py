@@ -12,7 +12,7 @@ from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.run import closing
 from dpex.run.closing import Served, lines, note, report_all
-from dpex.run.options import RunOptions
+from dpex.run.install import RunOptions
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
@@ -141,7 +141,8 @@ def test_other_ranks_say_nothing_and_a_loader_made_anew_is_one(
     options = RunOptions()
     for rank in (0, 0, 1):
         loader = Loader(2 + rank)
-        note(loader, Proxy(), rank, options)
+        monkeypatch.setenv("RANK", str(rank))
+        note(loader, Proxy(), options)
     report_all(options)
     line, *_ = lines_ = capsys.readouterr().err.splitlines()
     package = __name__.partition(".")[0]

@@ -88,6 +88,22 @@ def test_another_rank_writes_only_a_file_of_its_own(tmp_path: Path) -> None:
     assert "Let training run for longer" in written.read_text()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_dpexs_class_is_reported_on_too(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from dpex import DpexDataLoader\n"
+        "if __name__ == '__main__':\n"
+        f"    loader = DpexDataLoader(range(40), num_workers={workers}, batch_size=4)\n"
+        "    list(loader)\n"
+        "    loader.close()\n"
+        "    del loader\n"
+    )
+    done = dpex("diagnose", "--html", "out.html", "script.py", cwd=tmp_path)
+    assert done.stderr.count("dpex diagnosis of") == 1
+    assert f"a DpexDataLoader (dpex) of a range: {workers} workers, 10 batches" in done.stderr
+    assert [path.name for path in tmp_path.glob("*.html")] == ["out.html"]
+
+
 @pytest.mark.long
 def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
     done = dpex("diagnose", "--json", str(tmp_path / "missing" / "x.json"), "waits.py", "0", "0", "0", "0", "5")

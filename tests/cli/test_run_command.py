@@ -118,7 +118,8 @@ def test_another_pythons_processes_are_left_alone(tmp_path: Path) -> None:
 WRONG = {
     "--num-workers some": "'some': give a whole number of at least 1, auto or keep",
     "--num-workers 0": "'0': give a whole number of at least 1, auto or keep",
-    "--memory-budget much": "'much': give a number of bytes, such as 500000000, 500M or 2G",
+    "--memory-budget much": "WorkerConfig(memory_budget='much'): give a positive number of bytes",
+    "--distribute-mode maybe": "distribute_mode='maybe': give False (this machine), True (the Ray cluster) or 'auto'",
     "--memory-budget 0": "WorkerConfig(memory_budget=0): give a positive number of bytes",
     "--metrics-port 70000": "metrics_port=70000: give a port from 1 to 65535",
     "--head-address here": "head_address='here': give 'auto', 'local', 'host:port' or 'ray://host:port'",

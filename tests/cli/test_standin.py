@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from dpex.loader import proxies
 from dpex.loader.proxies import why_not
 from dpex.run import proxy_loader
-from dpex.run.options import RunOptions
+from dpex.run.install import RunOptions
 from dpex.run.proxy_loader import iterator, stand_in
 
 TORCHS = DataLoader._get_iterator
@@ -53,7 +53,7 @@ def test_workers_by_what_the_script_gave(options: RunOptions, given: int, iterab
 
 
 def test_options_travel_as_text() -> None:
-    options = RunOptions(num_workers=3, distribute_mode="auto", memory_budget=10, script=("a.py", "-x"), root="/y")
+    options = RunOptions(num_workers=3, loader={"distribute_mode": "auto", "memory_budget": 10}, script=("a.py", "-x"))
     assert RunOptions.from_text(options.to_text()) == options
 
 
@@ -124,7 +124,7 @@ def test_a_port_that_another_rank_has_is_replaced(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         loader: Any = DataLoader(Numbers())
-        made = stand_in(loader, RunOptions(metrics_port=port))
+        made = stand_in(loader, RunOptions(loader={"metrics_port": port}))
         assert [int(batch) for batch in made] == list(range(12))
     assert f"metrics: port {port} is taken on 127.0.0.1 by another program" in caplog.text
     made.close()

@@ -1,16 +1,12 @@
-"""`DpexDataLoader.diagnose` and ``DPEX_DIAGNOSE``: what is counted, from when on, and what is said when nothing is."""
+"""`DpexDataLoader.diagnose`: what is counted, from when on, and what is said when nothing is."""
 
 from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
-from trainers import Forker
 
 from dpex import DpexDataLoader
 from dpex.engine.loader_counters import LoaderCounters
@@ -119,44 +115,3 @@ def test_early_and_late_values_are_kept_alike() -> None:
     assert len(eighths) == 8
     assert all(abs(count - expected) < 5 * expected**0.5 for count in eighths.values())
     assert looked_at < 8 * KEPT  # KEPT * (1 + ln 64) are to be expected
-
-
-PREAMBLE = """
-from tests.diagnose.planted import Planted
-"""
-SCRIPT = """
-os.environ |= {{"DPEX_DIAGNOSE": {wanted!r}, "RANK": "5"}}
-loader = DpexDataLoader(Planted(40), num_workers={workers}, batch_size=4)
-list(loader)
-{end}
-"""
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    with closing(Forker(tmp_path_factory.mktemp("scripts"), PREAMBLE)) as made:
-        yield made
-
-
-def run(forker: Forker, *, wanted: str, workers: int = 0, end: str = "pass") -> str:
-    """Run a script that asks for its diagnosis. Return what it printed to stderr."""
-    code, out, err = forker.run(SCRIPT.format(wanted=wanted, workers=workers, end=end))
-    assert (code, out) == (0, ""), err
-    return err
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("end", ["loader.close(); loader.close()", "pass", "del loader"])
-def test_it_is_printed_once_at_the_end(forker: Forker, workers: int, end: str) -> None:
-    said = run(forker, wanted="1", workers=workers, end=end)
-    assert said.count("dpex diagnosis of") == 1
-    assert "rank 5: 10 batches" in said
-
-
-def test_it_is_written_once_per_loader(forker: Forker, tmp_path: Path) -> None:
-    run(forker, wanted=str(tmp_path / "run-{rank}.html"), workers=1, end="loader.close(); list(loader)")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-5-2.html", "run-5.html"]
-
-
-def test_a_place_that_cannot_be_written_to_ends_nothing(forker: Forker, tmp_path: Path) -> None:
-    assert "no diagnosis" in run(forker, wanted=str(tmp_path / "missing" / "run.html"))

@@ -30,8 +30,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import dpex
 from dpex import DpexDataLoader, loader_behind
 from dpex.loader import hook
-from dpex.run.install import install
-from dpex.run.options import RunOptions
+from dpex.run.install import RunOptions, install
 from tests.frameworks import stream_ways
 from tests.waiting import until
 

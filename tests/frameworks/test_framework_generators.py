@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
 from dpex.loader import hook
-from dpex.run.install import install
-from dpex.run.options import RunOptions
+from dpex.run.install import RunOptions, install
 
 
 class Images:

@@ -304,8 +304,8 @@ def test_a_configuration_goes_before_the_environment(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("DPEX_METRICS_PORT", str(taken.getsockname()[1]))
-        config = MetricsConfig(port=0, directory=str(tmp_path / "given"), allowed_hosts=("train.example",))
-        with DpexDataLoader([1, 2], metrics_config=config) as loader:
+        config = MetricsConfig(directory=str(tmp_path / "given"), allowed_hosts=("train.example",))
+        with DpexDataLoader([1, 2], metrics_port=0, metrics_config=config) as loader:
             list(loader)
             assert [found["targets"] for found in announced(tmp_path / "given")] == [[f"127.0.0.1:{exporter.port}"]]
             request = urllib.request.Request(f"{loader.metrics_url}metrics", headers={"Host": "train.example"})

@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "cluster_config": (4,),
     "device_config": (abs,),
     "sample_policy": ("skip",),
-    "metrics_config": (9400, {"port": 9400}),
+    "metrics_config": (9400, {"host": "0.0.0.0"}),
 }
 FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
     WorkerConfig: {
@@ -62,7 +62,6 @@ FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
         "timeout_s": (0, -1, True, "3", float("inf")),
     },
     MetricsConfig: {
-        "port": (65536, -1, True, "9400"),
         "host": ("", None),
         "directory": ("", 3),
         "tls": (True, ("server.pem", "server.key")),
@@ -247,10 +246,6 @@ def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"sample_policy": SamplePolicy(timeout_s=3), "worker_config": WorkerConfig(share="a"), "seeding": "batch"},
             "timeout_s=3.* share='a'.* give one of the two",
-        ),
-        (
-            {"metrics_port": 0, "metrics_config": MetricsConfig()},
-            "metrics_port=0 beside MetricsConfig.*give one of the two",
         ),
         ({"device_config": DeviceConfig(transform=abs)}, "transform=.* device=None: give a device"),
     ],

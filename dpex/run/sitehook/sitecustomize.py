@@ -31,10 +31,9 @@ def _take_over() -> None:
     sys.path.append(options["root"])
     try:
         takeover = importlib.import_module("dpex.run.install")
-        runoptions = importlib.import_module("dpex.run.options")
     finally:
         sys.path.pop()
-    takeover.install(runoptions.RunOptions.from_text(text))
+    takeover.install(takeover.RunOptions.from_text(text))
 
 
 _leave_path()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
-from dpex.cli.recorded_run import Trace, read
+from dpex.cli.replay import Trace, read
 from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.json_values import line, plain
@@ -186,7 +186,7 @@ def test_wherever_a_run_dies_what_is_whole_is_read() -> None:
 def test_a_broken_line_is_named() -> None:
     lines = a_trace()
     lines[3] = lines[3][:30] + b"\n"
-    with pytest.raises(TraceError, match=r"^t\.jsonl, line 4: no JSON .*head -n 3 t\.jsonl"):
+    with pytest.raises(TraceError, match=r"^t\.jsonl, line 4: broken \(no JSON object\).*head -n 3 t\.jsonl"):
         read(lines, "t.jsonl")
 
 
@@ -215,7 +215,7 @@ def test_nonsense_is_named(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("text", [b"1\n", b"[]\n", b'"x"\n'])
 def test_a_line_that_is_no_object_is_named(text: bytes) -> None:
-    with pytest.raises(TraceError, match=r"t, line 2: .* where an object should be"):
+    with pytest.raises(TraceError, match=r"t, line 2: broken \(no JSON object"):
         read([a_trace()[0], text], "t")
 
 
@@ -240,7 +240,7 @@ def with_header(**changes: Any) -> list[bytes]:
 
 def test_another_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        TraceError, match=r"t, line 1: a trace of version 2\.0, written by dpex 9\.1.*reads 1\.x: replay"
+        TraceError, match=r"t, line 1: a trace of version '2\.0', written by dpex 9\.1.*reads 1\.x: replay"
     ):
         read(with_header(version="2.0", dpex="9.1", origin={"unknown": 1}), "t")
     with pytest.raises(TraceError, match="version 'None'"):
