@@ -43,8 +43,7 @@ if TYPE_CHECKING:
         TraceError,
         WorkerDiedError,
     )
-    from dpex.integrations.loaders import loader_behind, serve
-    from dpex.integrations.readings import log_to
+    from dpex.integrations import loader_behind, log_to, serve
     from dpex.loader.elastic import ElasticDistributedSampler
     from dpex.measure.gpu_use import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
@@ -84,8 +83,7 @@ _NAMES = {
         "TraceError",
         "WorkerDiedError",
     ),
-    "dpex.integrations.loaders": ("loader_behind", "serve"),
-    "dpex.integrations.readings": ("log_to",),
+    "dpex.integrations": ("loader_behind", "log_to", "serve"),
     "dpex.loader.elastic": ("ElasticDistributedSampler",),
     "dpex.measure.gpu_use": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from dpex.integrations.readings import LoaderFigures, diagnosis_of, write_to
+from dpex.integrations import LoaderFigures, diagnosis_of, write_to
 
 _tracking: Any = importlib.import_module("accelerate.tracking")
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from dpex.integrations.loaders import loader_behind
-from dpex.integrations.readings import LoaderFigures, diagnosis_of
+from dpex.integrations import LoaderFigures, diagnosis_of, loader_behind
 
 _pytorch: Any = importlib.import_module("lightning.pytorch")
 

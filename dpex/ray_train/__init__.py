@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.integrations.readings import LoaderFigures
+from dpex.integrations import LoaderFigures
 from dpex.system.user_warnings import warn
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Literal
 
-from dpex.integrations.loaders import loader_behind, serve
-from dpex.integrations.readings import LoaderFigures, diagnosis_of
+from dpex.integrations import LoaderFigures, diagnosis_of, loader_behind, serve
 
 _transformers: Any = importlib.import_module("transformers")
 

@@ -1,1 +1,0 @@
-"""dpex in training frameworks: reach it from their loaders, and log what it measures by their own means."""
