@@ -26,7 +26,6 @@ from dpex.options import (
     WorkerConfig,
     check_torchs,
     checked,
-    names_its_options,
 )
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.system.ray_package import require_ray
@@ -137,7 +136,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     map-style dataset.
     """
 
-    @names_its_options
     def __init__(
         self,
         dataset: Any,

@@ -8,14 +8,13 @@ declarations. Each message names the value that was given and what would be acce
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from operator import index
 from types import SimpleNamespace
-from typing import Any, Literal, SupportsIndex, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, SupportsIndex
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
@@ -23,7 +22,6 @@ from dpex.schedule.sample_policy import SamplePolicy
 from dpex.schedule.seeding import SEEDINGS
 
 Seeding = Literal["worker", "batch"]
-Init = TypeVar("Init", bound=Callable[..., Any])
 _ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
 
 
@@ -324,44 +322,6 @@ DEFAULTS: Mapping[str, Any] = {name: getattr(LoaderOptions, name) for name in Lo
 """The default of each option, by name."""
 
 
-def names_its_options(function: Init) -> Init:
-    """Have ``function`` refuse a keyword that it does not take with a message that names the value which has it.
-
-    Raises:
-        TypeError: By the decorated function, as Python raises it for an unknown keyword.
-    """
-    known = {name: each for name, each in inspect.signature(function).parameters.items() if name != "self"}
-
-    @functools.wraps(function)
-    def called(*args: Any, **options: Any) -> Any:
-        _refuse_unknown(function.__qualname__, options, known)
-        return function(*args, **options)
-
-    return called  # type: ignore[return-value]
-
-
-def _refuse_unknown(called: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for name in sorted(given.keys() - known.keys()):
-        remedy = _home_of(name, given[name], known)
-        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{remedy and ': ' + remedy}")
-
-
-def _home_of(name: str, value: Any, known: Mapping[str, Any]) -> str:
-    """Return the value and field for a keyword: all words of the field's name are in the keyword; "" if no field fits.
-
-    For example, ``on_sample_error`` is ``on_error`` of ``sample_policy``.
-    """
-    words, homes = set(name.split("_")), {}
-    hints = get_type_hints(LoaderOptions)
-    for option in hints.keys() & known.keys():
-        kind: Any
-        for kind in filter(is_dataclass, (hints[option], *get_args(hints[option]))):
-            for field in fields(kind):
-                if words.issuperset(field.name.split("_")):
-                    homes[f"give {option}={kind.__name__}({field.name}={value!r})"] = len(field.name)
-    return max(homes, key=lambda text: homes[text], default="")
-
-
 def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any]:
     """Return all options by name, checked: those given, and the defaults of the others. ``seeding`` is never None.
 
@@ -371,9 +331,7 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any
 
     Raises:
         OptionError: An option has a value that is not accepted, alone or beside another one.
-        TypeError: There is no such option.
     """
-    _refuse_unknown("DpexDataLoader", given, DEFAULTS)
     left_out = [name for name, value in given.items() if value is None and is_dataclass(DEFAULTS[name])]
     options = SimpleNamespace(**{**DEFAULTS, **given, **{name: DEFAULTS[name] for name in left_out}})
     _check_each(options)

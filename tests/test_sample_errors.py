@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex import DpexDataLoader, SampleTimeoutError, TooManySampleErrors
 from dpex.engine.sample_errors import LEAST
-from dpex.loader.plain_states import index_of, plain_index
+from dpex.loader.states import index_of, plain_index
 from dpex.options import WorkerConfig
 from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.worker import sample_watch

@@ -95,7 +95,7 @@ def _reading(loader: Any) -> _LoaderView:
         pin_memory=False,
         timeout=0,
         device_config=replace(loader.device_config, transform=None),
-        workers=replace(
+        worker_config=replace(
             loader.worker_config, memory_budget=None if budget is None else max(1, int(budget * RAW_RATIO))
         ),
     )
@@ -109,7 +109,7 @@ def _decoding(loader: Any, base_seed: int) -> _LoaderView:
         dataset=Decoding(loader.dataset),
         _dataset_kind=DatasetKind.Map,
         generator=torch.Generator().manual_seed(base_seed),
-        workers=replace(
+        worker_config=replace(
             loader.worker_config, memory_budget=None if budget is None else max(1, budget - int(budget * RAW_RATIO))
         ),
     )

@@ -1,7 +1,7 @@
 """States of datasets and samplers, and the state of a logical worker that is made of them.
 
 Workers report the state of a logical worker now and then as a pickle, from which a dead worker is restarted. A
-checkpoint holds no pickles, but the plain values in it (`dpex.loader.plain_states`).
+checkpoint holds no pickles, but the plain values in it (`dpex.loader.states`).
 
 ``state_dict()`` is the user's code, which may be slow, warn or fail. So it is called only after a state of the loader
 was asked for or loaded.

@@ -296,24 +296,6 @@ def test_all_else_in_the_signature_is_torchs() -> None:
     assert set(inspect.signature(DpexDataLoader).parameters) - torchs <= set(DEFAULTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "home"),
-    [
-        ("memory_budget", "worker_config=WorkerConfig(memory_budget=7)"),
-        ("share_bytes", "worker_config=WorkerConfig(share_bytes=7)"),
-        ("sample_timeout_s", "sample_policy=SamplePolicy(timeout_s=7)"),
-        ("on_sample_error", "sample_policy=SamplePolicy(on_error=7)"),
-        ("device_transform", "device_config=DeviceConfig(transform=7)"),
-        ("compression", "cluster_config=ClusterConfig(compression=7)"),
-        ("max_local", "autotune=AutotuneConfig(max_local=7)"),
-        ("allowed_hosts", "metrics_config=MetricsConfig(allowed_hosts=7)"),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_value_that_has_it(name: str, home: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(f"unexpected keyword argument {name!r}: give {home}")):
-        DpexDataLoader(DATA, **{name: 7})
-
-
 # -- "auto" ------------------------------------------------------------------------------------------------------------
 
 COPIES: dict[str, Callable[[Any], Any]] = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex._torch import DatasetKind
@@ -15,9 +17,11 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.sizing import Sizing
+from dpex.loader.split_iterator import _decoding, _reading
 from dpex.loader.stream_count import Streams
-from dpex.options import WorkerConfig
+from dpex.options import DeviceConfig, WorkerConfig
 from dpex.schedule.prefetch import Sizes
+from dpex.worker.decoded_stream import decode_in_workers
 
 PLAIN: dict[str, Any] = {
     "num_workers": 3,
@@ -40,6 +44,11 @@ STREAM = {"_dataset_kind": DatasetKind.Iterable}
 TORCHS = {"worker_config": WorkerConfig(local_engine="torch")}
 STREAMS = Streams(count=3, reason="the dataset names 3 shards", why="The dataset names 3 shards.")
 NOW = Sizes(local=3, remote=0, prefetch=None)
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
 
 
 def options(*, is_split: bool = False, **changes: Any) -> Sizing:
@@ -160,6 +169,13 @@ def test_what_a_resize_does_not_fix_stays() -> None:
     assert options().resized(Sizes(local=3, remote=1, prefetch=8), {"remote": 0}) == Sizes(
         local=3, remote=0, prefetch=8
     )
+
+
+def test_workers_that_read_and_those_that_decode_share_the_memory_budget() -> None:
+    loader = SimpleNamespace(**PLAIN, _auto_collation=True, device_config=DeviceConfig())
+    loader.dataset, loader.worker_config = decode_in_workers(Numbers(), int), WorkerConfig(memory_budget=1000)
+    reading, decoding = _reading(loader), _decoding(loader, 1)
+    assert (reading.worker_config.memory_budget, decoding.worker_config.memory_budget) == (250, 750)
 
 
 # -- iterators that run ------------------------------------------------------------------------------------------------
