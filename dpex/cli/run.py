@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import ast
 import atexit
-import importlib.util
 import inspect
 import json
 import os
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -146,9 +146,8 @@ def _description(owner: type, name: str) -> str:
 
 def _loaders_docstring() -> str:
     """Return the docstring of `dpex.DpexDataLoader`. Its module is parsed, as it would import torch."""
-    spec = importlib.util.find_spec("dpex.dataloader")
-    source = spec.loader.get_source(spec.name) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
-    for node in ast.parse(source or "").body:
+    source = pkgutil.get_data("dpex", "dataloader.py") or b""
+    for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name == "DpexDataLoader":
             return ast.get_docstring(node) or ""
     return ""
