@@ -17,7 +17,8 @@ from typing import Any
 from dpex.cli import common
 from dpex.errors import ClusterError, OptionError
 from dpex.options import LoaderOptions, WorkerConfig, checked
-from dpex.run.install import ROOT, RunOptions, begin, has_served
+from dpex.run.install import ROOT, begin, has_served
+from dpex.run.options import RunOptions
 from dpex.run.script import run_module, run_script
 from dpex.system.ray_package import require_ray
 

@@ -24,7 +24,7 @@ from dpex.diagnose.source import DiagnosisSource
 from dpex.diagnose.what_if import TUNERS
 from dpex.loader.proxies import describe
 from dpex.measure.readable import percent, rounded
-from dpex.run.install import RunOptions
+from dpex.run.options import RunOptions
 from dpex.system.cpus import rank
 
 _SHOWN = 6

@@ -18,7 +18,7 @@ from dpex._torch import DatasetKind
 from dpex.dataloader import DpexDataLoader
 from dpex.loader.proxies import describe, proxy_of, why_not
 from dpex.run.closing import note
-from dpex.run.install import Count, RunOptions
+from dpex.run.options import Count, RunOptions
 from dpex.system.cpus import rank
 
 
