@@ -4,8 +4,8 @@ While a batch is made, its thread has a profile function (``sys.setprofile``), w
 recognised by the code that runs when it is called, and by the object that it is called on. Nothing of the dataset is
 replaced or patched: code that inspects a transform, its class or its attributes finds them unchanged.
 
-Callables that run no Python code, such as a ufunc or a ``functools.partial`` of a built-in function, cause no event and
-are not timed. Functions with the same code and the same closure count as one.
+Callables that run no Python code, such as a ufunc or a built-in function, are not timed. Their time counts for the step
+that calls them. Functions with the same code, such as two of one decorator's, count as one.
 
 A `StepWatch` belongs to one thread and one batch.
 """
@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
-import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,7 +27,6 @@ _CALLS_TRIED = 64
 """Calls in one round of measuring the cost of timing: enough for the clock's resolution."""
 _ROUNDS_TRIED = 5
 """Rounds, of which the fastest counts, as other programs only make a round slower."""
-_mine = threading.local()
 
 
 class Costs(NamedTuple):
@@ -50,52 +47,29 @@ class TimedStep(NamedTuple):
     cpu_s: float
 
 
-class _Node:
-    """A step at its place in the tree of steps."""
-
-    __slots__ = ("calls", "children", "cpu_s", "wall_s")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.wall_s = self.cpu_s = 0.0
-        self.children: dict[str, _Node] = {}
-
-    def steps(self, path: tuple[str, ...] = ()) -> Iterator[TimedStep]:
-        """Yield the steps below, in the order of their first call, each before those within."""
-        for name, node in self.children.items():
-            within = node.children.values()
-            wall_s = max(0.0, node.wall_s - sum(child.wall_s for child in within))
-            cpu_s = max(0.0, node.cpu_s - sum(child.cpu_s for child in within))
-            yield TimedStep((*path, name), node.calls, wall_s, cpu_s)
-            yield from node.steps((*path, name))
-
-
 class _Target(NamedTuple):
-    """A step that runs some code: its name, and what tells it from others with that code.
-
-    owner: the object that a method is called on. closure: names and values that a function holds.
-    """
+    """A step that runs some code: its name and, of a method, the object that it is called on."""
 
     label: str
     owner: Any = None
     is_method: bool = False
-    closure: tuple[tuple[str, Any], ...] = ()
 
     def matches(self, frame: types.FrameType) -> bool:
-        if not self.is_method:
-            there = frame.f_locals if self.closure else {}
-            return all(there.get(name) is value for name, value in self.closure)
-        return _first_argument(frame) is self.owner
+        return not self.is_method or _first_argument(frame) is self.owner
 
 
-class _Open(NamedTuple):
-    """A call that runs: its frame or built-in function, the step around it, and the clocks when it began."""
+class _Open:
+    """A call that runs: its frame, the path of its step, the clocks when it began, and seconds in the steps within."""
 
-    key: Any
-    around: _Node
-    wall: float
-    cpu: float
-    cost_s: float
+    __slots__ = ("cost_s", "cpu", "key", "path", "wall", "within_cpu_s", "within_wall_s")
+
+    def __init__(self, key: Any, path: tuple[str, ...], wall: float, cpu: float, cost_s: float) -> None:
+        self.key = key
+        self.path = path
+        self.wall = wall
+        self.cpu = cpu
+        self.cost_s = cost_s
+        self.within_wall_s = self.within_cpu_s = 0.0
 
 
 class StepWatch:
@@ -119,9 +93,8 @@ class StepWatch:
         self.is_whole = True
         """False if calls may have been missed."""
         self._codes: dict[int, list[_Target]] = {}
-        self._builtins: dict[int, str] = {}
         self._alive: list[Any] = []
-        self._root = self._at = _Node()
+        self._sums: dict[tuple[str, ...], tuple[int, float, float]] = {}
         self._open: list[_Open] = []
         self._booked = 0
         self._events = 0
@@ -133,14 +106,11 @@ class StepWatch:
         """Time the calls of ``step``, if they cause events."""
         while isinstance(step, functools.partial):
             step = step.func
-        if isinstance(step, types.BuiltinFunctionType):
-            self._alive.append(step)
-            self._builtins.setdefault(id(step), label)
-        elif isinstance(step, types.MethodType):
+        if isinstance(step, types.MethodType):
             self._add_code(step.__func__, _Target(label, step.__self__, is_method=True))
         elif isinstance(step, types.FunctionType):
-            self._add_code(step, _Target(label, closure=_closure(step)))
-        else:
+            self._add_code(step, _Target(label))
+        elif not isinstance(step, types.BuiltinFunctionType):
             self.add_method(step, "__call__", label)
 
     def add_method(self, owner: Any, name: str, label: str) -> None:
@@ -159,8 +129,6 @@ class StepWatch:
         """Begin; False, and nothing is timed, if the thread has a profile function already."""
         if sys.getprofile() is not None:
             return False
-        _prepare_for_forks()
-        _mine.hook = self._hook
         sys.setprofile(self._hook)
         return True
 
@@ -171,10 +139,8 @@ class StepWatch:
         else:
             self.is_whole = False
         self.is_whole &= not self._open
-        _mine.hook = None
         self._open.clear()
         self._codes.clear()
-        self._builtins.clear()
         self._alive.clear()
 
     @property
@@ -184,8 +150,11 @@ class StepWatch:
 
     @property
     def steps(self) -> tuple[TimedStep, ...]:
-        """The steps that were called."""
-        return tuple(self._root.steps())
+        """The steps that were called, in the order in which their first calls began."""
+        return tuple(
+            TimedStep(path, calls, max(0.0, wall_s), max(0.0, cpu_s))
+            for path, (calls, wall_s, cpu_s) in self._sums.items()
+        )
 
     def call(self, label: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function`` as a step of that name and return its result."""
@@ -198,7 +167,7 @@ class StepWatch:
                 self._leave()
 
     def _make_hook(self) -> Callable[[types.FrameType, str, Any], None]:
-        codes, builtins, opened = self._codes, self._builtins, self._open
+        codes, opened = self._codes, self._open
 
         def hook(frame: types.FrameType, event: str, arg: Any) -> None:
             self._events += 1
@@ -206,15 +175,8 @@ class StepWatch:
                 targets = codes.get(id(frame.f_code))
                 if targets is not None:
                     self._called(frame, targets)
-            elif event == "return":
-                if opened and opened[-1].key is frame:
-                    self._leave()
-            elif builtins:
-                if event != "c_call":
-                    if opened and opened[-1].key is arg:
-                        self._leave()
-                elif id(arg) in builtins:
-                    self._enter(arg, builtins[id(arg)])
+            elif event == "return" and opened and opened[-1].key is frame:
+                self._leave()
 
         return hook
 
@@ -227,21 +189,24 @@ class StepWatch:
             sys.setprofile(None)
 
     def _enter(self, key: Any, label: str) -> None:
-        around = self._at
-        node = around.children.get(label)
-        if node is None:
-            node = around.children[label] = _Node()
-        self._at = node
-        self._open.append(_Open(key, around, self._wall(), self._cpu(), self.cost_s))
+        path = (*self._open[-1].path, label) if self._open else (label,)
+        self._sums.setdefault(path, (0, 0.0, 0.0))
+        self._open.append(_Open(key, path, self._wall(), self._cpu(), self.cost_s))
 
     def _leave(self) -> None:
         cpu, wall = self._cpu(), self._wall()
-        call, node = self._open.pop(), self._at
+        call = self._open.pop()
         cost_s = self.cost_s - call.cost_s
-        node.calls += 1
-        node.wall_s += max(0.0, wall - call.wall - cost_s)
-        node.cpu_s += max(0.0, cpu - call.cpu - cost_s)
-        self._at = call.around
+        wall_s, cpu_s = max(0.0, wall - call.wall - cost_s), max(0.0, cpu - call.cpu - cost_s)
+        calls, own_wall_s, own_cpu_s = self._sums[call.path]
+        self._sums[call.path] = (
+            calls + 1,
+            own_wall_s + wall_s - call.within_wall_s,
+            own_cpu_s + cpu_s - call.within_cpu_s,
+        )
+        if self._open:
+            self._open[-1].within_wall_s += wall_s
+            self._open[-1].within_cpu_s += cpu_s
         self._booked += 1
 
 
@@ -253,14 +218,6 @@ def _first_argument(frame: types.FrameType) -> Any:
         rest = frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount])
         return rest[0] if rest else None
     return None
-
-
-def _closure(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
-    try:
-        values = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a cell without a value yet: the code alone must do
-        return ()
-    return tuple(zip(function.__code__.co_freevars, values, strict=True))
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -299,18 +256,3 @@ def costs_here() -> Costs:
     finally:
         sys.setprofile(None)
     return Costs(max(0.0, told_s - plain_s) / 2, _fastest_s(book))
-
-
-# -- forks -------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _prepare_for_forks() -> None:
-    os.register_at_fork(after_in_child=_stop_in_child)
-
-
-def _stop_in_child() -> None:
-    """End in a process that was forked while a batch was timed: the parent alone goes on."""
-    hook, _mine.hook = getattr(_mine, "hook", None), None
-    if hook is not None and sys.getprofile() is hook:
-        sys.setprofile(None)
