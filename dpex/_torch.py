@@ -50,7 +50,6 @@ __all__ = [
     "pin_memory",
     "rebuild_from_type",
     "rebuild_sparse_tensor",
-    "rebuild_tensor_functions",
     "set_thread_name",
     "set_worker_info",
 ]
@@ -73,7 +72,7 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # ExceptionWrapper: carries an exception from a worker to the training process, which raises it as torch does.
 # WorkerInfo: what `get_worker_info()` returns.
 # generate_numpy_seed: the state that a worker's numpy starts with.
-# collate: the module; `default_collate_fn_map` and `collate_*_fn` are changed, compared and shipped to other machines.
+# collate: the module; `default_collate_fn_map` and `collate_*_fn` are changed and shipped to other machines.
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
@@ -93,12 +92,6 @@ set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_th
 # rebuild_from_type: what a tensor of a subclass, or with attributes, is pickled as.
 # rebuild_sparse_tensor: what a sparse tensor is pickled as.
 
-rebuild_tensor_functions = frozenset(
-    getattr(torch._utils, name)
-    for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")
-    if hasattr(torch._utils, name)
-)
-"""What a tensor with a storage is pickled as; each takes storage, offset, shape and stride first."""
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """Context in which methods of a tensor's subclass are torch's own."""
 

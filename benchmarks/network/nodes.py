@@ -17,7 +17,7 @@ from dpex.pools.agent.nodes import NodeNews, link_over, wake_nobody
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.agent.shipped_file import write_shipped
 from dpex.transport.arena import Arena
-from dpex.transport.pickling import changed_collate_entries, pack
+from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
 
 
@@ -40,7 +40,7 @@ class ProcessNodes:
         reached_at: Sequence[str] = (),
         enter: Sequence[Sequence[str]] = (),
     ) -> None:
-        packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
+        packed = pack(ShippedContents(setup=setup))
         self.fd = write_shipped([np.frombuffer(packed.header, np.uint8), *packed.buffers])
         self.rooms = rooms
         self.given = [0] * len(rooms)

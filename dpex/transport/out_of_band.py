@@ -6,8 +6,9 @@ quantised and nested tensors, parameters, subclasses with their attributes). So 
 nothing of it stays in the process that made it, unlike with the reductions of `torch.multiprocessing`, which leave a
 descriptor there until the batch is read. Tensors on other devices than the CPU go by those reductions.
 
-Of each storage only the *spans* that the batch views are sent. They lie one after the other in one new storage, so
-views that shared memory share it afterwards, and overlapping views still overlap.
+Of each storage only the *spans* that the plain tensors of the batch view are sent. They lie one after the other in one
+new storage, so views that shared memory share it afterwards, and overlapping views still overlap. Of the storage of any
+other tensor all is sent, as torch's own workers do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from dpex._torch import (
     DisableTorchFunctionSubclass,
     rebuild_from_type,
     rebuild_sparse_tensor,
-    rebuild_tensor_functions,
 )
 
 SPAN_ALIGN = 64
@@ -146,24 +146,14 @@ class BufferTable:
         if not isinstance(reduced, tuple) or len(reduced) != 2:
             return reduced
         rebuild, args = reduced
-        if rebuild is not rebuild_from_type:
-            return self._by_value(tensor, rebuild, args)
-        rebuild_base, kind, base_args, state = args
-        rebuild_base, base_args = self._by_value(tensor, rebuild_base, base_args)
-        if rebuild_base is rebuild_view and tensor.requires_grad and tensor.is_leaf:
-            base_args = (*base_args[:_REQUIRES_GRAD], False, *base_args[_REQUIRES_GRAD + 1 :])
-            return rebuild_leaf, (rebuild_base, kind, base_args, state)
-        return rebuild, (rebuild_base, kind, base_args, state)
-
-    def _by_value(self, tensor: torch.Tensor, rebuild: Any, args: Any) -> tuple[Any, Any]:
-        """torch's own reduction, with spans in place of a storage."""
         if rebuild is rebuild_sparse_tensor:
             return rebuild_sparse, (*args, tensor.requires_grad)
-        if rebuild not in rebuild_tensor_functions:
-            return rebuild, args
-        _, offset, shape, stride, *rest = args
-        memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
-        return rebuild_view, (rebuild, memory, tensor.dtype, offset, shape, stride, *rest)
+        if rebuild is rebuild_from_type and tensor.is_leaf:
+            rebuild_base, kind, base_args, state = args
+            if base_args[_REQUIRES_GRAD : _REQUIRES_GRAD + 1] == (True,):
+                base_args = (*base_args[:_REQUIRES_GRAD], False, *base_args[_REQUIRES_GRAD + 1 :])
+                return rebuild_leaf, (rebuild_base, kind, base_args, state)
+        return reduced
 
     def _view(self, storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Memory:
         memory = self._memory(storage)
@@ -174,7 +164,8 @@ class BufferTable:
 
     def _whole(self, storage: torch.UntypedStorage) -> Any:
         memory = self._memory(storage)
-        memory.need(storage, 0, storage.nbytes())
+        if storage.nbytes():
+            memory.need(storage, 0, storage.nbytes())
         return whole_storage, (memory,)
 
     def _memory(self, storage: torch.UntypedStorage) -> Memory:
@@ -242,16 +233,8 @@ def plain_view(memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any
     return torch.empty(0, dtype=dtype, device="cpu").set_(memory.storage, memory.element(dtype, offset), shape, stride)
 
 
-def rebuild_view(
-    rebuild: Any, memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any, stride: Any, *rest: Any
-) -> torch.Tensor:
-    """Rebuild a view by torch's own function for it."""
-    typed = torch.TypedStorage(wrap_storage=memory.storage, dtype=dtype, _internal=True)
-    return rebuild(typed, memory.element(dtype, offset), shape, stride, *rest)  # type: ignore[no-any-return]
-
-
-_REQUIRES_GRAD = 6
-"""The argument of `rebuild_view` that is true if the tensor requires a gradient."""
+_REQUIRES_GRAD = 4
+"""The argument of torch's `_rebuild_tensor_v2` that is true if the tensor requires a gradient."""
 
 
 def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:

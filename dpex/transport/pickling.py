@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import rebuild_typed_storage
 
-from dpex._torch import collate as torch_collate
 from dpex.errors import ShippingError
 from dpex.system.ray_package import import_ray
 from dpex.transport.out_of_band import BufferTable
@@ -59,7 +58,7 @@ def cloud_dumps(obj: Any) -> bytes:
     if get_spawning_popen() is not None:
         own: Any = ForkingPickler
         pickler.dispatch_table = ChainMap(own._extra_reducers, type(pickler).dispatch_table)
-    _dump(pickler, obj, cloud_dumps)
+    _dump(pickler, obj)
     return stream.getvalue()
 
 
@@ -75,7 +74,7 @@ def pack(obj: Any) -> PickledDataset:
         buffers.append(np.frombuffer(raw, np.uint8))
         return False
 
-    _dump(_picklers()[1](stream, 5, buffer_callback=keep_inside), obj, pack)
+    _dump(_picklers()[1](stream, 5, buffer_callback=keep_inside), obj)
     return PickledDataset(stream.getvalue(), buffers)
 
 
@@ -84,40 +83,12 @@ def dump_far(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
 
     Classes and functions that the trainer cannot import travel by value.
     """
-    _dump(_batch_pickler()(stream, memories), batch, pack)
+    _dump(_batch_pickler()(stream, memories), batch)
 
 
 def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
     """Return the object that was packed. Its arrays and tensors lie in ``buffers``, and are writable if those are."""
     return pickle.loads(header, buffers=buffers)
-
-
-def changed_collate_entries() -> dict[Any, Any]:
-    """Entries of torch's ``default_collate_fn_map`` that this process added or replaced."""
-    pristine = pristine_collate_map()
-    return {
-        kind: function
-        for kind, function in torch_collate.default_collate_fn_map.items()
-        if pristine.get(kind) is not function
-    }
-
-
-@cache
-def pristine_collate_map() -> dict[Any, Any]:
-    """``default_collate_fn_map`` as torch defines it."""
-    own = {
-        torch.Tensor: torch_collate.collate_tensor_fn,
-        (np.memmap, np.ndarray): torch_collate.collate_numpy_array_fn,
-        np.ndarray: torch_collate.collate_numpy_array_fn,
-        (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
-        float: torch_collate.collate_float_fn,
-        int: torch_collate.collate_int_fn,
-        str: torch_collate.collate_str_fn,
-        bytes: torch_collate.collate_str_fn,
-    }
-    # An entry that torch itself has under another key in another version is torch's as well.
-    table = torch_collate.default_collate_fn_map
-    return own | {k: f for k, f in table.items() if k not in own and f in own.values()}
 
 
 # -- pickling ----------------------------------------------------------------------------------------------------------
@@ -163,16 +134,15 @@ def _as_storage(buffer: Any) -> torch.UntypedStorage:
 # -- naming what cannot travel -----------------------------------------------------------------------------------------
 
 
-def _dump(pickler: Any, obj: Any, again: Callable[[Any], Any]) -> None:
+def _dump(pickler: Any, obj: Any) -> None:
     try:
         pickler.dump(obj)
     except Exception as error:
-        raise ShippingError(_explain(obj, error, again)) from error
+        raise ShippingError(_explain(obj, error)) from error
 
 
-def _explain(obj: Any, error: Exception, again: Callable[[Any], Any]) -> str:
-    budget = iter(range(_SEARCH_VALUES))
-    path, value = _find_culprit(obj, "", (), budget, again) or ("", obj)
+def _explain(obj: Any, error: Exception) -> str:
+    path, value = _find_culprit(obj, "", (), iter(range(_SEARCH_VALUES))) or ("", obj)
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return (
@@ -181,28 +151,24 @@ def _explain(obj: Any, error: Exception, again: Callable[[Any], Any]) -> str:
     )
 
 
-def _find_culprit(
-    value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], again: Callable[[Any], Any]
-) -> tuple[str, Any] | None:
+def _find_culprit(value: Any, path: str, above: tuple[int, ...], budget: Iterator[int]) -> tuple[str, Any] | None:
     """Return the deepest part that fails by itself, and its path; None if ``value`` fails only for a part above it."""
     above = (*above, id(value))
     innocent = False
     for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():
         if id(part) in above:
             innocent = True
-        elif next(budget, None) is not None and not _travels(part, again):
-            found = _find_culprit(part, path + step, above, budget, again)
+        elif next(budget, None) is not None and not _travels(part):
+            found = _find_culprit(part, path + step, above, budget)
             if found is not None:
                 return found
             innocent = True
     return None if innocent and len(above) > 1 else (path, value)
 
 
-def _travels(value: Any, again: Callable[[Any], Any]) -> bool:
-    dumper = _picklers()[again is pack]
-    options = {"buffer_callback": lambda _: False} if again is pack else {}
+def _travels(value: Any) -> bool:
     try:
-        dumper(io.BytesIO(), 5, **options).dump(value)
+        _picklers()[1](io.BytesIO(), 5, buffer_callback=lambda _: False).dump(value)
     except Exception:
         return False
     return True
@@ -216,16 +182,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         yield from ((f".{name}", part) for name, part in attributes.items())
-    for name in _slots(type(value)):
-        if hasattr(value, name):
-            yield f".{name}", getattr(value, name)
     yield from _parts_of_functions(value)
-
-
-def _slots(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        yield from (names,) if isinstance(names, str) else (n for n in names if not n.startswith("__"))
 
 
 def _parts_of_functions(value: Any) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ from dpex.worker.setup import WorkerSetup
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedContents:
-    """The setup, and what the user changed in torch's ``default_collate_fn_map``."""
+    """The setup, and torch's ``default_collate_fn_map`` as it is here: the user may have changed it."""
 
     setup: WorkerSetup
-    collate_entries: dict[Any, Any]
+    collate_entries: dict[Any, Any] = field(default_factory=lambda: dict(torch_collate.default_collate_fn_map))
 
 
 class PoolOrder(NamedTuple):

@@ -32,7 +32,7 @@ from dpex.pools.ray.failing_nodes import LeftAlone
 from dpex.pools.ray.guardian import open_tunnel
 from dpex.pools.ray.reservations import Reservation, ReservedRoom, actor_options, end
 from dpex.system.clock import monotonic
-from dpex.transport.pickling import changed_collate_entries, pack
+from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
 
 logger = logging.getLogger("dpex")
@@ -98,7 +98,7 @@ def ray_pool(
         ClusterError: The cluster cannot be reached.
         ShippingError: The dataset cannot travel.
     """
-    packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
+    packed = pack(ShippedContents(setup=setup))
     cluster = connect(head_address)
     try:
         needs = actor_options(ray_remote_args)

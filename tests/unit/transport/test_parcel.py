@@ -6,10 +6,9 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch.utils.data._utils import collate
 
 from dpex.errors import ShippingError
-from dpex.transport.pickling import changed_collate_entries, cloud_dumps, pack, unpack
+from dpex.transport.pickling import cloud_dumps, pack, unpack
 
 
 class Holder:
@@ -123,10 +122,3 @@ def test_an_object_that_refuses_is_named_itself():
 def test_cloud_dumps_names_the_culprit_too():
     with pytest.raises(ShippingError, match=r"dataset\.lock"):
         cloud_dumps(Holder(dataset=Holder(lock=threading.Lock())))
-
-
-def test_changed_collate_entries_are_found(monkeypatch):
-    assert changed_collate_entries() == {}
-    table = dict(collate.default_collate_fn_map)
-    monkeypatch.setattr(collate, "default_collate_fn_map", {**table, Holder: list, int: list})
-    assert changed_collate_entries() == {Holder: list, int: list}
