@@ -51,7 +51,7 @@ def watched(self, sample):
     return decision
 
 Law.step = watched
-used[0] = ""
+used[0] = first
 
 def train(stream, busy, enough):
     windows.clear()

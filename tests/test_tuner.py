@@ -522,7 +522,10 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
     tuner, engine, listener = parts
 
     class Gpus:
-        gpus = (GpuSample(uuid="GPU-1", ordinal=0, held_back=("the power limit",)), GpuSample(uuid="GPU-2", ordinal=1))
+        def latest(self) -> tuple[GpuSample, ...]:
+            return GpuSample(uuid="GPU-1", ordinal=0, held_back=("the power limit",)), GpuSample(
+                uuid="GPU-2", ordinal=1
+            )
 
         def busy_ratio(self) -> float:
             return 0.75

@@ -193,9 +193,9 @@ _OTHERS: tuple[Metric, ...] = (
         "The capacity behind dpex_gpu_memory_used_bytes.",
         "Size of the device memory."),
     Metric("gpu", "dpex_gpu_pcie_bytes_total", (GPU, BUS),
-        "An `rx` rate near the bus's speed means that copying to the device is the limit. It begins with the first "
-        "scrape. A counter of 32 bits does not show more than 2 GB/s in full. A counter that stays 0, as on some "
-        "virtual machines, is not exported.",
+        "An `rx` rate near the bus's speed means that copying to the device is the limit. A counter "
+        "of 32 bits shows at most 4 GB between two scrapes. A counter that stays 0, as on some virtual machines, is "
+        "not exported.",
         "Bytes over the PCIe bus, by direction, those of other processes included."),
     Metric("gpu", "dpex_gpu_info", (GPU, Label(name="index", help="the driver's number"), Label(name="model")),
         "Join it to other GPU metrics by `gpu` to show a name.",

@@ -16,9 +16,9 @@ from typing import Any
 
 import dpex
 from dpex.system.clock import monotonic
-from dpex.system.gpu.nvml import GpuView
+from dpex.system.gpu.nvml import Gpus
 from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
-from dpex.telemetry.loader_metrics import Key, LoaderMetrics
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
 
@@ -63,13 +63,11 @@ class Collector:
     There is no series about GPUs, their collection included, until a GPU has been seen.
     """
 
-    def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: GpuView | None = None) -> None:
+    def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: Gpus | None = None) -> None:
         self.gpu = gpu
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._errors = {"loaders": 0}
-        self._last: dict[Key, float] = {}
-        self._sums: dict[Key, float] = {}
 
     def describe(self) -> list[Any]:
         """Return all families, without samples."""
@@ -110,7 +108,7 @@ class Collector:
 
     def _add_gpus(self, families: Families) -> None:
         assert self.gpu is not None
-        for gpu in self.gpu.gpus:
+        for gpu in self.gpu.latest():
             self._errors.setdefault("gpu", 0)
             families.add("dpex_gpu_info", [gpu.uuid, "" if gpu.index is None else str(gpu.index), gpu.model], 1.0)
             for name, metric in _GPU_GAUGES.items():
@@ -119,12 +117,4 @@ class Collector:
                     families.add(metric, [gpu.uuid], value)
             for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
                 if value is not None:
-                    key = ("dpex_gpu_pcie_bytes_total", gpu.uuid, direction)
-                    families.add(key[0], key[1:], self._grown(key, value))
-
-    def _grown(self, key: Key, value: float) -> float:
-        """Return a count that only grows, from one that begins at 0 with each reader of the GPUs."""
-        last = self._last.get(key, 0.0)
-        self._last[key] = value
-        self._sums[key] = self._sums.get(key, 0.0) + (value - last if value >= last else value)
-        return self._sums[key]
+                    families.add("dpex_gpu_pcie_bytes_total", [gpu.uuid, direction], value)

@@ -24,7 +24,7 @@ from dpex.errors import OptionError
 from dpex.options import MetricsConfig
 from dpex.schedule.names import encodable
 from dpex.system.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
-from dpex.system.gpu.nvml import view
+from dpex.system.gpu.nvml import process_gpus
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.http.diagnoses import Diagnoses
@@ -77,7 +77,7 @@ class _MetricsServer:
         self.url = f"{'https' if config.tls else 'http'}://{self._target}/"
         self._http.start()
         self._sampler.start()
-        self._gpus = collector.gpu = view()
+        collector.gpu = process_gpus()
         self._announcement = self._announce()
         self._report_port()
 
@@ -116,8 +116,6 @@ class _MetricsServer:
 
     def stop(self) -> None:
         """End the server, its threads and its announcement. From any thread; idempotent."""
-        if self._gpus is not None:
-            self._gpus.close()
         if self._announcement is not None:
             self._announcement.withdraw()
         wait = not threading.current_thread().name.startswith("dpex-metrics")

@@ -41,8 +41,7 @@ class Slow(Dataset[torch.Tensor]):
 
 
 class OneGpu:
-    @property
-    def gpus(self) -> tuple[GpuSample, ...]:
+    def latest(self) -> tuple[GpuSample, ...]:
         shares = dict.fromkeys(("kernel", "sm", "dram"), 0.5)
         return (
             GpuSample(

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -32,14 +32,13 @@ from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Sample, Settings
 from dpex.measure.consumer_time import EngineLook
-from dpex.measure.gpu_use import GpuUse
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.samples import GpuUse, MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.room import Room, RoomFound, RoomWanted
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
-from dpex.system.gpu.nvml import GpuView, view
+from dpex.system.gpu.nvml import process_gpus
 from dpex.system.machine import MachineMeter
 
 logger = logging.getLogger("dpex")
@@ -78,16 +77,14 @@ class Tuner:
         room: Room | None = None,
         clock: Clock = monotonic,
         machine: MachineMeter | None = None,
-        gpu_view: Callable[[], GpuView | None] = view,
     ) -> None:
         self._config = config
         self._limits = limits
         self._room = room
         self._clock = clock
         self._machine = machine
-        self._gpu_view = gpu_view
         self._looked_for_room_at = 0.0
-        self._gpus: GpuView | None = None
+        self._gpus = process_gpus()
         self._engines: list[Tunable] = []
         self._windows = MeasurementWindows()
         self._began_at: float | None = None
@@ -185,7 +182,6 @@ class Tuner:
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
             self._windows.shorten()
-            self._gpus = self._gpu_view()
             arguments = (weakref.ref(self), self._stop, self._room)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
@@ -193,7 +189,7 @@ class Tuner:
     def _leave_other_process(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._engines, self._thread, self._gpus = [], None, None
+            self._engines, self._thread = [], None
             self._windows, self._changing = MeasurementWindows(), threading.Lock()
 
     def leave(self, engine: Tunable) -> None:
@@ -210,8 +206,6 @@ class Tuner:
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
-        if self._gpus is not None:
-            self._gpus.close()
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +250,7 @@ class Tuner:
         """Share of about the last second in which the GPU ran kernels; notes that, and what holds its clocks back."""
         busy = self._gpus.busy_ratio() if self._gpus is not None else None
         if self._gpus is not None and busy is not None and sample.seconds > 0:
-            reasons = dict.fromkeys(reason for gpu in self._gpus.gpus for reason in gpu.held_back or ())
+            reasons = dict.fromkeys(reason for gpu in self._gpus.latest() for reason in gpu.held_back or ())
             use = self.gpu_use or GpuUse()
             supplied = sample.ready > 0
             window = GpuUse.of_window(sample.seconds, busy, is_supplied=supplied, held_back=tuple(reasons))

@@ -111,7 +111,6 @@ def tuned(config: AutotuneConfig | None = None, **work: Any) -> tuple[Tuner, Loa
         room=given.get("room"),
         clock=loader.clock,
         machine=given.get("machine", Machine()),
-        gpu_view=lambda: None,
     )
     tuner._engines.append(loader)
     return tuner, loader
