@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from dpex.integrations import loader_behind, log_to, serve
     from dpex.loader.elastic import ElasticDistributedSampler
-    from dpex.measure.gpu_use import GpuUse
+    from dpex.measure.samples import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.sums import NodeStats, PoolStats
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
@@ -85,7 +85,7 @@ _NAMES = {
     ),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
     "dpex.loader.elastic": ("ElasticDistributedSampler",),
-    "dpex.measure.gpu_use": ("GpuUse",),
+    "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
     "dpex.measure.sums": ("NodeStats", "PoolStats"),

@@ -33,7 +33,6 @@ FOR_AN_EPOCH = (
 FOR_OTHER_LOADERS = {
     *("dpex.engine.in_process", "dpex.engine.inprocess_meter"),
     "dpex.transport.compression",
-    *("dpex.measure.gpu_use", "dpex.profile.instrument"),
     *("dpex.system.directories", "dpex.system.gpu.nvml"),
     "dpex.pools.agent.tcp",
 }

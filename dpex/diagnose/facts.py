@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.types import Decision
 from dpex.measure.batch_times import StepSums
-from dpex.measure.gpu_use import GpuUse
 from dpex.measure.record import counter
+from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
 from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.schedule.names import LOCAL, REMOTE
@@ -192,7 +192,7 @@ class Facts(Sums, Subject):
     @property
     def services_s(self) -> tuple[float, ...]:
         """Wall seconds of single batches, a fair choice."""
-        return tuple(seconds for pool in self.pools.values() for seconds in pool.kept_s)
+        return tuple(seconds for pool in self.pools.values() for seconds in pool.services_s)
 
     @property
     def sample_s(self) -> float:

@@ -319,7 +319,7 @@ def plain(found: Diagnosis) -> dict[str, Any]:
     measured = _plain(facts)
     measured |= {name: _plain(getattr(facts, name)) for name in _CALCULATED}
     for pool in measured["pools"].values():
-        pool.pop("kept_s")
+        pool.pop("services_s")
     return {
         "version": VERSION,
         "verdict": shown,

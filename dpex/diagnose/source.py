@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.facts import Facts, Subject
 from dpex.engine.loader_counters import LoaderCounters
-from dpex.measure.gpu_use import GpuUse
+from dpex.measure.samples import GpuUse
 from dpex.measure.sums import Sums
 from dpex.system.cpus import local_ranks, usable_cpus
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dpex.engine.plan import EnginePlan
 from dpex.engine.pools import Pools
 from dpex.measure.consumer_time import EngineLook, Tally
-from dpex.measure.pool_times import PoolTimes
+from dpex.measure.pool_times import RECENT, PoolTimes
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import STARTUP
@@ -146,5 +146,5 @@ def _pool_sample(pool: WorkerPool) -> PoolSample:
         **vars(times.link()),
         requested=counts.requested,
         running=counts.running,
-        services_s=tuple(times.services_s),
+        services_s=tuple(times.services_s)[-RECENT:],
     )

@@ -12,11 +12,13 @@ from typing import Any
 
 from dpex.measure.batch_times import NO_TIMES, SUMMED, BatchTimes, StageSums, StepRow, StepSums
 from dpex.measure.consumer_time import STEP_BUCKETS
-from dpex.measure.sampling import Reservoir
 from dpex.measure.sums import LinkSums, NodeStats, PoolStats
 
 RECENT = 64
-"""Batches whose wall seconds are kept one by one, and records that are added up at once, which is cheaper."""
+"""Batches whose wall seconds a window of the tuner has one by one, and records that are added up at once, which is
+cheaper."""
+KEPT = 256
+"""Batches whose wall seconds are kept one by one: the latest. Their median is known to within three points of rank."""
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
 _NOTHING = tuple(NO_TIMES[at] for at in _PLACES)
@@ -30,23 +32,18 @@ class PoolTimes:
         tickets: Batches that were made.
         shared: Of these, batches that were made for another training.
         streamed_bytes: Bytes of batches that came on a connection of their own.
-        services_s: Wall seconds of each of the latest `RECENT` batches.
+        services_s: Wall seconds of each of the latest `KEPT` batches.
         services: Batches by wall seconds, in the buckets of `STEP_BUCKETS`.
-        choice: Wall seconds of some of all batches.
         steps: Transforms and other steps, of the batches in which they were timed.
         nodes: Sums by machine of the cluster.
     """
 
-    __slots__ = (
-        *("_latest", "choice", "nodes", "services", "services_s"),
-        *("shared", "steps", "streamed_bytes", "tickets"),
-    )
+    __slots__ = (*("_latest", "nodes", "services", "services_s", "shared", "steps", "streamed_bytes", "tickets"),)
 
     def __init__(self) -> None:
         self.tickets = self.shared = self.streamed_bytes = 0
-        self.services_s: deque[float] = deque(maxlen=RECENT)
+        self.services_s: deque[float] = deque(maxlen=KEPT)
         self.services = [0] * (len(STEP_BUCKETS) + 1)
-        self.choice = Reservoir()
         self.steps: dict[str, StepSums] = {}
         self.nodes: dict[str, NodeStats] = {}
         self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
@@ -61,8 +58,6 @@ class PoolTimes:
             self._latest = self._added(), []
         service_s = times.busy_s
         self.services_s.append(service_s)
-        if self.tickets >= self.choice.due:
-            self.choice.keep(service_s)
         self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
         if times.steps:
             self._add_steps(times.steps)
@@ -103,7 +98,7 @@ class PoolTimes:
             **vars(self.link()),
             shared=self.shared,
             services=tuple(self.services),
-            kept_s=tuple(self.choice.kept),
+            services_s=tuple(self.services_s),
             steps=dict(self.steps),
             nodes=dict(self.nodes),
             **others,

@@ -1,17 +1,13 @@
-"""A few of many: a fair choice of values, the slowest samples, when to look closely. Pure but for random
-numbers."""
+"""A few of many: the slowest samples, and the batches to look at closely. Pure but for random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from math import log, log1p
 from operator import index as as_int
 from random import Random
 from typing import Any, NamedTuple
 
-KEPT = 512
-"""Values that are kept of many. Their median is known to within two points of rank."""
 SLOWEST = 8
 """Number of slowest samples that are kept."""
 LONGEST_TEXT = 120
@@ -28,41 +24,6 @@ _LONGEST_S = 60.0
 """The longest time between two looks, seconds."""
 _BY = 16
 """The most batches that are skipped before a look, at random, so that looks have no rhythm in common with the work."""
-
-
-class Reservoir:
-    """A sample of `KEPT` values, in which each value has the same chance.
-
-    Taking each n-th value would be no fair choice if values are periodic. The number of values to skip is drawn at once
-    (Li, "Reservoir-Sampling Algorithms of Time Complexity O(n(1 + log(N/n)))", 1994, algorithm L). So most values cost
-    one comparison.
-
-    due: the number, counted from 1, of the next value to `keep`.
-    """
-
-    __slots__ = ("_random", "_weight", "due", "kept")
-
-    def __init__(self) -> None:
-        self.kept: list[float] = []
-        self.due = 1
-        self._random = Random(0).random
-        self._weight = 1.0
-
-    def keep(self, value: float) -> None:
-        """Keep the value that is due."""
-        if len(self.kept) < KEPT:
-            self.kept.append(value)
-        else:
-            self.kept[int(self._random() * KEPT)] = value
-        if len(self.kept) < KEPT:
-            self.due += 1
-            return
-        self._weight *= self._drawn() ** (1.0 / KEPT)
-        self.due += 1 + int(log(self._drawn()) / log1p(-self._weight))
-
-    def _drawn(self) -> float:
-        """Return a random number between 0 and 1, and neither."""
-        return self._random() or 0.5
 
 
 class SlowIndex(NamedTuple):

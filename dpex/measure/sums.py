@@ -2,12 +2,11 @@
 
 `dpex.measure.pool_times.PoolTimes` and `dpex.measure.consumer_time.Tally` count. These records are their counts at one
 moment. ``stats()``, the exported metrics, the windows of the tuner and the facts of a diagnosis derive from them.
-Seconds are sums since the iterator was made. PURE but for random numbers.
+Seconds are sums since the iterator was made. PURE.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,17 +15,16 @@ from dpex.measure.record import Record, by_name, counter, few_of_many, histogram
 from dpex.measure.sampling import FailedSample, SlowIndex, merged
 
 SERVICES_KEPT = 1024
-"""Times of single batches that are kept when those of several iterators come together."""
+"""Times of single batches that are kept when those of several iterators come together: the latest ones."""
 FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 
 
-def chosen(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """Return values of both, `SERVICES_KEPT` at most."""
-    known = [*one, *other]
-    return tuple(random.Random(0).sample(known, SERVICES_KEPT) if len(known) > SERVICES_KEPT else known)
+def latest_services(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """Return the latest values of both, `SERVICES_KEPT` at most."""
+    return (*one, *other)[-SERVICES_KEPT:]
 
 
 def _slow_samples(one: Sequence[SlowIndex], other: Sequence[SlowIndex]) -> Sequence[SlowIndex]:
@@ -149,7 +147,7 @@ class PoolStats(StageSums, LinkSums):
         how_to_read="A long tail makes stragglers, which prefetch hides. Its count is the batches made by that pool.",
         total="busy_s",
     )
-    kept_s: Sequence[float] = few_of_many("How long single batches took: a fair choice of them.", chosen, "seconds")
+    services_s: Sequence[float] = few_of_many("How long the latest batches took.", latest_services, "seconds")
     deaths: int = counter(
         "Workers that ended unexpectedly; each is replaced.",
         metric="dpex_worker_restarts_total",

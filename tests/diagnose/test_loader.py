@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from dpex import DpexDataLoader
 from dpex.engine.loader_counters import LoaderCounters
-from dpex.measure.sampling import KEPT, Reservoir
-from dpex.measure.sums import SERVICES_KEPT, PoolStats
 from dpex.options import WorkerConfig
 from tests.diagnose.planted import Planted
 
@@ -86,32 +83,3 @@ def test_ended_pages_are_folded() -> None:
         book.open(Ended()).end()
     assert len(book._pages.entries) <= 2
     assert book.read().batches == 10
-
-
-def test_of_many_service_times_some_are_kept() -> None:
-    reservoir = Reservoir()
-    for number in range(20 * KEPT):
-        if number + 1 >= reservoir.due:
-            reservoir.keep(float(number % 10))
-    assert len(reservoir.kept) == KEPT
-    shares = [reservoir.kept.count(float(digit)) / KEPT for digit in range(10)]
-    assert max(shares) < 0.2
-    pool = PoolStats(kept_s=[1.0])
-    for _ in range(4):
-        pool = pool.then(PoolStats(kept_s=reservoir.kept))
-    assert len(pool.kept_s) == SERVICES_KEPT
-
-
-def test_early_and_late_values_are_kept_alike() -> None:
-    """Of each eighth of the values an eighth is kept, and few of all values are looked at."""
-    reservoir, looked_at = Reservoir(), 0
-    for number in range(1, 64 * KEPT + 1):
-        if number >= reservoir.due:
-            assert number == reservoir.due
-            reservoir.keep(float(number))
-            looked_at += 1
-    eighths = Counter(int((number - 1) // (8 * KEPT)) for number in reservoir.kept)
-    expected = KEPT / 8
-    assert len(eighths) == 8
-    assert all(abs(count - expected) < 5 * expected**0.5 for count in eighths.values())
-    assert looked_at < 8 * KEPT  # KEPT * (1 + ln 64) are to be expected

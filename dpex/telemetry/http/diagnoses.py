@@ -67,7 +67,7 @@ class CounterHistory:
         if self._marks and account.wall_s < self._marks[-1].wall_s:  # `diagnose(reset=True)`
             self._marks.clear()
         if not self._marks or account.wall_s > self._marks[-1].wall_s:
-            pools = {name: replace(pool, kept_s=()) for name, pool in account.pools.items()}
+            pools = {name: replace(pool, services_s=()) for name, pool in account.pools.items()}
             self._marks.append(replace(account, pools=pools))  # without the times of batches, which nothing subtracts
 
     def recent(self, account: Sums) -> Sums:

@@ -14,7 +14,7 @@ from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.source import facts_of
 from dpex.diagnose.verdict import SURE, Verdict
-from dpex.measure.gpu_use import GpuUse
+from dpex.measure.samples import GpuUse
 from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES
 
@@ -24,7 +24,7 @@ N = 400
 def pool(*, queued_s: float | None = 0.0, **changes: Any) -> PoolStats:
     """Four workers that were busy for 10 s each; queued_s: None where the kernel does not tell."""
     known = {} if queued_s is None else {"queued_s": queued_s, "queue_known_s": changes.get("load_s", 0.0)}
-    return PoolStats(**{"tickets": N, "running": 4, "kept_s": (0.1,) * 64, **known, **changes})
+    return PoolStats(**{"tickets": N, "running": 4, "services_s": (0.1,) * 64, **known, **changes})
 
 
 READING = pool(load_s=40.0, load_cpu_s=0.4)
@@ -179,7 +179,7 @@ def test_a_wait_behind_a_batch_while_all_are_at_work_is_no_straggler() -> None:
 def test_a_queue_that_memory_keeps_short_is_the_memorys_fault_only_if_a_longer_one_would_help() -> None:
     measured = facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75, is_capped=True)
     assert judge(measured).cause == "memory"
-    hopeless = replace(READING, kept_s=(0.1,) * 63 + (3.0,))
+    hopeless = replace(READING, services_s=(0.1,) * 63 + (3.0,))
     assert judge(replace(measured, pools={"local": hopeless})).cause == "straggler"
 
 
@@ -278,7 +278,7 @@ TRANSFORMING: dict[str, Any] = {"feed_copy_s": 1.0, "feed_transform_s": 8.8, "fe
 
 def on_gpu(wait_s: float = 0.1, **changes: Any) -> Facts:
     """A run whose loop hardly waits for batches."""
-    local = pool(load_s=4.0, load_cpu_s=4.0, kept_s=(0.01,) * 64)
+    local = pool(load_s=4.0, load_cpu_s=4.0, services_s=(0.01,) * 64)
     return facts({"read": wait_s}, local, **{"gpu_running_stall_s": wait_s, "trainer_cpu_s": 0.0, **changes})
 
 

@@ -19,7 +19,7 @@ from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 def waiting(step_s: float, workers: int = 4, making_s: float = 0.1, batches: int = 400) -> Facts:
     """A run of workers that only wait, each batch as long, as it would be: the slower side sets the pace."""
     period_s = max(step_s, making_s / workers)
-    made = pool(tickets=batches, load_s=batches * making_s, running=workers, kept_s=(making_s,) * 64)
+    made = pool(tickets=batches, load_s=batches * making_s, running=workers, services_s=(making_s,) * 64)
     return facts(
         {"read": batches * (period_s - step_s)},
         made,
@@ -43,7 +43,7 @@ def saturated(**changes: Any) -> Facts:
         encode_s=count * 0.02,
         encode_cpu_s=count * 0.02,
         queued_s=count * 0.15,
-        kept_s=(1.27,) * 64,
+        services_s=(1.27,) * 64,
         steps={name: StepSums(calls=50, wall_s=s, cpu_s=s) for name, s in steps.items()},
     )
     values = {"batches": count, "samples": 128 * count, "work_s": work_s, "cpus": 16.0, "prefetch": 32, "others_s": 3.0}
@@ -182,7 +182,7 @@ def test_storage_gets_the_workers_that_are_missing() -> None:
 
 def test_stragglers_get_a_prefetch_that_covers_them() -> None:
     times = tuple(0.01 if number % 16 else 0.15 for number in range(64))
-    made = replace(PLANTED["stragglers"][2].pools["local"], load_s=7.5, load_cpu_s=0.4, kept_s=times)
+    made = replace(PLANTED["stragglers"][2].pools["local"], load_s=7.5, load_cpu_s=0.4, services_s=times)
     found = diagnose(replace(PLANTED["stragglers"][2], pools={"local": made}))
     assert found.verdict.cause == "straggler"
     best = found.recommendation
@@ -266,7 +266,7 @@ def test_the_loaders_own_workers_may_be_in_the_way() -> None:
 
 
 def test_a_gpu_that_is_busy_all_the_same_lacks_no_cpu() -> None:
-    from dpex.measure.gpu_use import GpuUse
+    from dpex.measure.samples import GpuUse
 
     busy = GpuUse.of_window(1.0, 0.97, is_supplied=True, held_back=())
     assert diagnose(held(gpu_use=busy)).verdict.cause == "consumer"

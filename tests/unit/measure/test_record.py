@@ -12,13 +12,12 @@ from dpex.autotune.types import Sample
 from dpex.diagnose.facts import TransformFacts
 from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepSums
 from dpex.measure.consumer_time import Times
-from dpex.measure.gpu_use import GpuUse
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_times import RECENT, PoolTimes
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
-from dpex.measure.samples import PoolSample
+from dpex.measure.samples import GpuUse, PoolSample
 from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.telemetry.catalog import BY_NAME, STAGES
 
@@ -148,7 +147,7 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
 @pytest.mark.parametrize(
     ("smaller", "larger", "own"),
     [
-        (PoolSample, PoolStats, {"services_s", "room", "unplaced", "granted"}),
+        (PoolSample, PoolStats, {"room", "unplaced", "granted"}),
         (TransformFacts, StepSums, {"name", "all_wall_s", "all_cpu_s"}),
         (Times, Sample, {"work_squared"}),
     ],
@@ -169,7 +168,7 @@ def test_what_a_pool_counts_is_told() -> None:
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
     assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
     assert pool.steps == {"load": StepSums(calls=4, wall_s=1.0, cpu_s=0.5)}
-    assert (pool.running, sum(pool.services), sorted(pool.kept_s)) == (2, 2, [1.0, 1.75])
+    assert (pool.running, sum(pool.services), pool.services_s) == (2, 2, (1.75, 1.0))
 
 
 def test_every_sum_of_stages_is_a_field_of_a_batch() -> None:
@@ -183,4 +182,4 @@ def test_all_batches_are_in_the_sums(count: int) -> None:
         times.count(BatchTimes(load_s=1.0, transit_s=0.5, nbytes=number))
     found = times.stages()
     assert (found.tickets, found.load_s, found.transit_s) == (count, count, 0.5 * count)
-    assert (times.nbytes, len(times.services_s)) == (count * (count - 1) // 2, min(count, RECENT))
+    assert (times.nbytes, len(times.services_s)) == (count * (count - 1) // 2, count)
