@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import dpex
 
 COMMANDS = ("demo", "run", "top", "cluster", "replay")
-"""Modules of this package, in the order of the help."""
+"""Modules of this package, in the order of the help. Only the called one is imported: `dpex run` must not import
+torch before the script does, and `dpex demo` needs it."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of these commands."""
     found = argparse.ArgumentParser(
         prog="dpex",
         description="PyTorch's DataLoader with workers that are tuned, here or on a Ray cluster, and that explain why "
@@ -23,14 +24,16 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--version", action="version", version=f"dpex {dpex.__version__}")
     subparsers = found.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in commands:
         importlib.import_module(f"dpex.cli.{name}").register(subparsers)
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default the process's own; returns the exit status. A wrong one exits with 2."""
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    module = "run" if given[:1] == ["diagnose"] else "".join(given[:1])
+    options = parser([module] if module in COMMANDS else COMMANDS).parse_args(given)
     try:
         return int(options.command(options))
     except BrokenPipeError:  # the reader, such as `head`, has read enough
