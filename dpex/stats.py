@@ -81,7 +81,8 @@ class LoaderStats:
         return f"LoaderStats({'; '.join(f'{name} {value}' for name, value in self._shown())})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._shown())
+        left = 'style="text-align: left"'  # Jupyter aligns cells to the right
+        rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{value}</td></tr>" for name, value in self._shown())
         return f"<table>{rows}</table>"
 
     def _shown(self) -> Iterator[tuple[str, str]]:

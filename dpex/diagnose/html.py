@@ -40,8 +40,10 @@ td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; mi
 """
 _NOTEBOOK = """
 .dpex-diagnosis { max-width: 60rem; } .dpex-diagnosis h1 { font-size: 1.2rem; }
+.dpex-diagnosis h1::first-letter { text-transform: uppercase; } .dpex-diagnosis summary { cursor: pointer; }
+.dpex-diagnosis .scroll { overflow-x: auto; } .dpex-diagnosis th, .dpex-diagnosis td { text-align: left !important; }
 .dpex-diagnosis h2 { font-size: 1rem; } .dpex-diagnosis .bar { display: flex; height: 1.2rem; }
-.dpex-diagnosis .key span { margin-right: 1rem; font-size: .85rem; }
+.dpex-diagnosis .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
 .dpex-diagnosis .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
 """
 
@@ -53,12 +55,19 @@ def html(found: Diagnosis, last: Sequence[str] = ()) -> str:
 
 
 def fragment(found: Diagnosis) -> str:
-    """Return the article for a notebook, with a style that leaves the notebook's own alone."""
-    return f'<div class="dpex-diagnosis">\n<style>{_NOTEBOOK}</style>\n{article(found)}\n</div>'
+    """Return the report for a notebook, with its tables folded, and a style that leaves the notebook's own alone."""
+    tables = "\n".join(map(_section, sections(found)))
+    folded = f"<details><summary>All tables</summary>\n{tables}\n</details>"
+    return f'<div class="dpex-diagnosis">\n<style>{_NOTEBOOK}</style>\n{_summary(found)}\n{folded}\n</div>'
 
 
 def article(found: Diagnosis) -> str:
     """All that is said of one loader."""
+    return "\n".join(["<article>", _summary(found), *map(_section, sections(found)), "</article>"])
+
+
+def _summary(found: Diagnosis) -> str:
+    """The verdict, the advice and the wall time as a bar."""
     facts, verdict = found.facts, found.verdict
     end = [f'<p class="end"><strong>To end the stall:</strong> {escape(found.end_of_stall)}</p>']
     lines = [
@@ -69,9 +78,8 @@ def article(found: Diagnosis) -> str:
         *(end if found.end_of_stall else ()),
         *(f'<p class="warning"><strong>Warning:</strong> {escape(line)}</p>' for line in failures(facts)),
         _bar(facts, verdict),
-        *map(_section, sections(found)),
     ]
-    return "<article>\n" + "\n".join(lines) + "\n</article>"
+    return "\n".join(lines)
 
 
 def document(title: str, body: str) -> str:
