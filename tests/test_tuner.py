@@ -41,7 +41,7 @@ from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import GpuSample
-from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_inactive, parse_runnable
+from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_runnable
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -839,7 +839,6 @@ def test_an_engine_shows_where_time_went() -> None:
 
 def test_what_psutil_does_not_read_is_parsed() -> None:
     assert parse_runnable("4.18 3.22 1.51 5/126 21870\n") == 4
-    assert parse_inactive("anon 5\ninactive_file 7\n") == 7
 
 
 def test_busy_time_is_that_of_the_cpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

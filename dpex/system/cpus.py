@@ -1,77 +1,27 @@
-"""Count the CPUs that this process may use, by affinity, cgroup quota, and the other ranks on this machine.
+"""Count the CPUs and the memory that this process may use, by affinity, cgroups, and the other ranks on this machine.
 
-The parsers take text, so that they can be tested on any machine.
+psutil does not read the limits of cgroups. The tightest one counts, of this process's cgroup and of those above it. In
+a container some of these cannot be seen, but the root always can. Both versions of cgroups are read: version 2 has one
+tree, version 1 one for each controller.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-
-
-def parse_cpu_max(text: str) -> float | None:
-    """CPUs granted by a cgroup-v2 ``cpu.max`` file (``"200000 100000"`` is 2.0), None for ``"max ..."``."""
-    quota, _, period = text.strip().partition(" ")
-    if quota == "max" or not quota:
-        return None
-    return int(quota) / int(period or 100_000)
-
-
-def parse_cfs(quota_text: str, period_text: str) -> float | None:
-    """CPUs granted by cgroup v1 (``cpu.cfs_quota_us``, ``cpu.cfs_period_us``), None when the quota is -1."""
-    quota = int(quota_text)
-    return None if quota <= 0 else quota / int(period_text)
-
-
-def cgroup_path(proc_self_cgroup: str, controller: str = "") -> str:
-    """Path of this process in the cgroup-v2 tree, or in that of a v1 controller, from ``/proc/self/cgroup``'s text."""
-    for line in proc_self_cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return path.lstrip("/")
-    return ""
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None
-
-
-def cgroup_cpus(root: Path = _CGROUP_ROOT, proc_self_cgroup: str | None = None) -> float | None:
-    """The tightest CPU quota on the way from this process's cgroup up to the root, or None without a quota."""
-    if proc_self_cgroup is None:
-        proc_self_cgroup = _read(Path("/proc/self/cgroup")) or ""
-    quotas = [_quota_v2(place) for place in _upwards(root, cgroup_path(proc_self_cgroup))]
-    quotas += [_quota_v1(place) for place in _upwards(root / "cpu", cgroup_path(proc_self_cgroup, "cpu"))]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _upwards(root: Path, path: str) -> list[Path]:
-    """The folder of a cgroup and those above it; in a container some are not to be seen, the root always is."""
-    parts = Path(path).parts
-    return [root.joinpath(*parts[:level]) for level in range(len(parts), -1, -1)]
-
-
-def _quota_v2(place: Path) -> float | None:
-    text = _read(place / "cpu.max")
-    return parse_cpu_max(text) if text else None
-
-
-def _quota_v1(place: Path) -> float | None:
-    quota, period = _read(place / "cpu.cfs_quota_us"), _read(place / "cpu.cfs_period_us")
-    return parse_cfs(quota, period) if quota and period else None
-
-
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ROOT = Path("/sys/fs/cgroup")
+_CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+_UNLIMITED = 1 << 60
+"""Version 1 has a number of bytes from here on where there is no limit."""
+_INACTIVE = ("inactive_file", "total_inactive_file")
+"""Lines of ``memory.stat`` with the bytes of file cache that the cgroup would give up first."""
 
 
 def rank(environ: Mapping[str, str]) -> int:
@@ -112,3 +62,61 @@ def rank_cpus(cpus: float | None = None, ranks: int | None = None) -> int:
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
     return max(1, math.floor(cpus / ranks))
+
+
+# -- cgroups -----------------------------------------------------------------------------------------------------------
+
+
+def cgroup_cpus(root: Path = _ROOT, proc_self_cgroup: str | None = None) -> float | None:
+    """Return the CPUs that the tightest quota grants; None without a quota."""
+    granted = [
+        _granted(*texts)
+        for place in _folders(root, "cpu", proc_self_cgroup)
+        for texts in (_text(place / "cpu.max").split(), [_text(place / name) for name in _CFS])
+    ]
+    return min((cpus for cpus in granted if cpus is not None), default=None)
+
+
+def _granted(quota: str = "", period: str = "") -> float | None:
+    """Return the CPUs of a quota; "max", -1 and an empty text are none."""
+    return int(quota) / int(period or 100_000) if quota.isdigit() and int(quota) else None
+
+
+def cgroup_memory(root: Path = _ROOT, proc_self_cgroup: str | None = None) -> int | None:
+    """Return the bytes that the cgroup may still take, its inactive file cache included; None without a limit."""
+    rooms = [
+        _room(place, *names)
+        for place in _folders(root, "memory", proc_self_cgroup)
+        for names in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    ]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _room(place: Path, limit_name: str, usage_name: str) -> int | None:
+    limit, usage = _text(place / limit_name), _text(place / usage_name)
+    if not limit.isdigit() or int(limit) >= _UNLIMITED or not usage.isdigit():
+        return None
+    pairs = (line.partition(" ") for line in _text(place / "memory.stat").splitlines())
+    inactive = next((int(value) for name, _, value in pairs if name in _INACTIVE), 0)
+    return max(0, int(limit) - int(usage) + inactive)
+
+
+def _folders(root: Path, controller: str, proc_self_cgroup: str | None) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and of those above it, of version 2 and of a version 1 controller."""
+    text = _text(Path("/proc/self/cgroup")) if proc_self_cgroup is None else proc_self_cgroup
+    own = {root: "", root / controller: ""}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            own[root] = path
+        elif controller in controllers.split(","):
+            own[root / controller] = path
+    for base, path in own.items():
+        parts = Path(path.lstrip("/")).parts
+        yield from (base.joinpath(*parts[:level]) for level in range(len(parts), -1, -1))
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return ""

@@ -1,8 +1,8 @@
 """The CPU time and memory that this machine has to spare, as they change.
 
-The readings are psutil's. Read here are only those that it does not have: cgroup limits, and the number of runnable
-threads. `MachineMeter` is used by one thread, the tuner's, and limits how often it reads each source. psutil is
-imported with the first reading, as it takes 10 ms.
+The readings are psutil's, except for the limits of cgroups and the number of runnable threads. `MachineMeter` is used
+by one thread, the tuner's, and limits how often it reads each source. psutil is imported with the first reading, as it
+takes 10 ms.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import cgroup_cpus, cgroup_path, local_ranks, usable_cpus
+from dpex.system.cpus import cgroup_cpus, cgroup_memory, local_ranks, usable_cpus
 
 OTHERS_EVERY_S = 0.5
 """Seconds between readings of CPU times. The kernel counts in ticks of 10 ms, which is too coarse for shorter times."""
@@ -28,7 +27,6 @@ MEMORY_EVERY_S = 1.0
 """Seconds between readings of the free memory."""
 WORKER_EVERY_S = 5.0
 """Seconds between readings of a worker's memory, for which the kernel adds up its pages in a millisecond or two."""
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def busy_s(cpus: Collection[int]) -> float:
@@ -44,40 +42,6 @@ def busy_s(cpus: Collection[int]) -> float:
 def parse_runnable(loadavg: str) -> int:
     """Return the number of threads that have or want a CPU, without the reader, from ``/proc/loadavg``'s text."""
     return max(0, int(loadavg.split()[3].partition("/")[0]) - 1)
-
-
-def parse_inactive(memory_stat: str) -> int:
-    """Return the bytes of file cache that a cgroup would give up first, from its ``memory.stat``'s text."""
-    for line in memory_stat.splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
-
-
-def cgroup_memory(root: Path = _CGROUP_ROOT) -> int | None:
-    """Return the bytes that this process's cgroup may still take, its inactive file cache included; None: no limit."""
-    with contextlib.suppress(OSError, ValueError):
-        proc = Path("/proc/self/cgroup").read_text()
-        rooms = [
-            _room(place, *names)
-            for base, controller, names in (
-                (root, "", ("memory.max", "memory.current")),
-                (root / "memory", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
-            )
-            for place in {base / cgroup_path(proc, controller), base}
-        ]
-        return min((room for room in rooms if room is not None), default=None)
-    return None
-
-
-def _room(place: Path, limit_name: str, usage_name: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        limit = (place / limit_name).read_text().strip()
-        if limit != "max" and int(limit) < 1 << 60:
-            inactive = parse_inactive((place / "memory.stat").read_text())
-            return max(0, int(limit) - int((place / usage_name).read_text()) + inactive)
-    return None
 
 
 class _Processes:

@@ -1,4 +1,4 @@
-"""How many CPUs there are, read from texts and from folders that look like a cgroup tree."""
+"""How many CPUs and how much memory there are, read from folders that look like a cgroup tree."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpex.system import cpus
-from dpex.system.cpus import (
-    cgroup_cpus,
-    cgroup_path,
-    local_ranks,
-    parse_cfs,
-    parse_cpu_max,
-    static_worker_count,
-    usable_cpus,
-)
-
-NOWHERE = "0::/\n"
+from dpex.system.cpus import cgroup_cpus, cgroup_memory, local_ranks, static_worker_count, usable_cpus
 
 
 def write(root: Path, place: str, text: str) -> None:
@@ -30,67 +20,22 @@ def write(root: Path, place: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "granted"),
     [
-        ("200000 100000\n", 2.0),
-        ("50000 100000\n", 0.5),
-        ("150000 50000", 3.0),
-        ("250000", 2.5),
-        ("max 100000\n", None),
-        ("max", None),
-        ("", None),
-        ("\n", None),
+        *(("200000 100000\n", 2.0), ("50000 100000\n", 0.5), ("150000 50000", 3.0), ("250000", 2.5)),
+        *(("max 100000\n", None), ("max", None), ("", None), ("\n", None)),
     ],
 )
-def test_cpu_max(text: str, granted: float | None) -> None:
-    assert parse_cpu_max(text) == granted
+def test_a_quota(tmp_path: Path, text: str, granted: float | None) -> None:
+    write(tmp_path, "job/cpu.max", text)
+    assert cgroup_cpus(tmp_path, "0::/job\n") == granted
+    assert cgroup_cpus(tmp_path, "0::/\n") is None
+    assert cgroup_cpus(tmp_path / "missing", "") is None
 
 
-@pytest.mark.parametrize(
-    ("quota", "period", "granted"),
-    [("400000\n", "100000\n", 4.0), ("50000", "100000", 0.5), ("-1\n", "100000\n", None), ("0", "100000", None)],
-)
-def test_cfs(quota: str, period: str, granted: float | None) -> None:
-    assert parse_cfs(quota, period) == granted
-
-
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("0::/\n", ""),
-        ("0::/user.slice/job.scope\n", "user.slice/job.scope"),
-        ("12:cpu,cpuacct:/docker/abc\n0::/system.slice\n", "system.slice"),
-        ("12:cpu,cpuacct:/docker/abc\n", ""),
-        ("0::/odd::name\n", "odd::name"),
-        ("", ""),
-    ],
-)
-def test_cgroup_path(text: str, path: str) -> None:
-    assert cgroup_path(text) == path
-
-
-def test_the_group_of_a_v1_controller() -> None:
-    text = "12:cpuset:/a\n11:cpu,cpuacct:/docker/abc\n0::/system.slice\n"
-    assert cgroup_path(text, "cpu") == "docker/abc"
-    assert cgroup_path(text, "memory") == ""
-
-
-def test_v1_quotas_count_at_every_level(tmp_path: Path) -> None:
-    for place, quota in (("", "-1"), ("docker/", "600000"), ("docker/abc/", "200000")):
-        write(tmp_path, f"cpu/{place}cpu.cfs_quota_us", quota)
-        write(tmp_path, f"cpu/{place}cpu.cfs_period_us", "100000")
-    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker/abc\n") == 2.0
-    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker\n") == 6.0
-    assert cgroup_cpus(tmp_path, "3:memory:/docker/abc\n") is None
-
-
-def test_no_cgroup_at_all(tmp_path: Path) -> None:
-    assert cgroup_cpus(tmp_path / "missing", NOWHERE) is None
-    assert cgroup_cpus(tmp_path, "") is None
-
-
-def test_own_cgroup(tmp_path: Path) -> None:
-    write(tmp_path, "job/cpu.max", "300000 100000\n")
-    assert cgroup_cpus(tmp_path, "0::/job\n") == 3.0
-    assert cgroup_cpus(tmp_path, NOWHERE) is None
+@pytest.mark.parametrize(("quota", "granted"), [("250000\n", 2.5), ("-1\n", None), ("0", None)])
+def test_a_quota_of_version_1(tmp_path: Path, quota: str, granted: float | None) -> None:
+    write(tmp_path, "cpu/cpu.cfs_quota_us", quota)
+    write(tmp_path, "cpu/cpu.cfs_period_us", "100000\n")
+    assert cgroup_cpus(tmp_path, "4:cpu,cpuacct:/not/to/be/seen\n") == granted
 
 
 @pytest.mark.parametrize(
@@ -103,40 +48,37 @@ def test_own_cgroup(tmp_path: Path) -> None:
     ],
 )
 def test_the_tightest_ancestor_counts(tmp_path: Path, root: str, slice_: str, job: str, tightest: float | None) -> None:
-    for place, quota in (("", root), ("a.slice/", slice_), ("a.slice/job/", job)):
-        write(tmp_path, f"{place}cpu.max", f"{quota} 100000\n")
-    assert cgroup_cpus(tmp_path, "0::/a.slice/job\n") == tightest
+    write(tmp_path, "cpu.max", "50000 100000\n")
+    for place, quota in (("", root), ("a.slice/", slice_), ("a.slice/odd::job/", job)):
+        write(tmp_path, f"seen/{place}cpu.max", f"{quota} 100000\n")
+    (tmp_path / "seen/a.slice/odd::job/without_the_controller").mkdir()
+    found = cgroup_cpus(tmp_path / "seen", "3:cpuset:/x\n0::/a.slice/odd::job/without_the_controller\n")
+    assert found == tightest, "nothing above the root is read"
 
 
-def test_a_level_without_the_cpu_controller_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, "a/cpu.max", "200000 100000\n")
-    (tmp_path / "a/b/c").mkdir(parents=True)
-    assert cgroup_cpus(tmp_path, "0::/a/b/c\n") == 2.0
+def test_quotas_of_version_1_count_at_every_level_and_beside_version_2(tmp_path: Path) -> None:
+    for place, quota in (("", "-1"), ("docker/", "600000"), ("docker/abc/", "200000")):
+        write(tmp_path, f"cpu/{place}cpu.cfs_quota_us", quota)
+        write(tmp_path, f"cpu/{place}cpu.cfs_period_us", "100000")
+    write(tmp_path, "job/cpu.max", "500000 100000")
+    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker/abc\n") == 2.0
+    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker\n") == 6.0
+    assert cgroup_cpus(tmp_path, "3:memory:/docker/abc\n") is None
+    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker\n0::/job\n") == 5.0
 
 
-def test_nothing_above_the_root_is_read(tmp_path: Path) -> None:
-    write(tmp_path, "cpu.max", "100000 100000\n")
-    (tmp_path / "root/job").mkdir(parents=True)
-    assert cgroup_cpus(tmp_path / "root", "0::/job\n") is None
-
-
-def test_cgroup_v1(tmp_path: Path) -> None:
-    write(tmp_path, "cpu/cpu.cfs_quota_us", "250000\n")
-    write(tmp_path, "cpu/cpu.cfs_period_us", "100000\n")
-    assert cgroup_cpus(tmp_path, "4:cpu,cpuacct:/docker/abc\n") == 2.5
-
-
-def test_cgroup_v1_without_a_limit(tmp_path: Path) -> None:
-    write(tmp_path, "cpu/cpu.cfs_quota_us", "-1\n")
-    write(tmp_path, "cpu/cpu.cfs_period_us", "100000\n")
-    assert cgroup_cpus(tmp_path, "") is None
-
-
-def test_both_versions_mounted(tmp_path: Path) -> None:
-    write(tmp_path, "cpu/cpu.cfs_quota_us", "500000\n")
-    write(tmp_path, "cpu/cpu.cfs_period_us", "100000\n")
-    write(tmp_path, "job/cpu.max", "700000 100000\n")
-    assert cgroup_cpus(tmp_path, "0::/job\n") == 5.0
+def test_memory(tmp_path: Path) -> None:
+    for place, limit in (("", "max"), ("a/", "2000"), ("a/b/", "9000")):
+        write(tmp_path, f"{place}memory.max", f"{limit}\n")
+        write(tmp_path, f"{place}memory.current", "1500\n")
+        write(tmp_path, f"{place}memory.stat", "anon 5\ninactive_file 70\n")
+    for place, limit in (("", 1 << 62), ("docker/", 1000)):
+        write(tmp_path, f"memory/{place}memory.limit_in_bytes", f"{limit}\n")
+        write(tmp_path, f"memory/{place}memory.usage_in_bytes", "1500\n")
+    assert cgroup_memory(tmp_path, "0::/a/b\n") == 2000 - 1500 + 70
+    assert cgroup_memory(tmp_path, "0::/\n") is None
+    assert cgroup_memory(tmp_path, "5:memory:/docker\n") == 0
+    assert cgroup_memory(tmp_path, "5:memory:/\n") is None
 
 
 @pytest.mark.parametrize(
