@@ -10,8 +10,10 @@ import argparse
 import contextlib
 import hashlib
 import logging
+import re
 import sys
 import tempfile
+import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +36,11 @@ from dpex.options import ClusterConfig
 from dpex.system.ray_package import require_ray
 
 FIXED_WORKERS = 2
-BATCH = 16
+BATCH = 8
 FILES, REPEATS = 512, 64
 """Files that are made, and how often an epoch reads each, every time with another crop."""
 SIDE, CROP = 160, 128
-STORAGE_S = 0.02
+STORAGE_S = 0.04
 """Latency of the storage for each file, as of an object store."""
 CLASSES = 4
 SECONDS = {"auto": 20.0, "torch": 7.0, "again": 7.0, "other": 10.0, "resized": 8.0}
@@ -253,8 +255,7 @@ class Demo:
                     training.run(0.1, lambda *_: None, lambda _: None)
             loader.diagnose(reset=True)  # the start is not the question
             self._run(training, "other", f"dpex, {FIXED_WORKERS} workers {place}")
-            for line in str(loader.diagnose()).splitlines():
-                self.console.print(Text("  │ ", "dim").append(line, "none"))
+            self._quote(str(loader.diagnose()))
             more = {"remote" if has_ray else "local": found, "prefetch": 2 * found}
             self._say(f"loader.resize({', '.join(f'{name}={value}' for name, value in more.items())}):")
             loader.resize(**more)
@@ -270,7 +271,7 @@ class Demo:
         return {"batch_size": BATCH, "shuffle": True, "generator": generator, "persistent_workers": True}
 
     def _train(self, loader: Any, part: str, row: str) -> Training:
-        with self._busy("Starting workers ..."):
+        with self._busy("Beginning an epoch ..."):
             training = Training(loader, iter(loader))
         if getattr(loader, "metrics_url", None) and not self.rows:
             self._say(f"Live page of this run, until the demo ends: {loader.metrics_url}")
@@ -297,6 +298,12 @@ class Demo:
 
     def _say(self, text: str, style: str = "none") -> None:
         self.console.print(Text(text, style))
+
+    def _quote(self, report: str) -> None:
+        """Print a report beside a bar, its paragraphs and items wrapped at the width of the terminal."""
+        for line in re.sub(r"(?<=\S)\n *(?=[^\s-])", " ", report).splitlines():
+            for part in textwrap.wrap(line, self.console.width - 4, subsequent_indent="    ") or [""]:
+                self.console.print(Text("  │ ", "dim").append(part, "none"))
 
     def _busy(self, text: str) -> Any:
         if self.console.is_terminal:
