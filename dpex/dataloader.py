@@ -98,9 +98,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
         metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
-            has: a free one. The endpoint exists from the first ``iter()`` until the loader is closed or deleted, and
-            the loaders of a process share it. None: ``$DPEX_METRICS_PORT``, or no metrics unless there is a
-            ``metrics_config``.
+            has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the
+            loader is closed or deleted, and the loaders of a process share it. None: ``$DPEX_METRICS_PORT``, or no
+            metrics unless there is a ``metrics_config``.
         worker_config: The memory of batches in flight, PyTorch's workers, shared batches; see `WorkerConfig`. None here
             and below: the defaults of that class.
         cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.

@@ -24,8 +24,6 @@ body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink); 
 h1 { font-size: 1.5rem; margin: 0; } h1::first-letter { text-transform: uppercase; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 p.faint, th, li { color: var(--faint); }
-nav { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; margin-bottom: 1.5rem; color: var(--faint); }
-article + nav { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1.5rem; } a { color: inherit; }
 p.first { background: var(--mark); padding: .75rem 1rem; border-radius: .4rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -50,8 +48,13 @@ _NOTEBOOK = """
 
 def html(found: Diagnosis, last: Sequence[str] = ()) -> str:
     """The page; ``last`` are lines for its end."""
-    body = [article(found), *(f"<p>{escape(line)}</p>" for line in last)]
-    return document(found.verdict.title, "\n".join(body))
+    body = "\n".join([article(found), *(f"<p>{escape(line)}</p>" for line in last)])
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>dpex: {escape(found.verdict.title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
 
 
 def fragment(found: Diagnosis) -> str:
@@ -80,15 +83,6 @@ def _summary(found: Diagnosis) -> str:
         _bar(facts, verdict),
     ]
     return "\n".join(lines)
-
-
-def document(title: str, body: str) -> str:
-    """A page with that body, which is HTML."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>dpex: {escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
 
 
 def _bar(facts: Facts, verdict: Verdict) -> str:

@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +24,10 @@ from pathlib import Path
 from dpex.errors import OptionError
 from dpex.options import MetricsConfig
 from dpex.schedule.names import encodable
-from dpex.system.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
+from dpex.system.directories import DIRECTORY_VARIABLE, own_directories
 from dpex.system.gpu.nvml import process_gpus
 from dpex.telemetry.collector import Collector
-from dpex.telemetry.discovery import Announcement, identity, targets
-from dpex.telemetry.http.diagnoses import Diagnoses
+from dpex.telemetry.discovery import Announcement, identity
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import App, Server, tls
 from dpex.telemetry.http.site import HOSTS_VARIABLE, Hosts, Site
@@ -63,9 +63,8 @@ class _MetricsServer:
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
         registry.register(collector)
-        diagnoses = Diagnoses(ledgers)
-        self._sampler = HistorySampler(ledgers, identity(os.environ), diagnoses.mark)
-        site = Site(client.make_wsgi_app(registry), self._sampler, diagnoses)
+        self._sampler = HistorySampler(ledgers, identity(os.environ))
+        site = Site(client.make_wsgi_app(registry), self._sampler)
         self._http = _listening(wanted, config, site)
         self.port = self._http.port
         if config.tls is None:
@@ -79,7 +78,10 @@ class _MetricsServer:
         self._sampler.start()
         collector.gpu = process_gpus()
         self._announcement = self._announce()
-        self._report_port()
+        if not wanted:
+            print(f"dpex: the live page and the metrics are at {self.url}", file=sys.stderr, flush=True)
+        elif wanted != self.port:
+            self._warn_of_port()
 
     def _announce(self) -> Announcement | None:
         """Write the announcement into the given directory, or into the first safe one of this user."""
@@ -94,25 +96,21 @@ class _MetricsServer:
                 continue
             if refused:
                 logger.warning("metrics: announced in %s, because %s", directory, "; ".join(refused))
-            logger.info("metrics and a live page are served at %s, announced in %s", self.url, found.path)
             return found
         why = "; ".join(refused)
         logger.warning("metrics: Prometheus cannot find this process, which serves at %s: %s", self._target, why)
         return None
 
-    def _report_port(self) -> None:
-        """Warn if the port is not the requested one."""
-        wanted, config, found = self.wanted, self.config, self._announcement
-        if wanted and wanted != self.port:
-            logger.warning(
-                "metrics: port %d is taken on %s by %s; this process serves its metrics on port %d%s. Give "
-                "metrics_port=0 (or DPEX_METRICS_PORT=0) where several processes of a machine train",
-                wanted,
-                config.host,
-                _holder(wanted, config.directory),
-                self.port,
-                "" if found is None else f", and Prometheus finds it through {found.path.parent}",
-            )
+    def _warn_of_port(self) -> None:
+        found = self._announcement
+        logger.warning(
+            "metrics: port %d is taken on %s; this process serves its metrics on port %d%s. Give metrics_port=0 (or "
+            "DPEX_METRICS_PORT=0) where several processes of a machine train",
+            self.wanted,
+            self.config.host,
+            self.port,
+            "" if found is None else f", and Prometheus finds it through {found.path.parent}",
+        )
 
     def stop(self) -> None:
         """End the server, its threads and its announcement. From any thread; idempotent."""
@@ -125,16 +123,6 @@ class _MetricsServer:
     def abandon(self) -> None:
         """Close the parent's sockets in a forked process, so that its port is free once the parent has ended."""
         self._http.abandon()
-
-
-def _holder(port: int, directory: str | None) -> str:
-    """Name the process that has a port of this machine, if it is announced."""
-    node = socket.gethostname()
-    for found in targets(*([Path(directory)] if directory else to_look_in(os.environ))):
-        labels = found.labels
-        if found.url.endswith(f":{port}") and labels.get("node") == node and not found.gone:
-            return f"rank {labels.get('rank')} of run {labels.get('run_id')}"
-    return "another program"
 
 
 def _listening(port: int, config: MetricsConfig, app: App) -> Server:

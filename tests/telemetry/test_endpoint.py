@@ -276,7 +276,7 @@ def test_where_a_port_is_taken_another_is_and_prometheus_finds_it(
         assert [found["targets"] for found in announced(tmp_path / "sd")] == [[f"127.0.0.1:{served}"]]
         assert value(scrape(), "dpex_batches_total", loader="validation") == 2
     (said,) = caplog.messages
-    assert f"metrics: port {port} is taken on 127.0.0.1 by another program" in said
+    assert f"metrics: port {port} is taken on 127.0.0.1;" in said
     assert f"serves its metrics on port {served}, and Prometheus finds it through {tmp_path / 'sd'}" in said
     assert "DPEX_METRICS_PORT=0" in said
     for loader in loaders:

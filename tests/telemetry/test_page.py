@@ -162,7 +162,7 @@ def drawn(seen: Seen) -> list[int]:
     return counted
 
 
-def test_how_it_is_known_and_the_full_report(training: Training, opened: Callable[..., Seen]) -> None:
+def test_how_it_is_known_now_and_in_the_whole_run(training: Training, opened: Callable[..., Seen]) -> None:
     seen = opened()
     seen.open(training.url)
     seen.page.wait_for_selector("#evidence:not([hidden])")
@@ -179,13 +179,6 @@ def test_how_it_is_known_and_the_full_report(training: Training, opened: Callabl
     seen.page.check("[name=stretch][value=run]")
     seen.page.wait_for_selector("#verdict-about:text('About the whole run:')")
     assert seen.page.is_visible("#sections")  # stays open
-    seen.page.click("#verdict-about a")
-    assert seen.text("nav").startswith(f"{SHOWN}: the whole run, at ")
-    assert "torage-bound reading" in seen.text("h1")
-    assert seen.page.evaluate("getComputedStyle(document.querySelector('.bar')).display") == "flex"
-    seen.page.click("text=the latest stretch")
-    seen.page.click("text=the live page")
-    seen.page.wait_for_selector("#evidence:not([hidden])")
     assert seen.complaints == []
 
 

@@ -1,9 +1,8 @@
-"""The endpoint's HTTP: what is served where, that nobody holds it up, and that a storm renders metrics seldom."""
+"""The endpoint's HTTP: what is served where, and that nobody holds it up."""
 
 from __future__ import annotations
 
 import contextlib
-import html
 import http.client
 import importlib
 import json
@@ -12,8 +11,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,6 @@ from dpex.diagnose.facts import Subject
 from dpex.diagnose.source import DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.telemetry.http import server as serving
-from dpex.telemetry.http import site
-from dpex.telemetry.http.diagnoses import Diagnoses
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import Answer, Request, Server
 from dpex.telemetry.http.site import PAGE, Site, asset
@@ -46,10 +42,9 @@ def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
 def server() -> Iterator[Server]:
     ledgers = [LoaderMetrics(HOSTILE)]
     ledgers[0].case = DiagnosisSource(book=LoaderCounters(), subject=Subject(dataset=HOSTILE))
-    diagnoses = Diagnoses(lambda: ledgers)
-    sampler = HistorySampler(lambda: ledgers, {"node": HOSTILE}, diagnoses.mark)
+    sampler = HistorySampler(lambda: ledgers, {"node": HOSTILE})
     sampler.turn()
-    found = Server("127.0.0.1", 0, Site(metrics, sampler, diagnoses))
+    found = Server("127.0.0.1", 0, Site(metrics, sampler))
     found.start()
     yield found
     found.stop()
@@ -76,24 +71,20 @@ def raw(server: Server, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", PAGE)
-def test_the_page_comes_from_the_package_and_is_asked_for_again(server: Server, path: str) -> None:
+def test_the_page_comes_from_the_package(server: Server, path: str) -> None:
     answer = ask(server, path)
-    body = answer.read()
-    assert (answer.status, body) == (200, asset(PAGE[path])[0])
-    assert answer.headers["Cache-Control"] == "no-cache"
-    again = ask(server, path, If_None_Match=answer.headers["ETag"])
-    assert (again.status, again.read()) == (304, b"")
+    assert (answer.status, answer.read()) == (200, asset(PAGE[path]))
 
 
 def test_the_page_asks_nobody_else() -> None:
     """The licence and the library's comment may name their home; what is loaded may not."""
     for name in PAGE.values():
         if name != "uPlot.LICENSE.txt":
-            text = asset(name)[0].decode().replace("http://www.w3.org/2000/svg", "")
+            text = asset(name).decode().replace("http://www.w3.org/2000/svg", "")
             text = text.replace("https://github.com/leeoniya/uPlot", "")
             assert "http://" not in text
             assert "https://" not in text
-    assert "innerHTML" not in asset("page.js")[0].decode() + asset("charts.js")[0].decode()
+    assert "innerHTML" not in asset("page.js").decode() + asset("charts.js").decode()
 
 
 @pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/static/page.js", "/nowhere"])
@@ -105,26 +96,18 @@ def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_the_report_has_no_scripts_and_what_users_name_is_text_in_it(server: Server) -> None:
-    answer = ask(server, "/diagnosis")
-    text = answer.read().decode()
-    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline';")
-    assert (HOSTILE in text, html.escape(HOSTILE) in text) == (False, True)
-    assert "A conclusion needs" in text
-
-
 def test_diagnoses_by_loader_and_stretch(server: Server) -> None:
     (whole,) = json.loads(ask(server, "/diagnosis.json").read())["loaders"]
     assert (whole["name"], whole["stretch"], whole["level"]) == (HOSTILE, "run", "early")
     query = urlencode({"loader": HOSTILE, "stretch": "recent"})
     (recent,) = json.loads(ask(server, f"/diagnosis.json?{query}").read())["loaders"]
     assert (recent["stretch"], recent["is_whole"]) == ("recent", True)
-    assert ask(server, "/diagnosis?stretch=x").status == 400
+    assert ask(server, "/diagnosis.json?stretch=x").status == 400
     assert ask(server, "/diagnosis.json?loader=x").status == 404
 
 
 def test_head_is_get_without_a_body(server: Server) -> None:
-    for path in ("/", "/metrics", "/api/state", "/diagnosis"):
+    for path in ("/", "/metrics", "/api/state", "/diagnosis.json"):
         head, get = ask(server, path, "HEAD"), ask(server, path)
         length = int(get.headers["Content-Length"])
         assert (head.status, head.read()) == (200, b"")
@@ -153,77 +136,12 @@ def test_a_bad_since_is_said_to_be_bad(server: Server, since: str) -> None:
     assert answer.status == expected
 
 
-# -- storms ------------------------------------------------------------------------------------------------------------
-
-
-class Counting:
-    """A WSGI application that counts its requests; it waits for ``gate`` if there is one."""
-
-    def __init__(self, gate: threading.Event | None = None) -> None:
-        self.gate = gate
-        self.asked = 0
-
-    def __call__(self, environ: dict[str, str], start_response: Any) -> list[bytes]:
-        self.asked += 1
-        if self.gate is not None:
-            assert self.gate.wait(60.0)
-        start_response("200 OK", [])
-        return [str(self.asked).encode()]
-
-
-def site_of(app: Any, clock: Callable[[], float] = lambda: 0.0) -> Site:
-    return Site(app, HistorySampler(list, {}), Diagnoses(list), clock=clock)
-
-
-def body(found: Site, accept: str = "", query: str = "") -> bytes:
-    return found(Request("/metrics", query, {"Accept": accept})).body
-
-
-@pytest.fixture
-def kept_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "KEPT_S", 0.25)
-
-
-@pytest.mark.usefixtures("kept_as_usual")
-def test_a_storm_is_rendered_seldom() -> None:
-    now, app = [0.0], Counting()
-    found = site_of(app, lambda: now[0])
-    for number in range(500):
-        now[0] = number * 0.01
-        body(found)
-    assert app.asked == 20
-
-
-@pytest.mark.usefixtures("kept_as_usual")
-def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
-    found = site_of(Counting())
-    accepts, queries = ("", "application/openmetrics-text"), ("name[]=a", "name[]=b")
-    assert len({body(found, accept, query) for accept in accepts for query in queries}) == 4
-    for number in range(100):
-        body(found, query=f"name[]={number}")
-    assert len(found._copies) <= site.MOST_COPIES
-
-
-@pytest.mark.usefixtures("kept_as_usual")
-def test_all_who_come_meanwhile_share_one_rendering() -> None:
-    app = Counting(threading.Event())
-    found, bodies = site_of(app), []
-    threads = [threading.Thread(target=lambda: bodies.append(body(found))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    until(lambda: app.asked == 1)
-    assert app.gate is not None
-    app.gate.set()
-    for thread in threads:
-        thread.join(60.0)
-    assert (app.asked, bodies) == (1, [b"1"] * 8)
-
-
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=abc", "text/plain; version=1.x"])
 def test_a_version_that_is_no_number_is_a_bad_request(accept: str) -> None:
     registry = importlib.import_module("prometheus_client").CollectorRegistry()
     app = importlib.import_module("prometheus_client").make_wsgi_app(registry)
-    assert site_of(app)(Request("/metrics", "", {"Accept": accept})).status == 400
+    site = Site(app, HistorySampler(list, {}))
+    assert site(Request("/metrics", "", {"Accept": accept})).status == 400
 
 
 # -- the server itself -------------------------------------------------------------------------------------------------

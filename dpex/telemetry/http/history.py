@@ -1,8 +1,13 @@
-"""The last ten minutes of this process's loaders, one frame per second, as JSON for the page and ``dpex top``.
+"""The last ten minutes of this process's loaders and their diagnoses, as JSON for the page and ``dpex top``.
 
-A daemon thread ("dpex-metrics-sampler") reads the ledgers while the endpoint is up; no batch waits for it. Frames are
-encoded once, and joined for a request. One lock guards them. The sampler and the server's threads hold it for less than
-a millisecond.
+A daemon thread ("dpex-metrics-sampler") reads the ledgers once a second while the endpoint is up; no batch waits for
+it. Frames are encoded once, and joined for a request. One lock guards them. The sampler and the server's threads hold
+it for less than a millisecond.
+
+A diagnosis takes 50 to 100 ms of CPU, for which it shares the interpreter with the training loop. So it is made only
+when a client asks for it. It is kept for `KEPT_S`, which limits its cost to 1 % of a core, and while the loader is
+between passes. It is about the whole run or about a stretch, the difference between the counts and a mark, an earlier
+state of them. Time between passes is in no stretch.
 """
 
 from __future__ import annotations
@@ -15,10 +20,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import dpex
 from dpex.autotune.types import Decision, Settings
+from dpex.diagnose import report
+from dpex.diagnose.diagnosis import Diagnosis
+from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.sums import Sums
 from dpex.schedule.names import REMOTE
 from dpex.system.clock import Clock, monotonic
@@ -37,19 +47,83 @@ NOW_S = 5.0
 """Seconds that the figures of the present cover: those of a single second vary too much."""
 MOST_DECISIONS = 100
 """The latest decisions that are sent."""
+MARK_EVERY = 5
+"""Frames between marks, by which a stretch may be longer than necessary."""
+RECENT_S, NEW_S = 30.0, 10.0
+"""Shortest stretch in seconds; the second if the workers changed just before it."""
+KEPT_S = 10.0
+"""Seconds for which all clients get the same diagnosis."""
+MUCH = 0.20
+"""Share of waiting that counts as bad, as in XProf (openxla/xprof, input_pipeline_analysis)."""
 STOP_S = 2.0
 """Seconds that `HistorySampler.stop` waits; the thread usually ends within milliseconds."""
+
+
+Stretch = Literal["run", "recent"]
+STRETCHES: tuple[Stretch, ...] = ("run", "recent")
+Level = Literal["early", "good", "fair", "bad"]
 
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-class History:
-    """The frames of a loader, and its decisions with the time at which each was first seen."""
+def level(found: Diagnosis) -> Level:
+    """Return the colour of a diagnosis on the page."""
+    if found.verdict.cause in ("too-early", "consumer"):
+        return "early" if found.verdict.cause == "too-early" else "good"
+    return "bad" if found.facts.wait_ratio >= MUCH else "fair"
 
-    def __init__(self, keep: int = KEEP) -> None:
-        self._frames: deque[tuple[Frame, str]] = deque(maxlen=keep)
+
+@dataclass(frozen=True, kw_only=True)
+class TimedDiagnosis:
+    """A diagnosis and its time.
+
+    Attributes:
+        is_whole: It is about the whole run.
+        at: Unix time at which it was made.
+        made_at: The same by the monotonic clock.
+        run_s: Seconds in passes until then.
+    """
+
+    name: str
+    stretch: Stretch
+    diagnosis: Diagnosis
+    is_whole: bool
+    at: float
+    made_at: float
+    run_s: float
+
+    def as_data(self) -> Mapping[str, Any]:
+        """Return it for JSON; ``shown`` holds the texts of the live page."""
+        found, verdict = self.diagnosis, self.diagnosis.verdict
+        return {
+            "name": self.name,
+            "stretch": self.stretch,
+            "is_whole": self.is_whole,
+            "at": round(self.at, 3),
+            "level": level(found),
+            "shown": {
+                "title": verdict.title,
+                "sentence": verdict.sentence,
+                "confidence": report.confidence(verdict),
+                "first": found.advice,
+                "end": found.end_of_stall,
+                "parts": [part._asdict() for part in report.parts(found.facts, verdict)],
+                "sections": [vars(one) for one in report.sections(found)],
+            },
+            "diagnosis": found.to_dict(),
+        }
+
+
+class LoaderHistory:
+    """The frames and marks of a loader, and its decisions with the time at which each was first seen."""
+
+    def __init__(self) -> None:
+        self.case: DiagnosisSource | None = None
+        self.made: dict[Stretch, TimedDiagnosis] = {}
+        self._marks: deque[Sums] = deque(maxlen=KEEP // MARK_EVERY)
+        self._frames: deque[tuple[Frame, str]] = deque(maxlen=KEEP)
         self._before: tuple[Sums, float] | None = None
         self._seen_at: list[float] = []
         self._decisions: Sequence[Decision] = ()
@@ -68,6 +142,31 @@ class History:
         self._before = (sums, now)
         self._decisions = () if ledger.tuner is None else tuple(ledger.tuner.decisions)
         self._seen_at += [round(at, 3)] * (len(self._decisions) - len(self._seen_at))
+        if self.case is not None and (ledger.case is None or ledger.case.book is not self.case.book):
+            self._marks.clear()
+            self.made = {}
+        self.case = ledger.case
+
+    def mark(self) -> None:
+        """Take a mark if time was spent in a pass since the last one."""
+        if self.case is None:
+            return
+        account = self.case.book.read()
+        if self._marks and account.wall_s < self._marks[-1].wall_s:  # `diagnose(reset=True)`
+            self._marks.clear()
+        if not self._marks or account.wall_s > self._marks[-1].wall_s:
+            pools = {name: replace(pool, services_s=()) for name, pool in account.pools.items()}
+            self._marks.append(replace(account, pools=pools))  # without the times of batches, which nothing subtracts
+
+    def recent(self, account: Sums) -> Sums:
+        """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
+        marks = list(self._marks)
+        for index in range(len(marks) - 1, -1, -1):
+            found = account.since(marks[index])
+            others = index > 0 and _workers(marks[index - 1]) != _workers(account)
+            if found.batches >= ENOUGH_BATCHES and found.wall_s >= (NEW_S if others else RECENT_S):
+                return found
+        return account
 
     def state(self, since: int) -> str:
         """Return the loader as JSON, with the frames after number ``since``."""
@@ -123,25 +222,23 @@ class HistorySampler:
 
     Args:
         process: Labels of this process on the page.
-        mark: Called after each frame; see `dpex.telemetry.http.diagnoses`.
     """
 
     def __init__(
         self,
         ledgers: Callable[[], Iterable[LoaderMetrics]],
         process: Mapping[str, str],
-        mark: Callable[[], None] = lambda: None,
         *,
         clock: Clock = monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._ledgers = ledgers
-        self._mark = mark
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
+        self._diagnosing = threading.Lock()
         self._number = 0
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, LoaderHistory] = {}
         self._process = {**process, "pid": str(os.getpid()), "since": f"{wall():.3f}"}
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name="dpex-metrics-sampler", daemon=True)
@@ -173,10 +270,12 @@ class HistorySampler:
         ledgers = {ledger.name: ledger for ledger in self._ledgers()}
         with self._lock:
             self._number += 1
-            self._histories = {name: self._histories.get(name) or History() for name in ledgers}
+            self._histories = {name: self._histories.get(name) or LoaderHistory() for name in ledgers}
             for name, ledger in ledgers.items():
                 self._histories[name].add(self._number, ledger, self._wall(), self._clock())
-        self._mark()
+            histories = list(self._histories.values()) if self._number % MARK_EVERY == 0 else []
+        for history in histories:
+            history.mark()
 
     def state(self, since: int = 0) -> bytes:
         """Return the answer to ``/api/state``, with the frames after number ``since``."""
@@ -193,3 +292,37 @@ class HistorySampler:
             }
             loaders = ",".join(history.state(since) for history in self._histories.values())
         return f'{_compact(head)[:-1]},"loaders":[{loaders}]}}'.encode()
+
+    def diagnoses(self, name: str | None, stretch: Stretch) -> list[TimedDiagnosis] | None:
+        """Return the diagnosis of the loader of that name, or of all loaders; None if there is no such loader."""
+        with self._lock:
+            known = {one: history for one, history in self._histories.items() if history.case is not None}
+        if name is not None and name not in known:
+            return None
+        with self._diagnosing:
+            return [self._diagnosed(one, known[one], stretch) for one in known if name in (None, one)]
+
+    def _diagnosed(self, name: str, history: LoaderHistory, stretch: Stretch) -> TimedDiagnosis:
+        kept, case = history.made.get(stretch), history.case
+        assert case is not None
+        if kept is not None and self._clock() - kept.made_at < KEPT_S:
+            return kept
+        account = case.book.read()
+        if kept is not None and kept.run_s == account.wall_s:
+            return kept
+        seen = history.recent(account) if stretch == "recent" else account
+        history.made[stretch] = made = TimedDiagnosis(
+            name=name,
+            stretch=stretch,
+            diagnosis=replace(case, subject=replace(case.subject, name=name)).diagnose(seen),
+            is_whole=seen is account,
+            at=self._wall(),
+            made_at=self._clock(),
+            run_s=account.wall_s,
+        )
+        return made
+
+
+def _workers(account: Sums) -> dict[str, int]:
+    """Return the number of running workers of each pool."""
+    return {name: pool.running for name, pool in account.pools.items()}

@@ -1,39 +1,32 @@
 """The routes of the endpoint: metrics, the live page and the diagnosis, and the check of the ``Host`` header.
 
-No request makes the training loop wait. Rendered metrics are shared for `KEPT_S`, so that a client that asks without a
-pause does not render them without a pause. The page loads nothing from other origins, and names that users give
-(loaders, datasets) reach it as JSON only.
+No request makes the training loop wait. The page loads nothing from other origins, and names that users give (loaders,
+datasets) reach it as JSON only.
 """
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
+import json
 import logging
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from dpex.system.clock import Clock, monotonic
 from dpex.system.user_warnings import is_first
-from dpex.telemetry.http.diagnoses import STRETCHES, Diagnoses, as_html, as_json
-from dpex.telemetry.http.history import HistorySampler
+from dpex.telemetry.http.history import STRETCHES, HistorySampler
 from dpex.telemetry.http.server import Answer, Request
 
 logger = logging.getLogger("dpex")
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
-KEPT_S = 0.25
-"""Seconds for which rendered metrics are shared: rendering those of one loader takes 1 ms of CPU."""
-MOST_COPIES = 16
-"""Rendered metrics that are kept, by format and selection."""
+DIAGNOSES_VERSION = 1
+"""Version of the JSON of ``/diagnosis.json``; a diagnosis has its own inside."""
 MOST_SHOWN = 200
 """Letters of a request's host name that are repeated in an answer or a warning."""
 HOSTS_VARIABLE = "DPEX_METRICS_ALLOWED_HOSTS"
@@ -50,12 +43,17 @@ KINDS = {
 }
 _NOWHERE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; {_NOWHERE}"
-REPORT_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; {_NOWHERE}"
-"""The report is one file with its styles, and has no scripts."""
+HEADERS = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Content-Security-Policy", POLICY),
+)
+_NEGOTIATED = ("Accept", "Accept-Encoding")
+"""Headers by which prometheus-client chooses the format."""
 _RESERVED = (".local", ".internal", ".home.arpa")
 """Ends of names that the internet's DNS does not have: RFC 6762 and 8375, and ICANN's resolution on .internal."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
-_RESOLVER = Path("/etc/resolv.conf")
 
 
 class Hosts:
@@ -73,7 +71,7 @@ class Hosts:
 
     def __init__(self, bound_to: str, address: str, allowed: Iterable[str]) -> None:
         self._is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-        self._names = {name.strip().lower().rstrip(".") for name in (bound_to, *_own_names(), *allowed)} - {""}
+        self._names = {name.strip().lower().rstrip(".") for name in (bound_to, socket.gethostname(), *allowed)} - {""}
 
     def allow(self, header: str | None) -> bool:
         """Return True if a request with that ``Host`` header may be answered; every browser sends one."""
@@ -97,22 +95,10 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _own_names() -> list[str]:
-    """Return the names of this machine, from files: no name is looked up in the network."""
-    name = socket.gethostname()
-    try:
-        lines = [line.split() for line in _RESOLVER.read_text(errors="replace").splitlines()]
-    except OSError:
-        lines = []
-    domains = (domain for words in lines if words[:1] in (["search"], ["domain"]) for domain in words[1:])
-    return [name, *(f"{name.partition('.')[0]}.{domain}" for domain in domains)]
-
-
 @cache
-def asset(name: str) -> tuple[bytes, str]:
-    """Return a file of the page, and its hash as an ``ETag``."""
-    body = (files("dpex.telemetry") / "static" / name).read_bytes()
-    return body, f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+def asset(name: str) -> bytes:
+    """Return a file of the page."""
+    return (files("dpex.telemetry") / "static" / name).read_bytes()
 
 
 class Site:
@@ -123,27 +109,14 @@ class Site:
         hosts: Names under which it may be addressed; None for any.
     """
 
-    def __init__(
-        self,
-        metrics: Wsgi,
-        sampler: HistorySampler,
-        diagnoses: Diagnoses,
-        hosts: Hosts | None = None,
-        clock: Clock = monotonic,
-    ) -> None:
+    def __init__(self, metrics: Wsgi, sampler: HistorySampler, hosts: Hosts | None = None) -> None:
         self.hosts = hosts
         self._wsgi = metrics
         self._sampler = sampler
-        self._diagnoses = diagnoses
-        self._clock = clock
-        self._rendering = threading.Lock()
-        self._copies: dict[tuple[str, ...], Answer] = {}
-        self._copied_at = clock()
         self._routes: Mapping[str, Callable[[Request], Answer]] = {
             "/metrics": self._metrics,
             "/api/state": self._state,
-            "/diagnosis": self._diagnosis,
-            "/diagnosis.json": self._diagnosis,
+            "/diagnosis.json": self._diagnoses,
         }
 
     def __call__(self, request: Request) -> Answer:
@@ -152,9 +125,10 @@ class Site:
         if self.hosts is not None and not self.hosts.allow(host):
             return self._misdirected(host)
         if request.path in PAGE:
-            return _file(PAGE[request.path], request)
+            name = PAGE[request.path]
+            return _made(KINDS[name.rpartition(".")[2]], asset(name))
         if request.path not in self._routes:
-            return _error(HTTPStatus.NOT_FOUND, "there is /, /metrics, /diagnosis, /diagnosis.json and /api/state")
+            return _error(HTTPStatus.NOT_FOUND, "there is /, /metrics, /diagnosis.json and /api/state")
         return self._routes[request.path](request)
 
     def _misdirected(self, host: str | None) -> Answer:
@@ -168,24 +142,14 @@ class Site:
         return _error(HTTPStatus.MISDIRECTED_REQUEST, text)
 
     def _metrics(self, request: Request) -> Answer:
-        key = (request.headers.get("Accept", ""), request.headers.get("Accept-Encoding", ""), request.query)
-        with self._rendering:
-            now = self._clock()
-            if now - self._copied_at >= KEPT_S or len(self._copies) >= MOST_COPIES:
-                self._copies, self._copied_at = {}, now
-            if key not in self._copies:
-                self._copies[key] = self._rendered(*key)
-            return self._copies[key]
-
-    def _rendered(self, accept: str, encoding: str, query: str) -> Answer:
         found: list[Any] = []
-        asked = {"HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": encoding, "QUERY_STRING": query}
-        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", **asked}
+        accept = {f"HTTP_{name.upper().replace('-', '_')}": request.headers.get(name, "") for name in _NEGOTIATED}
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": request.query, **accept}
         try:
             body = b"".join(self._wsgi(environ, lambda *answer: found.extend(answer[:2])))
         except (TypeError, ValueError) as error:  # of prometheus-client, if a version in Accept is not a number
             return _error(HTTPStatus.BAD_REQUEST, f"Accept: {str(error)[:MOST_SHOWN]}")
-        return Answer(HTTPStatus(int(found[0].split()[0])), [*found[1], *_headers()], body)
+        return Answer(HTTPStatus(int(found[0].split()[0])), [*found[1], *HEADERS], body)
 
     def _state(self, request: Request) -> Answer:
         since = parse_qs(request.query).get("since", ["0"])[-1]
@@ -195,41 +159,23 @@ class Site:
             )
         return _made(KINDS["json"], self._sampler.state(int(since)))
 
-    def _diagnosis(self, request: Request) -> Answer:
+    def _diagnoses(self, request: Request) -> Answer:
         query = parse_qs(request.query)
         stretch = query.get("stretch", ["run"])[-1]
         if stretch not in STRETCHES:
             return _error(HTTPStatus.BAD_REQUEST, "stretch: give run or recent, or leave it out")
-        found = self._diagnoses.of(query.get("loader", [None])[-1], stretch)
+        found = self._sampler.diagnoses(query.get("loader", [None])[-1], stretch)
         if found is None:
             return _error(HTTPStatus.NOT_FOUND, "loader: no loader of that name has been iterated in this process")
-        if request.path == "/diagnosis":
-            return _made(KINDS["html"], as_html(found), REPORT_POLICY)
-        return _made(KINDS["json"], as_json(found))
+        told = {"version": DIAGNOSES_VERSION, "loaders": [one.as_data() for one in found]}
+        return _made(KINDS["json"], json.dumps(told, allow_nan=False).encode())
 
 
-def _headers(policy: str = POLICY) -> list[tuple[str, str]]:
-    return [
-        ("X-Content-Type-Options", "nosniff"),
-        ("Referrer-Policy", "no-referrer"),
-        ("Cross-Origin-Resource-Policy", "same-origin"),
-        ("Content-Security-Policy", policy),
-    ]
-
-
-def _made(kind: str, body: bytes, policy: str = POLICY) -> Answer:
-    return Answer(HTTPStatus.OK, [("Content-Type", kind), ("Cache-Control", "no-store"), *_headers(policy)], body)
-
-
-def _file(name: str, request: Request) -> Answer:
-    body, tag = asset(name)
-    headers = [("ETag", tag), ("Cache-Control", "no-cache"), *_headers()]
-    if tag in request.headers.get("If-None-Match", ""):
-        return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
-    return Answer(HTTPStatus.OK, [("Content-Type", KINDS[name.rpartition(".")[2]]), *headers], body)
+def _made(kind: str, body: bytes) -> Answer:
+    return Answer(HTTPStatus.OK, [("Content-Type", kind), ("Cache-Control", "no-store"), *HEADERS], body)
 
 
 def _error(status: HTTPStatus, text: str) -> Answer:
     return Answer(
-        status, [("Content-Type", KINDS["txt"]), *_headers()], f"{status.value} {status.phrase}: {text}\n".encode()
+        status, [("Content-Type", KINDS["txt"]), *HEADERS], f"{status.value} {status.phrase}: {text}\n".encode()
     )

@@ -149,7 +149,7 @@ function undiagnosed() {
   $("verdict").dataset.level = "early";
   put("verdict-title", "No batch has been delivered yet");
   put("verdict-text", "The training loop is waiting for its first batch.");
-  $("verdict-about").replaceChildren();
+  put("verdict-about", "");
   $("first").hidden = $("evidence").hidden = true;
   showParts([]);
 }
@@ -168,11 +168,8 @@ function showDiagnosis(one) {
   $("first").hidden = one.level === "early";
   const about = one.is_whole ? (stretch === "run" ? "About the whole run" : "About the whole run so far, which is short")
     : "About the latest stretch";
-  const report = element("a", "", "full report");
-  report.href = `/diagnosis?${new URLSearchParams({ loader: one.name, stretch })}`;
-  $("verdict-about").replaceChildren(
-    `${about}: ${plural(batches, "batch", "batches")} in ${count(wall_s)} s, at ${clock(one.at)}. ${shown.confidence[0].toUpperCase()}${shown.confidence.slice(1)}. `,
-    report);
+  put("verdict-about", `${about}: ${plural(batches, "batch", "batches")} in ${count(wall_s)} s, at ${clock(one.at)}. ` +
+    `${shown.confidence[0].toUpperCase()}${shown.confidence.slice(1)}.`);
   $("sections").replaceChildren(...shown.sections.map(section));
   $("evidence").hidden = false;
   showParts(shown.parts);

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
-from dpex.telemetry.http import site
 from dpex.telemetry.http.site import Hosts
 
 
@@ -37,27 +35,19 @@ STRANGE = [
     "evil.example:9400",
     "127.0.0.1.evil.example",
     "localhost.evil.example",
-    "local"[:0] + "a.local.evil.example",
+    "a.local.evil.example",
 ]
 STRANGE += ["evil.example:port", "user@localhost", "[::1", "localhost/x", "a b", "\xff.example", "127.0.0.1:", "0x7f.1"]
 
 
-@pytest.mark.parametrize("host", EVERYWHERE)
-def test_addresses_and_localhost_are_always_let_through(host: str | None) -> None:
-    assert _Hosts([], is_loopback=True).allow(host)
-    assert _Hosts([], is_loopback=False).allow(host)
-
-
-@pytest.mark.parametrize("host", LOCAL)
-def test_local_names_are_let_through_where_other_machines_may_come(host: str) -> None:
-    assert not _Hosts([], is_loopback=True).allow(host)
-    assert _Hosts([], is_loopback=False).allow(host)
-
-
-@pytest.mark.parametrize("host", STRANGE)
-def test_other_names_are_not(host: str) -> None:
-    assert not _Hosts(["metrics.example.org", ".example.net"], is_loopback=True).allow(host)
-    assert not _Hosts(["metrics.example.org", ".example.net"], is_loopback=False).allow(host)
+@pytest.mark.parametrize("is_loopback", [True, False])
+def test_addresses_and_localhost_are_let_through_local_names_where_machines_may_come_and_no_others(
+    is_loopback: bool,
+) -> None:
+    hosts = _Hosts(["metrics.example.org", ".example.net"], is_loopback=is_loopback)
+    assert [host for host in EVERYWHERE if not hosts.allow(host)] == []
+    assert [host for host in LOCAL if hosts.allow(host)] == ([] if is_loopback else LOCAL)
+    assert [host for host in STRANGE if hosts.allow(host)] == []
 
 
 def test_names_that_are_allowed() -> None:
@@ -68,14 +58,9 @@ def test_names_that_are_allowed() -> None:
     assert _Hosts(["*"], is_loopback=True).allow("evil.example")
 
 
-def test_the_machines_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "resolv.conf").write_text("# none\nnameserver 10.0.0.1\nsearch cluster.example other.example\n\ndomain")
-    monkeypatch.setattr(site, "_RESOLVER", tmp_path / "resolv.conf")
+def test_the_machines_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node7.rack.example")
-    hosts = Hosts("bound.example", "0.0.0.0", ["one.example", "two.example"])
-    known = ["node7.rack.example", "node7.cluster.example", "node7.other.example", "bound.example", "two.example"]
-    assert all(map(hosts.allow, known))
-    assert not any(map(hosts.allow, ["rack.example", "node8.cluster.example", "three.example"]))
-    monkeypatch.setattr(site, "_RESOLVER", tmp_path / "missing")
-    assert Hosts("x", "::1", []).allow("node7.rack.example")
-    assert not Hosts("x", "fe80::1%eth0", []).allow("node7.cluster.example")
+    hosts = Hosts("bound.example", "::1", ["one.example", "two.example"])
+    assert all(map(hosts.allow, ["node7.rack.example", "bound.example", "two.example"]))
+    assert not any(map(hosts.allow, ["rack.example", "node8.rack.example", "three.example"]))
+    assert not Hosts("x", "fe80::1%eth0", []).allow("node8.rack.example")

@@ -6,7 +6,6 @@ import importlib
 import json
 import urllib.request
 from collections.abc import Iterator
-from html import escape
 from io import StringIO
 from pathlib import Path
 from urllib.parse import urlencode
@@ -79,8 +78,6 @@ def test_state_and_diagnoses(url: str) -> None:
         query = urlencode({"loader": name, "stretch": "recent"})
         (told,) = json.loads(fetched(f"{url}/diagnosis.json?{query}"))["loaders"]
         assert told["name"] == name
-        assert escape(name) in fetched(f"{url}/diagnosis?{query}")
-    assert "<img" not in fetched(f"{url}/diagnosis")
 
 
 def test_a_diagnosis_can_be_printed_and_written(tmp_path: Path) -> None:

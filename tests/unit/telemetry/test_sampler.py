@@ -1,4 +1,4 @@
-"""Frames are differences that add up, histories forget, and answers say what is known; on a clock of its own."""
+"""Frames are differences that add up, histories forget, diagnoses are about a stretch; on a clock moved by hand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.diagnose.facts import Subject
+from dpex.diagnose.source import DiagnosisSource
+from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES, STARTUP, TRANSFORM
+from dpex.measure.wait_causes import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.frames import frame, latest
-from dpex.telemetry.http.history import HistorySampler
+from dpex.telemetry.http.history import KEPT_S, HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics
 from tests.unit.measure.test_ledger import NOTHING, Engine
 
@@ -29,8 +32,10 @@ class World:
     ledgers: list[LoaderMetrics] = field(default_factory=lambda: [LoaderMetrics("a", ("Photos", "16", "batch"))])
 
     def __post_init__(self) -> None:
-        self.engine = Engine()
+        self.engine, self.book = Engine(), LoaderCounters()
         self.ledger.watch(self.engine)
+        self.book.open(self.engine)
+        self.ledger.case = DiagnosisSource(book=self.book, subject=Subject(dataset="Photos"))
         self.sampler = HistorySampler(
             lambda: self.ledgers, {"rank": "3"}, clock=lambda: self.now, wall=lambda: 1e9 + self.now
         )
@@ -46,6 +51,18 @@ class World:
         more = Sums(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
         self.engine.now = now.plus(more)
         self.sampler.turn()
+
+    def seconds(self, count: int, *, wait_s: float, workers: int = 2, batches: int = 10, cause: int = READ) -> None:
+        """So many seconds in which the loop waited for so much of each."""
+        for _ in range(count):
+            made = PoolStats(running=workers, tickets=batches, load_s=1.0)
+            pool = self.engine.now.pools.get("local", PoolStats()).then(made)
+            self.engine.now = replace(self.engine.now, pools={"local": pool})
+            self.second(wait_s=wait_s, cause=cause, work_s=1.0 - wait_s, batches=batches)
+
+    def told(self, stretch: Stretch = "recent") -> TimedDiagnosis:
+        (one,) = self.sampler.diagnoses("a", stretch) or ()
+        return one
 
     def state(self, since: int = 0) -> dict[str, Any]:
         return json.loads(self.sampler.state(since))  # type: ignore[no-any-return]
@@ -212,3 +229,94 @@ def test_latest_is_the_shortest_end_that_suffices() -> None:
     assert [one["number"] for one in latest(frames, 3.0)] == [7, 8, 9]
     assert latest(frames, 99.0) == frames
     assert latest([], 1.0) == []
+
+
+# -- diagnoses ---------------------------------------------------------------------------------------------------------
+
+
+def test_now_is_half_a_minute_and_the_run_all_of_it(world: World) -> None:
+    world.seconds(60, wait_s=0.5)
+    world.seconds(35, wait_s=0.0)
+    recent, run = world.told(), world.told("run")
+    assert (recent.diagnosis.verdict.cause, recent.is_whole) == ("consumer", False)
+    assert 30 <= recent.diagnosis.facts.wall_s < 36
+    assert (run.diagnosis.verdict.cause, run.is_whole) == ("storage", True)
+    assert run.diagnosis.facts.batches == 950
+
+
+def test_a_slow_loop_is_judged_over_as_long_as_it_takes(world: World) -> None:
+    world.seconds(100, wait_s=0.5, batches=1)
+    recent = world.told()
+    assert 50 <= recent.diagnosis.facts.batches < 56
+    assert recent.diagnosis.verdict.cause == "storage"
+
+
+def test_before_enough_is_known_it_is_about_all_there_is(world: World) -> None:
+    world.seconds(4, wait_s=0.5)
+    assert (world.told().is_whole, world.told().diagnosis.verdict.cause) == (True, "too-early")
+    assert world.told().as_data()["level"] == "early"
+    world.seconds(11, wait_s=0.5)
+    assert (world.told().is_whole, world.told().as_data()["level"]) == (True, "bad")
+
+
+def test_it_begins_with_the_present_workers_where_others_were_at_it_before(world: World) -> None:
+    world.seconds(60, wait_s=0.5)
+    world.seconds(17, wait_s=0.0, workers=6)
+    assert 10 <= world.told().diagnosis.facts.wall_s <= 17
+    assert world.told().diagnosis.verdict.cause == "consumer"
+
+
+def test_time_between_passes_is_in_no_stretch(world: World) -> None:
+    world.seconds(60, wait_s=0.5)
+    for _ in range(1000):
+        world.second()
+    assert 30 <= world.told().diagnosis.facts.wall_s < 36
+
+
+def test_it_is_made_again_only_once_there_is_something_new_and_some_seconds_have_passed(world: World) -> None:
+    world.seconds(60, wait_s=0.5)
+    first = world.told()
+    world.seconds(9, wait_s=0.5)
+    assert world.told() is first
+    world.seconds(1, wait_s=0.5)
+    second = world.told()
+    assert second is not first
+    world.now += 1000.0
+    assert world.told() is second
+    world.seconds(1, wait_s=1.0, batches=0)  # it waits for a batch that does not come
+    assert world.told() is not second
+
+
+def test_after_a_reset_it_is_about_what_came_since(world: World) -> None:
+    world.seconds(60, wait_s=0.5)
+    world.book.restart()
+    world.seconds(20, wait_s=0.0)
+    for stretch in ("recent", "run"):
+        assert world.told(stretch).diagnosis.facts.batches == 200
+        assert world.told(stretch).diagnosis.verdict.cause == "consumer"
+
+
+def test_loaders_come_and_go_and_may_have_the_name_of_one_before(world: World) -> None:
+    world.ledgers.append(LoaderMetrics("b"))  # has no iterator yet
+    world.seconds(60, wait_s=0.5)
+    assert world.sampler.diagnoses("b", "run") is None
+    assert [one.name for one in world.sampler.diagnoses(None, "run") or ()] == ["a"]
+    book = LoaderCounters()
+    book.open(Engine(batches=70, work_s=7.0))
+    world.ledger.case = DiagnosisSource(book=book, subject=Subject())
+    world.now += KEPT_S
+    world.sampler.turn()
+    assert world.told().diagnosis.facts.batches == 70
+    world.ledgers.clear()
+    world.sampler.turn()
+    assert world.sampler.diagnoses(None, "run") == []
+
+
+def test_what_the_page_shows_of_a_diagnosis(world: World) -> None:
+    world.seconds(60, wait_s=0.2)
+    world.seconds(1, wait_s=1.0, cause=STARTUP)
+    found = json.loads(json.dumps(world.told("run").as_data(), allow_nan=False))
+    assert sum(part["ratio"] for part in found["shown"]["parts"]) == pytest.approx(1.0)
+    assert [part["cause"] for part in found["shown"]["parts"]] == ["consumer", "storage", "startup"]
+    assert "How do we know" in [section["title"] for section in found["shown"]["sections"]]
+    assert found["diagnosis"]["verdict"]["cause"] == "storage"
