@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpex.cli import common
-from dpex.measure.readable import duration, fine_percent
+from dpex.measure.readable import fine_percent
 from dpex.schedule.names import WORKER_POOLS
 from dpex.system.directories import own_directories, to_look_in
 from dpex.system.user_warnings import forgive
@@ -45,17 +45,16 @@ AT_ONCE = 16
 MOST_SAID = 1000
 """Bytes of a refusal that are shown."""
 STYLES = {"early": "dim", "good": "green", "fair": "yellow", "bad": "red"}
-NOTHING = "-"
 NOBODY = (
     "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment, or with "
     "DpexDataLoader(..., metrics_port=0), or give its address: dpex top http://127.0.0.1:PORT"
 )
-
 _DESCRIPTION = """
 Show what the live page shows, in a terminal and fresh every second: for each training process with metrics, whether it
 waits for data, why, and what the tuner decided.
 """
 NO_ANSWER = (OSError, ValueError, LookupError, TypeError)
+_WHO = (("run", "run_id"), ("rank", "rank"), ("machine", "node"))
 State = Mapping[str, Any]
 Ask = Callable[[str], State]
 
@@ -94,25 +93,19 @@ class ProcessWatch:
         self._urls = [url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}" for url in urls]
         self._directories = directories
         self._ask = ask
-        self.watched: dict[str, WatchedProcess] = {}
         self._turns = 0
+        self.watched: dict[str, WatchedProcess] = {}
 
     def turn(self) -> None:
-        """Ask all processes for their state. One that was seen once and has gone stays, as gone."""
+        """Ask all processes for their state. One that is not announced any more is left out."""
         found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in self._urls] or targets(*self._directories)
+        known, self.watched = self.watched, {}
         for target in found:
-            one = self.watched.setdefault(target.url, WatchedProcess(target.url))
-            one.labels = target.labels
-            if target.gone:
-                one.error = "gone: the process was killed"
-        announced = {target.url for target in found if not target.gone}
-        for one in self.watched.values():
-            if one.url not in announced and not one.error:
-                one.error = "gone"
-        to_ask = [one for one in self.watched.values() if one.url in announced]
-        if to_ask:
-            with ThreadPoolExecutor(min(AT_ONCE, len(to_ask))) as pool:
-                list(pool.map(self._ask_one, to_ask))
+            one = self.watched[target.url] = known.get(target.url, WatchedProcess(target.url))
+            one.labels, one.error = target.labels, "gone: the process was killed" if target.gone else ""
+        to_ask = [one for one in self.watched.values() if not one.error]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self._ask_one, to_ask))
         self._turns += 1
 
     def _ask_one(self, one: WatchedProcess) -> None:
@@ -151,108 +144,78 @@ def asking(context: ssl.SSLContext | None) -> Ask:
 
 def screen(watched: Sequence[WatchedProcess], place: str) -> RenderableType:
     """Return the panels of all processes; ``place`` is where they are announced."""
-    if not watched:
-        return Text(NOBODY.format(place=place))
-    return Group(*(panel(one) for one in watched))
+    return Group(*map(_panel, watched)) if watched else Text(NOBODY.format(place=place))
 
 
-def panel(one: WatchedProcess) -> Panel:
-    """Return the panel of a process."""
-    process = one.state["process"] if one.state is not None else one.labels
+def _panel(one: WatchedProcess) -> Panel:
+    process = one.labels if one.state is None else one.state["process"]
     words = [f"{word} {process[name]}" for word, name in _WHO if process.get(name)]
-    title = Text(_plain(" · ".join([*words, one.url])))
-    parts: list[RenderableType] = []
-    if one.error:
-        parts.append(Text(_plain(one.error), style="red"))
+    parts: list[RenderableType] = [Text(_plain(one.error), style="red")] if one.error else []
     parts += [_loader(one, loader) for loader in (one.state["loaders"] if one.state is not None else ())]
-    if not parts:
-        parts.append(Text("No loader has been iterated yet.", style="dim"))
-    style = "red" if one.error else "none"
-    return Panel(Group(*parts), title=title, title_align="left", border_style=style)
-
-
-_WHO = (("run", "run_id"), ("rank", "rank"), ("machine", "node"))
+    return Panel(
+        Group(*parts or [Text("No loader has been iterated yet.", style="dim")]),
+        title=Text(_plain(" · ".join([*words, one.url]))),
+        title_align="left",
+        border_style="red" if one.error else "none",
+    )
 
 
 def _loader(one: WatchedProcess, loader: State) -> RenderableType:
-    now, found = loader["now"], one.diagnoses.get(loader["name"])
-    style = STYLES.get(found["level"], "none") if found is not None else "dim"
-    heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(_said(loader, found)), style))
-    rows = []
-    if found is not None and found["level"] != "early":
-        told = (("first", found["shown"]["first"]), ("to end it", found["shown"].get("end", "")))
-        rows += [(name, Text(_plain(text))) for name, text in told if text]
-    rows += [("wait", Text(_percent(now["wait_ratio"]), style))]
-    if now["gpu_stall_ratio"] is not None:
-        rows.append(("GPU stall", Text(f"{_percent(now['gpu_stall_ratio'])} of the time")))
-    rows += [
-        ("speed", Text(_speed(loader))),
-        ("workers", Text(_workers(one, loader))),
-        ("queue", Text(_queue(one, loader))),
-        ("a batch", Text(_stages(now["stages_s"]))),
-    ]
-    rows += [
-        (_clock(decision["at"]), Text(_plain(_decided(decision)))) for decision in loader["decisions"][-DECISIONS:]
-    ]
+    found = one.diagnoses.get(loader["name"])
+    style = "dim" if found is None else STYLES.get(found["level"], "none")
     table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(Text(name, "dim"), value)
+    for name, text in _rows(one, loader, found):
+        table.add_row(Text(name, "dim"), Text(_plain(text), style if name == "wait" else ""))
+    heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(_verdict(loader, found)), style))
     return Group(heading, table)
 
 
-def _said(loader: State, found: State | None) -> str:
+def _verdict(loader: State, found: State | None) -> str:
     if loader["state"] == "empty":
         return "No batch has been delivered yet."
-    shown = found["shown"] if found is not None else {"sentence": "Not diagnosed yet.", "confidence": ""}
-    sure = f" ({shown['confidence']})" if found is not None and found["level"] != "early" else ""
-    idle = " No batches are asked for right now." if loader["state"] == "idle" else ""
-    return f"{shown['sentence']}{sure}{idle}"
+    text = "Not diagnosed yet." if found is None else found["shown"]["sentence"]
+    sure = "" if found is None or found["level"] == "early" else f" ({found['shown']['confidence']})"
+    return f"{text}{sure}{' No batches are asked for right now.' if loader['state'] == 'idle' else ''}"
 
 
-def _speed(loader: State) -> str:
+def _rows(one: WatchedProcess, loader: State, found: State | None) -> Iterator[tuple[str, str]]:
+    """The name and the text of each line about a loader."""
     now = loader["now"]
-    if now["batches_per_second"] is None:
-        return NOTHING
-    rates = f"{now['batches_per_second']:.1f} batches/s, {now['samples_per_second']:,.0f} samples/s"
-    return f"{rates}; {loader['batches']:,} batches so far"
+    if found is not None and found["level"] != "early":
+        yield "first", found["shown"]["first"]
+        if found["shown"].get("end"):
+            yield "to end it", found["shown"]["end"]
+    yield "wait", _percent(now["wait_ratio"])
+    if now["gpu_stall_ratio"] is not None:
+        yield "GPU stall", f"{_percent(now['gpu_stall_ratio'])} of the time"
+    if now["batches_per_second"] is not None:
+        rates = f"{now['batches_per_second']:.1f} batches/s, {now['samples_per_second']:,.0f} samples/s"
+        yield "speed", f"{rates}; {loader['batches']:,} batches so far"
+    yield "workers", ", ".join(_workers(one, loader)) or "none; the training process makes the batches"
+    made = sum(one.latest(loader, f"{pool}_in_flight") for pool in WORKER_POOLS)
+    ready, most = one.latest(loader, "ready"), one.latest(loader, "prefetch")
+    yield "queue", f"{ready} ready, {made} in flight, prefetch {most}"
+    for decision in loader["decisions"][-DECISIONS:]:
+        yield time.strftime("%H:%M:%S", time.localtime(decision["at"])), _decided(decision)
 
 
-def _workers(one: WatchedProcess, loader: State) -> str:
-    parts = []
+def _workers(one: WatchedProcess, loader: State) -> Iterator[str]:
     for pool in WORKER_POOLS:
         running, wanted = (one.latest(loader, f"{pool}_{level}") for level in ("running", "wanted"))
         if running or wanted:
-            parts.append(f"{running} {pool}" + (f" ({wanted} wanted)" if wanted != running else ""))
-    return ", ".join(parts) or "none; the training process makes the batches"
-
-
-def _queue(one: WatchedProcess, loader: State) -> str:
-    made = one.latest(loader, "local_in_flight") + one.latest(loader, "remote_in_flight")
-    return f"{one.latest(loader, 'ready')} ready, {made} in flight, prefetch {one.latest(loader, 'prefetch')}"
-
-
-def _stages(stages_s: Mapping[str, float | None]) -> str:
-    words = {"read": "load", "encode": "encode"}
-    parts = [f"{words.get(stage, stage)} {duration(seconds)}" for stage, seconds in stages_s.items() if seconds]
-    return ", ".join(parts) or NOTHING
+            yield f"{running} {pool}" + (f" ({wanted} wanted)" if wanted != running else "")
 
 
 def _decided(decision: State) -> str:
-    outcome = decision["outcome"]
-    brought = "not judged yet"
+    outcome, brought = decision["outcome"], "not judged yet"
     if outcome is not None:
-        kept = "kept" if outcome["kept"] else "undone"
-        brought = f"measured {_percent(outcome['wait_ratio'])}: {kept}"
+        brought = f"measured {_percent(outcome['wait_ratio'])}: {'kept' if outcome['kept'] else 'undone'}"
     predicted = _percent(decision["predicted"]["wait_ratio"])
     return f"{decision['text']} ({decision['reason']}). Wait: expected {predicted}, {brought}"
 
 
 def _percent(ratio: float | None) -> str:
-    return NOTHING if ratio is None else fine_percent(ratio)
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    return "-" if ratio is None else fine_percent(ratio)
 
 
 def _plain(text: str) -> str:
