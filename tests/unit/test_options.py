@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import pickle
 import re
 from collections.abc import Callable
@@ -77,33 +76,24 @@ TORCHS: list[tuple[str, Any]] = [
 ]
 """Arguments of torch's, which its own constructor accepts, or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
-    *(("distribute_mode", value) for value in (False, True, "auto")),
-    *(("head_address", value) for value in ("auto", "local", "10.0.0.7:6379", "head.example.org:6379", "ray://head:1")),
-    *(("seeding", value) for value in ("worker", "batch")),
-    ("name", "train"),
+    ("distribute_mode", "auto"),
+    *(("head_address", value) for value in ("auto", "local", "head.example.org:6379", "ray://head:1")),
+    ("seeding", "batch"),
     *(("metrics_port", value) for value in (0, 65535)),
-    *(("worker_config", WorkerConfig(memory_budget=value)) for value in (None, 1 << 40)),
-    ("worker_config", WorkerConfig(local_engine="torch")),
-    *(
-        ("cluster_config", ClusterConfig(ray_remote_args=value))
-        for value in ({}, {"num_cpus": 2, "resources": {"cpu_node": 1}}, MappingProxyType({"num_cpus": 1}))
-    ),
-    ("cluster_config", ClusterConfig(compression="zstd")),
+    ("worker_config", WorkerConfig(memory_budget=1 << 40)),
+    ("cluster_config", ClusterConfig(ray_remote_args=MappingProxyType({"num_cpus": 2, "resources": {"ssd": 1}}))),
     ("metrics_config", MetricsConfig()),
 ]
 RAY_REFUSED: list[tuple[str, Any, str]] = [
     ("num_cpus", "2", "a number of at least 0"),
-    ("num_cpus", -1, "a number of at least 0"),
     ("num_cpus", True, "a number of at least 0"),
     ("num_gpus", float("nan"), "a number of at least 0"),
     ("memory", "2G", "a number of at least 0, in bytes"),
-    ("resources", ["ssd"], "a dict of custom resources"),
     ("resources", {"ssd": "1"}, "a dict of custom resources"),
     ("resources", {"CPU": 2}, "a dict of custom resources, .* 'num_cpus' and 'num_gpus'"),
     ("accelerator_type", 4, "a str"),
     ("label_selector", {"region": 1}, "a dict of labels"),
     ("scheduling_strategy", "spread", "'DEFAULT', 'SPREAD' or a strategy"),
-    ("scheduling_strategy", 3, "'DEFAULT', 'SPREAD' or a strategy"),
     ("runtime_env", "env.yaml", "a dict, such as"),
 ]
 RAY_ACCEPTED: list[tuple[str, Any]] = [
@@ -255,11 +245,6 @@ def test_options_that_exclude_each_other(options: dict[str, Any], remedy: str) -
         checked(options)
 
 
-def test_torchs_workers_do_not_share_batches() -> None:
-    with pytest.raises(OptionError, match=r"WorkerConfig\(share='a', local_engine='torch'\).* give one of the two"):
-        WorkerConfig(share="a", local_engine="torch")
-
-
 @pytest.mark.parametrize(
     ("options", "is_auto", "seeding"),
     [
@@ -298,27 +283,12 @@ def test_all_else_in_the_signature_is_torchs() -> None:
 
 # -- "auto" ------------------------------------------------------------------------------------------------------------
 
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    **{f"pickle {p}": lambda value, p=p: pickle.loads(pickle.dumps(value, p)) for p in range(6)},
-}
 
-
-@pytest.mark.parametrize("how", COPIES)
-def test_auto_survives_copies_of_a_loader(how: str) -> None:
-    again = COPIES[how](DpexDataLoader(DATA, num_workers="auto"))
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader, 2))])
+def test_auto_survives_copies_of_a_loader(how: Callable[[Any], Any]) -> None:
+    again = how(DpexDataLoader(DATA, num_workers="auto"))
     assert again._is_auto
     assert again._tuning() is not None
-
-
-def test_a_number_of_workers_is_an_int_that_every_checkpoint_may_hold() -> None:
-    count = DpexDataLoader(DATA, num_workers="auto").num_workers
-    file = io.BytesIO()
-    torch.save({"num_workers": count}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)["num_workers"]
-    assert (loaded, type(loaded)) == (count, int)
 
 
 def test_a_number_that_is_set_later_is_kept() -> None:
@@ -377,17 +347,12 @@ HOWS: dict[str, Callable[[Any], Any]] = {"rebuilt": rebuilt, "pickled": lambda v
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
     loader = DpexDataLoader(DATA, **LOADERS[kind])
-    again = HOWS[how](loader)
+    again = HOWS[how](HOWS[how](loader))
     before, after = attributes(loader), attributes(again)
     for attrs in (before, after):
         attrs["sampler"] = type(attrs["sampler"])
     assert after == before
     assert again._is_auto == loader._is_auto
-
-
-def test_a_loader_rebuilt_twice_is_still_auto() -> None:
-    again = rebuilt(rebuilt(DpexDataLoader(DATA, num_workers="auto")))
-    assert (again._is_auto, again.seeding) == (True, "batch")
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -401,32 +366,14 @@ def test_a_second_loader_wants_the_same_workers_and_prefetch(
     assert loader._current_sizes().prefetch == prefetch
 
 
-# -- resize without workers: arguments only ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [{"local": -1}, {"remote": 1.5}, {"prefetch": 0}, {"local": "2"}])
-def test_resize_names_what_it_refuses(bad: dict[str, Any]) -> None:
-    loader = DpexDataLoader(DATA, num_workers=2, seeding="batch")
-    before = loader._current_sizes()
-    ((name, value),) = bad.items()
-    with pytest.raises(OptionError, match=f"{name}={value!r}"):
-        loader.resize(**bad)
-    assert loader._current_sizes() == before
-
-
-def test_resize_under_worker_seeds_moves_but_does_not_change_the_number() -> None:
+def test_resize_names_what_it_refuses_and_changes_nothing_then() -> None:
     loader = DpexDataLoader(DATA, num_workers=3)
+    before = loader._current_sizes()
     with pytest.raises(FixedWorkersError, match=r"local=1, remote=1.*num_workers=3"):
         loader.resize(local=1, remote=1)
-    with pytest.raises(FixedWorkersError, match="local=5"):
-        loader.resize(local=5)
+    with pytest.raises(OptionError, match=r"remote=1\.5"):
+        loader.resize(remote=1.5)  # type: ignore[arg-type]
+    assert loader._current_sizes() == before
     loader.resize(local=1)
     sizes = loader._current_sizes()
     assert (sizes.local, sizes.remote) == (1, 2)
-
-
-def test_resize_under_batch_seeds_takes_any_number() -> None:
-    loader = DpexDataLoader(DATA, num_workers="auto")
-    loader.resize(local=7, prefetch=3)
-    sizes = loader._current_sizes()
-    assert (sizes.local, sizes.remote, sizes.prefetch) == (7, 0, 3)
