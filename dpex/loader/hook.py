@@ -19,7 +19,7 @@ TorchsMethod = Callable[[Any], Any]
 Server = Callable[[Any, TorchsMethod], Any]
 """Takes a loader and torch's own method; returns an iterator over the loader, or None."""
 _servers: dict[int, Server] = {}
-observer: Callable[[Any], None] | None = None
+observers: dict[int, Callable[[Any], None]] = {}
 """Called with each `DpexDataLoader` that makes an iterator: `dpex run` reports on it at the end."""
 
 
@@ -47,8 +47,9 @@ def install(module: ModuleType, place: int, server: Server) -> None:
 
 
 def remove(place: int) -> None:
-    """Ask no server in that place any more."""
+    """Ask no server and no observer in that place any more."""
     _servers.pop(place, None)
+    observers.pop(place, None)
 
 
 def asks(loader: Any) -> bool:

@@ -26,8 +26,8 @@ Torchs = Callable[[], BaseDataLoaderIter]
 def begin(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
     """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader."""
     iterator = _begun(loader, torchs)
-    if hook.observer is not None:
-        hook.observer(loader)
+    for observer in hook.observers.values():
+        observer(loader)
     return iterator
 
 
@@ -93,7 +93,7 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
     arenas, resume = runtime.arenas, runtime.take_resume()
     iterator: in_process._DpexInlineDataLoaderIter
     may_warn = in_process.may_warn(loader)
-    if metrics is not None or runtime.is_diagnosed or hook.observer is not None:
+    if metrics is not None or runtime.is_diagnosed or hook.observers:
         metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._UnmarkedMeteredDataLoaderIter
         iterator = metered(loader, arenas, resume, metrics, runtime.counters)
     else:

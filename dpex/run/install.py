@@ -73,7 +73,7 @@ def _execute(exec_module: Any, options: RunOptions, module: ModuleType) -> None:
 
 def _replace(module: ModuleType, options: RunOptions) -> None:
     hook.install(module, hook.SECOND, functools.partial(_serve, options))
-    hook.observer = functools.partial(_observe, options)
+    hook.observers[hook.SECOND] = functools.partial(_observe, options)
 
 
 def _serve(options: RunOptions, loader: Any, torchs: hook.TorchsMethod) -> Any:
@@ -84,7 +84,7 @@ def _serve(options: RunOptions, loader: Any, torchs: hook.TorchsMethod) -> Any:
 
 
 def _observe(options: RunOptions, loader: Any) -> None:
-    """See `dpex.loader.hook.observer`: report on the script's own loaders of dpex's class, too."""
+    """See `dpex.loader.hook.observers`: report on the script's own loaders of dpex's class, too."""
     from dpex.run.proxy_loader import observe
 
     observe(loader, options)

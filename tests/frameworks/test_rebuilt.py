@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 import subprocess
 import sys
@@ -107,11 +106,7 @@ def test_resize_and_close_of_the_own_loader_reach_what_was_made_from_it() -> Non
     next(iterator)
     assert loader.stats().pools["local"].wanted == 2
     loader.close()
-    assert not plain_has_workers(iterator)
-
-
-def plain_has_workers(iterator: Any) -> bool:
-    return any(worker.is_alive() for worker in iterator._workers)
+    assert not any(worker.is_alive() for worker in iterator._workers)  # type: ignore[attr-defined]
 
 
 def test_options_that_are_assigned_later_count() -> None:
@@ -219,28 +214,12 @@ def test_a_note_goes_with_the_dataset() -> None:
     assert key not in rebuilt._notes
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
-}
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_a_copy_of_the_own_loader_is_a_loader_of_its_own(how: str) -> None:
+@pytest.mark.parametrize("how", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_the_own_loader_is_a_loader_of_its_own(how: Callable[[Any], Any]) -> None:
     loader = DpexDataLoader(DATA, num_workers=1)
-    again = COPIES[how](loader)
+    again = how(loader)
     assert numbers(as_accelerate(again)) == list(range(60))
     assert (loader.stats().batches, again.stats().batches) == (0, 60)
-
-
-def test_numbers_are_plain_ones() -> None:
-    loader = DpexDataLoader(DATA, num_workers="auto", timeout=2.5)
-    file = io.BytesIO()
-    torch.save({"num_workers": loader.num_workers, "timeout": loader.timeout}, file)
-    file.seek(0)
-    assert type(torch.load(file, weights_only=True)["num_workers"]) is int
-    assert (type(loader.timeout), loader.timeout, DpexDataLoader(DATA).timeout) == (float, 2.5, 0)
 
 
 def test_a_rebuilt_loader_of_dpexs_class_shares_what_is_shown() -> None:
@@ -349,18 +328,12 @@ def test_a_class_that_cannot_be_served_is_warned_of() -> None:
     assert caught[0].filename == __file__
 
 
-def test_loaders_that_have_nothing_to_do_with_dpex_are_torchs() -> None:
-    DpexDataLoader(DATA)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for loader in (DataLoader(DATA, num_workers=1), OwnIterators(DATA), DataLoader(IterableWrapper([1, 2]))):
-            assert type(iter(loader)).__module__ == "torch.utils.data.dataloader"
-
-
-def test_datapipes_are_left_to_torch_without_a_word() -> None:
+def test_loaders_that_have_nothing_to_do_with_dpex_and_datapipes_are_torchs_without_a_word() -> None:
     loader = DpexDataLoader(IterableWrapper([1, 2]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        for other in (DataLoader(DATA, num_workers=1), OwnIterators(DATA), DataLoader(IterableWrapper([1, 2]))):
+            assert type(iter(other)).__module__ == "torch.utils.data.dataloader"
         assert [int(v) for v in DataLoader(loader.dataset, batch_size=None, timeout=loader.timeout)] == [1, 2]
 
 
@@ -393,14 +366,10 @@ def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:
     iterator: Any = iter(loader)
     assert (loader._runtime.tuner, loader.stats().pools["local"].wanted) == (None, 1)
     assert len(list(iterator)) == 60
-    assert not known_proxy_after(loader)._is_auto
-    loader.close()
-
-
-def known_proxy_after(loader: Any) -> Any:
     plain = as_accelerate(loader)
     numbers(plain)
-    return known_proxy(plain)
+    assert not known_proxy(plain)._is_auto
+    loader.close()
 
 
 def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
@@ -408,17 +377,12 @@ def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
     loader.resize(local=3)
     with pytest.warns(UserWarning, match="nothing is tuned any more"):
         loader.num_workers = 2
-    assert loader._current_sizes().local == 2
-    assert loader.autotune is False
-
-
-def test_an_assigned_number_needs_no_words_where_nothing_was_tuned() -> None:
-    loader = DpexDataLoader(DATA, num_workers=1, seeding="batch")
+    assert (loader._current_sizes().local, loader.autotune) == (2, False)
     loader.resize(local=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loader.num_workers = 2
-    assert loader._current_sizes().local == 2
+        loader.num_workers = 1
+    assert loader._current_sizes().local == 1
 
 
 def test_a_word_cannot_be_assigned() -> None:
