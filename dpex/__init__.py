@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from dpex.integrations import loader_behind, log_to, serve
-    from dpex.loader.elastic import ElasticDistributedSampler
     from dpex.measure.samples import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.sums import NodeStats, PoolStats
@@ -84,7 +83,6 @@ _NAMES = {
         "WorkerDiedError",
     ),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
-    "dpex.loader.elastic": ("ElasticDistributedSampler",),
     "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
@@ -108,7 +106,6 @@ __all__ = [
     "Diagnosis",
     "DpexDataLoader",
     "DpexError",
-    "ElasticDistributedSampler",
     "Evidence",
     "Facts",
     "FailedSample",

@@ -1,4 +1,4 @@
-"""An epoch that is gone on with by another number of ranks: each sample is trained on once."""
+"""An epoch that is resumed by another number of ranks, with the global batch kept: each sample is trained on once."""
 
 from __future__ import annotations
 
@@ -14,118 +14,80 @@ from checkpoints import kept
 from torch.utils.data import Dataset, DistributedSampler
 from trainers import Forker
 
-from dpex import DpexDataLoader, ElasticDistributedSampler, StateError, batch_seed
+from dpex import DpexDataLoader, StateError, batch_seed
 
 SIZE = 48
 GLOBAL = 12
-"""Samples of all ranks in a step; the number of samples is no multiple of it in some tests."""
+"""Samples of all ranks in a step."""
 
 
 class Noisy(Dataset[Any]):
-    """A sample's augmentation depends on the step and the sample, not on who has it."""
-
-    def __init__(self, size: int = SIZE) -> None:
-        self.size = size
+    """A sample's augmentation depends on the step and the sample, not on the rank that has it."""
 
     def __len__(self) -> int:
-        return self.size
+        return SIZE
 
     def __getitem__(self, index: int) -> tuple[int, float]:
         return index, np.random.default_rng((batch_seed(), index)).random()
 
 
-def ranks(kind: Any, world: int, *, batch: int | None = None, size: int = SIZE) -> list[DpexDataLoader[Any]]:
-    dataset = Noisy(size)
-    samplers = [kind(dataset, world, rank, seed=5) for rank in range(world)]
+def ranks(world: int, *, batch: int | None = None) -> list[DpexDataLoader[Any]]:
+    dataset = Noisy()
+    samplers = [DistributedSampler(dataset, world, rank, seed=5) for rank in range(world)]
     each = GLOBAL // world if batch is None else batch
     return [DpexDataLoader(dataset, batch_size=each, sampler=sampler, seeding="batch") for sampler in samplers]
 
 
-def steps(loaders: list[DpexDataLoader[Any]], most: int | None = None) -> Iterator[list[tuple[int, float]]]:
+def steps(loaders: list[DpexDataLoader[Any]], most: int = SIZE) -> Iterator[list[tuple[int, float]]]:
     """What all ranks together are given, step by step, with the same base seed on each."""
     iterators = []
     for loader in loaders:
         torch.manual_seed(7)
         iterators.append(iter(loader))
-    for _ in range(most if most is not None else SIZE):
+    for _ in range(most):
         batches = [batch for iterator in iterators if (batch := next(iterator, None)) is not None]
         if not batches:
             return
         yield sorted(pair for batch in batches for pair in zip(*(part.tolist() for part in batch), strict=True))
 
 
-@pytest.mark.parametrize("kind", [DistributedSampler, ElasticDistributedSampler])
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 4)])
-def test_with_the_global_batch_kept_the_steps_that_follow_are_the_same(kind: Any, before: int, after: int) -> None:
-    whole = list(steps(ranks(kind, before)))
-    first = ranks(kind, before)
+def test_with_the_global_batch_kept_the_steps_that_follow_are_the_same(before: int, after: int) -> None:
+    whole = list(steps(ranks(before)))
+    first = ranks(before)
     begun = list(steps(first, 2))
     state = kept(first[-1].state_dict())
-    later = ranks(kind, after)
+    later = ranks(after)
     for loader in later:
         loader.load_state_dict(state)
     assert begun + list(steps(later)) == whole
     assert sorted(index for step in whole for index, _ in step) == list(range(SIZE))
 
 
-@pytest.mark.parametrize("cuts", [((2, 5, 3), (3, 2, 2), (1, 4, None)), ((3, 4, 1), (2, 3, 4), (5, 1, None))])
-def test_an_elastic_sampler_needs_no_global_batch(cuts: tuple[tuple[int, int, int | None], ...]) -> None:
-    """Each run is of so many ranks, with that batch size, for so many steps; 47 samples divide by none of them."""
-    seen: list[int] = []
-    state: Any = None
-    for world, batch, most in cuts:
-        loaders = ranks(ElasticDistributedSampler, world, batch=batch, size=47)
-        for loader in loaders:
-            loader.load_state_dict(state or {})
-        seen += [index for step in steps(loaders, most) for index, _ in step]
-        state = kept(loaders[0].state_dict())
-    assert sorted(seen) == list(range(47))
-
-
-def test_an_elastic_sampler_goes_on_far_into_an_epoch_and_begins_the_next_one_anew() -> None:
-    (loader,) = ranks(ElasticDistributedSampler, 1, batch=1)
-    iterator = iter(loader)
-    seen = [next(iterator)[0].item() for _ in range(40)]
-    (later,) = ranks(ElasticDistributedSampler, 1, batch=2)
-    later.load_state_dict(loader.state_dict())
-    seen += [index for batch in later for index in batch[0].tolist()]
-    assert sorted(seen) == list(range(SIZE))
-    assert len(list(later)) == len(later) == SIZE // 2
-
-
-def test_dropping_the_last_makes_ranks_equal() -> None:
-    samplers = [ElasticDistributedSampler(range(11), 3, rank, shuffle=False, drop_last=True) for rank in range(3)]
-    assert [list(sampler) for sampler in samplers] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    assert {len(sampler) for sampler in samplers} == {3}
-
-
-def test_another_global_batch_or_seed_is_an_error_that_names_both() -> None:
-    first = ranks(DistributedSampler, 2)
+def test_another_global_batch_is_an_error_that_names_both() -> None:
+    first = ranks(2)
     list(steps(first, 1))
-    state = first[0].state_dict()
-    with pytest.raises(StateError, match=r"of 12 samples.*together.*have 15 together.*ElasticDistributedSampler"):
-        ranks(DistributedSampler, 3, batch=5)[0].load_state_dict(state)
-    with pytest.raises(StateError, match=r"of 99 samples that were taken.*has 48"):
-        ElasticDistributedSampler(Noisy(), 2, 0).load_state_dict({"epoch": 0, "samples": 99})
+    with pytest.raises(StateError, match=r"of 12 samples.*together.*have 15 together"):
+        ranks(3, batch=5)[0].load_state_dict(first[0].state_dict())
 
 
 TRAINING = """
 import signal, torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from dpex import ElasticDistributedSampler
+from torch.utils.data import DistributedSampler
 
 def train(path, fatal_step):
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    sampler = ElasticDistributedSampler(range(50), seed=5)
-    loader = DpexDataLoader(range(50), batch_size=6 // world, sampler=sampler, num_workers=1, seeding="batch")
+    sampler = DistributedSampler(range(48), seed=5)
+    loader = DpexDataLoader(range(48), batch_size=6 // world, sampler=sampler, num_workers=1, seeding="batch")
     saved = {"trained": []}
     if os.path.exists(path):
         saved = torch.load(path, weights_only=True)
         loader.load_state_dict(saved["loader"])
     batches = iter(loader)
-    for step in range(50):
+    for step in range(48):
         if step == fatal_step and rank == world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         batch = next(batches, None)
@@ -166,4 +128,4 @@ def test_under_torchrun_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
             assert code == 0, told
             after = torch.load(copy, weights_only=True)["trained"]
             assert after[:18] == trained
-            assert sorted(after) == list(range(50)), world
+            assert sorted(after) == list(range(48)), world

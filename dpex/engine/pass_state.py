@@ -164,18 +164,11 @@ class PassRecorder:
             start=self._now() if start is None else start,
             point=point,
             batches=batches,
-            sampler=self._at(point.first, known[-1]) if known and point.first else None,
+            sampler=known[-1] if known and point.first else None,
             fetcher=fetcher,
             has_finished=self.has_finished,
             persists=self.persists,
         )
-
-    def _at(self, first: int, known: tuple[int, Any]) -> tuple[int, Any]:
-        """The state of the sampler there: the one that is known, unless the sampler can tell what follows from it."""
-        at, state = known
-        size = getattr(self._index_sampler, "batch_size", 1)
-        follow = getattr(self._stateful, "state_after", None)
-        return known if follow is None or size is None else (first, follow(state, (first - at) * size))
 
 
 class _StatefulIndices:

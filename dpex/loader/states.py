@@ -113,7 +113,7 @@ _WORDS = {
     "global_batch": (
         "of {0} samples in the batches of all ranks together",
         "its ranks have {0} together",
-        "change the batch size with the number of ranks, or use dpex.ElasticDistributedSampler",
+        "change the batch size with the number of ranks",
     ),
     "drop_last": ("of drop_last={0}", "it has drop_last={0}", "give it the same"),
     "sampler": ("of the sampler {0}", "it has the sampler {0}", "give it the same kind of sampler"),
@@ -183,8 +183,6 @@ def _batch_size(loader: Any) -> dict[str, Any]:
     distributed = [s for _, s in samplers_within(loader._index_sampler) if isinstance(s, DistributedSampler)]
     if not distributed or loader.batch_size is None:
         return {"batch_size": loader.batch_size}
-    if getattr(distributed[0], "is_elastic", False):
-        return {}
     return {"global_batch": loader.batch_size * distributed[0].num_replicas}
 
 
