@@ -26,6 +26,7 @@ from waiting import until
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
+from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start, within
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
@@ -38,7 +39,6 @@ from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import GpuSample
 from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_runnable

@@ -21,11 +21,11 @@ from benchmarks.network.links import Network
 from benchmarks.network.nodes import ProcessNodes
 from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, ClusterConfig, DpexDataLoader, LoaderStats, PoolStats
+from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.pools.ray import room
-from dpex.schedule.room import RoomFound, RoomWanted
 
 BATCH = 16
 ENDLESS = 10**8
@@ -88,11 +88,11 @@ class Room:
         pass
 
     def look(self, wanted: RoomWanted) -> RoomFound:
-        """See `dpex.schedule.room.Room.look`."""
+        """See `dpex.autotune.room.Room.look`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
 
     def rest(self) -> None:
-        """See `dpex.schedule.room.Room.rest`."""
+        """See `dpex.autotune.room.Room.rest`."""
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.json_values import plain
 from dpex.autotune.law import Law
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.measure.samples import PoolSample
-from dpex.schedule.json_values import plain
 
 FORMAT = "dpex-trace"
 VERSION = (1, 1)

@@ -15,12 +15,12 @@ from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.json_values import line
 from dpex.autotune.law import law_for
 from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
 from dpex.cli.replay import load, replay, report, run
-from dpex.schedule.json_values import line
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))

@@ -24,6 +24,7 @@ from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import Law, law_for
 from dpex.autotune.law.wording import named
+from dpex.autotune.room import Room, RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.recorder import recorder
 from dpex.autotune.runtime.short_passes import quickest
@@ -35,7 +36,6 @@ from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import GpuUse, MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.room import Room, RoomFound, RoomWanted
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
 from dpex.system.gpu.nvml import process_gpus

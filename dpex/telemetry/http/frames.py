@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dpex.autotune.room import node_links
 from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, STAGE_CAUSES, by_stage
 from dpex.schedule.names import REMOTE, WORKER_POOLS
-from dpex.schedule.room import node_links
 from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.json_values import line, plain
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.cli.replay import Trace, read
 from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.json_values import line, plain
 
 NOW_S = 1_800_000_000.25
 MACHINE = {"name": "here", "cpus": 8}

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Settings
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
 
 BATCH_BYTES = 1e6

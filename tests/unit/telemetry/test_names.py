@@ -15,9 +15,9 @@ from rich.console import Console
 from waiting import until
 
 from dpex import DpexDataLoader
+from dpex.autotune.json_values import line
 from dpex.autotune.runtime.trace_file import TraceFile
 from dpex.cli.top import ProcessWatch, asking, screen
-from dpex.schedule.json_values import line
 from dpex.schedule.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter
