@@ -31,8 +31,7 @@ FOR_AN_EPOCH = (
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.
 `dpex._ray` only tells which threads are Ray's, and imports nothing."""
 FOR_OTHER_LOADERS = {
-    *("dpex.engine.in_process", "dpex.engine.inprocess_meter"),
-    "dpex.transport.compression",
+    *("dpex.engine.in_process", "dpex.transport.compression"),
     *("dpex.system.directories", "dpex.system.gpu.nvml"),
     "dpex.pools.agent.tcp",
 }

@@ -72,7 +72,7 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
     if is_in_process:
         inner._pin_memory = False  # the feed has batches pinned before they are copied
         inner._dataset_fetcher = _FedFetcher(inner._dataset_fetcher, feed, inner._num_yielded)
-        meter = getattr(iterator, "_meter", None)  # of an iterator that is counted
+        meter = getattr(iterator, "meter", None)  # of an iterator that is measured
         if meter is not None:
             meter.feed = feed
     else:

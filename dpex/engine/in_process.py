@@ -1,64 +1,84 @@
-"""Iterators for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
+"""The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
-`_DpexInlineDataLoaderIter` counts nothing but batches. `_MeteredInlineDataLoaderIter` also measures them, with an
-`InlineMeter`. Their unmarked subclasses are faster, for all data but streams that may warn (`may_warn`).
+It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
+The meter is used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from itertools import count
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled
-from dpex.engine.inprocess_meter import InlineMeter
 from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
 from dpex.engine.sample_errors import NO_ERRORS, SampleErrors
+from dpex.measure.batch_times import BatchTimes
+from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading
+from dpex.measure.pool_times import PoolTimes
+from dpex.measure.sampling import SlowestSamples
+from dpex.measure.sums import Sums
+from dpex.measure.wait_causes import SAMPLER
+from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.instructions import Raise, Say
+from dpex.schedule.names import INLINE
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.stats import LastStats, LoaderStats
+from dpex.system.clock import monotonic
 from dpex.system.gpu.events import cuda_stall
+from dpex.system.run_queue import OwnQueue
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.collate import ArenaCollate
+from dpex.worker.fetch import SampleClock
 from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import SampleGuard
 
 if TYPE_CHECKING:
-    from dpex.engine.loader_counters import LoaderCounters
+    from dpex.device.feed import Feed
     from dpex.engine.pass_state import PassState
-    from dpex.telemetry.loader_metrics import LoaderMetrics
-
+    from dpex.system.gpu.stall import GpuStall
 
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""
 
 
-class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
+class InProcessIterator(SingleProcessDataLoaderIter):
     """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory.
 
     Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.in_process`).
+
+    Args:
+        loader: The loader.
+        arenas: Lends the reused memory.
+        resume: The state from which the pass goes on.
+        is_measured: True if batches are measured, by an `InlineMeter`.
     """
 
     _drawn: Drawn = None
-    _maker: InProcessMaker | None = None
+    meter: InlineMeter | None = None
 
-    def __init__(self, loader: Any, arenas: ArenaCache, resume: PassState | None = None) -> None:
+    def __init__(
+        self, loader: Any, arenas: ArenaCache, resume: PassState | None = None, *, is_measured: bool = False
+    ) -> None:
         begin_pass(super().__init__, self, loader, resume)
         self._first = point_for(resume) or ResumePoint()
+        maker: InProcessMaker | None = None
         if loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map:
             own = OwnGenerators(self._dataset, self._collate_fn)
-            self._maker = InProcessMaker(int(self._base_seed), modes_here(), own)
+            maker = InProcessMaker(int(self._base_seed), modes_here(), own)
         if self._collate_fn is default_collate:
-            threads = (lambda: 1) if self._maker is None else self._maker.threads
+            threads = (lambda: 1) if maker is None else maker.threads
             self._dataset_fetcher.collate_fn = ArenaCollate(
                 arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False, threads=threads
             )
@@ -70,34 +90,61 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
         self._drawn = None
         if resume is not None:
             go_on_in_process(self, resume)
+        if is_measured:
+            self.meter = self._measure(loader._runtime.timer)
+        if maker is not None:
+            self._seed_batches(maker)
         alive = weakref.ref(self)
-        self.last_stats = LastStats(lambda: _counted_by_torch(alive()))
+        self.last_stats = LastStats((lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats)
         self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
 
-    def seed_batches(self) -> None:
-        """Have each batch made from the random states of its number; to be called once, before the first batch."""
-        maker, fetcher, first = self._maker, self._dataset_fetcher, self._first
-        if maker is None:
-            return
+    def _seed_batches(self, maker: InProcessMaker) -> None:
+        """Have each batch made from the random states of its number."""
+        fetcher, first = self._dataset_fetcher, self._first
         fetch = fetcher.fetch
         numbers = _without(first.ahead, first.first, count(first.first))
         fetcher.fetch = lambda index: maker.make(fetch, index, next(numbers), first.epoch)
+
+    def _measure(self, timer: TicketTimer) -> InlineMeter:
+        """Have the parts of each batch measured."""
+        fetcher: Any = self._dataset_fetcher
+        meter = InlineMeter(auto_collation=self._auto_collation, gpu=cuda_stall(), dataset=self._dataset, timer=timer)
+        meter.sample_errors = errors_of(fetcher)
+        if type(fetcher) is MapDatasetFetcher and self._auto_collation:
+            self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, meter)
+        fetcher.collate_fn = meter.timed(fetcher.collate_fn)
+        return meter
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending():  # the modules that would answer may be cleared, and no caller is left
             return
         last_stats, last_state = getattr(self, "last_stats", None), getattr(self, "last_state", None)
         if last_stats is not None:  # None: the constructor has failed
-            last_stats.end(_counted_by_torch(self))
+            last_stats.end(_counted_by_torch(self) if self.meter is None else None)
         if last_state is not None:
             last_state.end(in_process_state(self))
 
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        if self.meter is not None:
+            self.meter.drawn()
+        return index
+
     def _next_data(self) -> Any:
+        meter = self.meter
+        if meter is not None:
+            meter.enter()
         try:
-            return super()._next_data()  # type: ignore[no-untyped-call]
-        except Exception as error:
-            self._recorder.raised(error)
+            data = super()._next_data()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._recorder.raised(error)
+            if meter is not None:
+                meter.leave(error)
             raise
+        if meter is not None:
+            meter.leave()
+        return data
 
 
 def _without(numbers: Collection[int], first: int, items: Iterator[Any]) -> Iterator[Any]:
@@ -141,6 +188,27 @@ def errors_of(fetcher: Any) -> SampleErrors:
     return fetcher.errors if isinstance(fetcher, GuardedFetcher) else NO_ERRORS
 
 
+def in_process_kind(loader: Any) -> type[InProcessIterator]:
+    """Return the class of a loader's iterators.
+
+    torch warns of batches beyond the length that a stream has named. The warning names the line that calls torch's
+    ``__next__``, so that this must be the user's.
+    """
+    may_warn = loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
+    return InProcessIterator if may_warn else _UnmarkedInProcessIterator
+
+
+class _UnmarkedInProcessIterator(InProcessIterator):
+    """Batches are marked only while a profiler is on: torch's mark takes as long as a tiny batch."""
+
+    def __next__(self) -> Any:
+        if is_profiled():
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+
 class _CountedFetcher(MapDatasetFetcher):
     """torch's fetcher, with single samples timed where they take long enough."""
 
@@ -156,82 +224,143 @@ class _CountedFetcher(MapDatasetFetcher):
         return self.collate_fn(meter.samples(dataset, possibly_batched_index))
 
 
-class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
-    """Batches made in this process, one at a time, and measured."""
+class InlineMeter:
+    """Times the parts of each call of ``next()``: `enter`, `drawn`, the collate function, `leave`, in this order.
+
+    Args:
+        auto_collation: An index is a list of samples.
+        dataset: The dataset whose transforms are timed now and then, if there is a ``timer``.
+        timer: Times the transforms of a batch.
+    """
 
     def __init__(
         self,
-        loader: Any,
-        arenas: ArenaCache,
-        resume: PassState | None,
-        ledger: LoaderMetrics | None,
-        book: LoaderCounters,
+        *,
+        auto_collation: bool,
+        gpu: GpuStall[Any] | None = None,
+        dataset: Any = None,
+        timer: TicketTimer | None = None,
     ) -> None:
-        super().__init__(loader, arenas, resume)
-        fetcher: Any = self._dataset_fetcher
-        is_map = type(fetcher) is MapDatasetFetcher and self._auto_collation
-        self._meter = InlineMeter(
-            auto_collation=self._auto_collation,
-            gpu=cuda_stall(),
-            dataset=self._dataset,
-            timer=loader._runtime.timer,
+        self._gpu = gpu
+        self.feed: Feed | None = None
+        """The feed that copies the batches to a device; set before the first call."""
+        self._dataset = dataset
+        self._timer = timer or TicketTimer(is_on=False)
+        self._is_timed = False
+        self._mark: Any = None
+        self._entered = 0.0
+        self._auto_collation = auto_collation
+        self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
+        self._times = PoolTimes()
+        self._errors: Counter[str] = Counter(batch=0)
+        self.sample_errors = NO_ERRORS
+        """Samples that failed in an iterator that makes batches without them."""
+        self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
+        self._clock = SampleClock()
+        self._slow_samples = SlowestSamples()
+        self._index: Any = None
+
+    def enter(self) -> None:
+        """Note that the consumer asks for a batch."""
+        now = monotonic()
+        self._opened, self._entered = 0.0, now
+        self._tally.enter(now)
+        if self._gpu is not None:
+            self._mark = self._gpu.enter()
+
+    def drawn(self) -> None:
+        """Note that the sampler has given the index of the batch."""
+        now = monotonic()
+        self._tally.busy(SAMPLER, self._entered, now)
+        if now >= self._timer.due:
+            self._is_timed = self._timer.begin(now, self._dataset)
+            now = monotonic()
+        self._drawn_at = now
+        self._cpu_drawn_at = process_time()
+
+    @property
+    def times_samples(self) -> bool:
+        """Return True if the samples of the next batch are to be loaded by `samples`."""
+        return self._clock.is_on
+
+    def samples(self, dataset: Any, index: Any) -> list[Any]:
+        """Return ``[dataset[i] for i in index]``, timed one by one."""
+        self._index = index
+        return self._clock.samples(dataset, index)
+
+    def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a collate function that calls ``collate_fn`` and counts the batch."""
+        tally, count = self._tally, self._times.count
+
+        def collate(data: Any) -> Any:
+            began, cpu_began = monotonic(), process_time()
+            batch = self._timer.collating(collate_fn, data) if self._is_timed else collate_fn(data)
+            self._opened, cpu_ended = monotonic(), process_time()
+            load_s, collate_s = began - self._drawn_at, self._opened - began
+            samples = len(data) if self._auto_collation and isinstance(data, list) else 1
+            load_cpu_s, collate_cpu_s = cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began
+            slowest = self._clock.slowest(load_s, samples)
+            if slowest and slowest[0] > self._slow_samples.least_s:
+                self._slow_samples.add(slowest[0], self._index, slowest[1])
+            times = BatchTimes(samples, load_s, load_cpu_s, collate_s, collate_cpu_s, slowest=slowest)
+            if self._is_timed:
+                self._end_timing()
+                times = self._timer.finished(self._dataset, times)
+            count(times)
+            tally.made_here(load_s, load_cpu_s, collate_s)
+            tally.batches += 1
+            tally.samples += samples
+            return batch
+
+        return collate
+
+    def _end_timing(self) -> None:
+        self._is_timed = False
+        self._timer.end()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Note that the consumer has its batch, or that this error comes out of ``next()``."""
+        if self._is_timed:
+            self._end_timing()
+        over = False
+        if error is not None:
+            over = isinstance(error, StopIteration)
+            self._errors["batch"] += isinstance(error, Exception) and not over
+        now = monotonic()
+        if self._gpu is not None:
+            self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
+        self._tally.leave(self._opened, now, over=over)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def sums(self) -> Sums:
+        """Return the counts so far."""
+        gpu, feed = self._gpu, self.feed
+        return self._tally.sums(
+            monotonic(),
+            passes=1,
+            errors=dict(self._errors),
+            pools={INLINE: self._times.sums()},
+            moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes},
+            **({} if feed is None else feed.sums()),
+            slow_samples=self._slow_samples.found(),
+            failed_samples=self.sample_errors.count,
+            latest_failed=tuple(self.sample_errors.latest),
+            gpu_stall_s=gpu.total_s if gpu is not None else None,
+            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
         )
-        self._meter.sample_errors = errors_of(fetcher)
-        if is_map:
-            self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, self._meter)
-        fetcher.collate_fn = self._meter.timed(fetcher.collate_fn)
-        self.last_stats = LastStats(self._meter.stats)
-        if ledger is not None:
-            weakref.finalize(self, ledger.watch(self._meter).end)
-        weakref.finalize(self, book.open(self._meter).end)
 
-    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        last_stats = getattr(self, "last_stats", None)
-        if last_stats is not None and not is_ending():
-            last_stats.end()
-        super().__del__()
-
-    def _next_index(self) -> Any:
-        index = super()._next_index()  # type: ignore[no-untyped-call]
-        self._meter.drawn()
-        return index
-
-    def _next_data(self) -> Any:
-        self._meter.enter()
-        try:
-            data = super()._next_data()
-        except BaseException as error:
-            self._meter.leave(error)
-            raise
-        self._meter.leave()
-        return data
-
-
-def may_warn(loader: Any) -> bool:
-    """Return True if the dataset is a stream that has named its length: torch warns of batches beyond it."""
-    return loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
-
-
-class _Unmarked:
-    """torch's ``__next__`` without its mark for a profiler, which takes as long as a tiny batch, while none is on.
-
-    Not for a stream that may warn of its length: the warning names the line that calls torch's ``__next__``.
-    """
-
-    _next_data: Callable[[], Any]
-    _num_yielded: int
-
-    def __next__(self) -> Any:
-        if is_profiled():
-            return super().__next__()  # type: ignore[misc]
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
-
-
-class _UnmarkedInlineDataLoaderIter(_Unmarked, _DpexInlineDataLoaderIter):
-    """Batches made in this process, marked only while a profiler is on."""
-
-
-class _UnmarkedMeteredDataLoaderIter(_Unmarked, _MeteredInlineDataLoaderIter):
-    """Batches made in this process and measured, marked only while a profiler is on."""
+    def stats(self) -> LoaderStats:
+        """Return the counts so far; see `LoaderStats`."""
+        sums = self.sums()
+        inside_s = sums.wait_s + sums.transfer_s
+        return LoaderStats(
+            batches=sums.batches,
+            wait_s=inside_s,
+            own_s=inside_s,
+            work_s=sums.work_s,
+            first_batch_s=self._tally.first_batch_s,
+            gpu_stall_s=sums.gpu_stall_s,
+            failed_samples=sums.failed_samples,
+            pools=sums.pools,
+        )

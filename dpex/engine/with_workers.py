@@ -267,9 +267,7 @@ class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
         try:
             self._next_into(hand)
             self._num_yielded += 1
-        except BaseException as error:  # without a call from here, and until it is returned: `dpex.system.interrupts`
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
             self._engine.returned += hand
-            if type(error) is StopIteration:
-                self._recorder.has_finished = True
             raise
         return hand[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -87,19 +88,15 @@ def _kind(sizing: Sizing) -> Any:
 
 def _in_process(loader: Any) -> BaseDataLoaderIter:
     """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
-    from dpex.engine import in_process
+    from dpex.engine.in_process import in_process_kind
 
     runtime, metrics = loader._runtime, _exported(loader)
-    arenas, resume = runtime.arenas, runtime.take_resume()
-    iterator: in_process._DpexInlineDataLoaderIter
-    may_warn = in_process.may_warn(loader)
-    if metrics is not None or runtime.is_diagnosed or hook.observers:
-        metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._UnmarkedMeteredDataLoaderIter
-        iterator = metered(loader, arenas, resume, metrics, runtime.counters)
-    else:
-        plain = in_process._DpexInlineDataLoaderIter if may_warn else in_process._UnmarkedInlineDataLoaderIter
-        iterator = plain(loader, arenas, resume)
-    iterator.seed_batches()
+    is_measured = metrics is not None or runtime.is_diagnosed or bool(hook.observers)
+    iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.take_resume(), is_measured=is_measured)
+    if iterator.meter is not None:
+        if metrics is not None:
+            weakref.finalize(iterator, metrics.watch(iterator.meter).end)
+        weakref.finalize(iterator, runtime.counters.open(iterator.meter).end)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
 

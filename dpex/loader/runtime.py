@@ -20,7 +20,7 @@ from dpex.transport.arena import ArenaCache
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
-    from dpex.engine.in_process import _DpexInlineDataLoaderIter
+    from dpex.engine.in_process import InProcessIterator
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.measure.ledger import LastReading
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
-Counting = TypeVar("Counting", "_DpexDataLoaderIter", "_DpexInlineDataLoaderIter")
+Counting = TypeVar("Counting", "_DpexDataLoaderIter", "InProcessIterator")
 
 
 class LoaderRuntime:

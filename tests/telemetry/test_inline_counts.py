@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dpex import DpexDataLoader
-from dpex.engine import inprocess_meter
+from dpex.engine import in_process
 from dpex.measure.sums import Sums
 from dpex.profile.live_timer import SWITCH
 from dpex.system.clock import ManualClock
@@ -42,7 +42,7 @@ class Timed(Dataset[Any]):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(100.0)
-    monkeypatch.setattr(inprocess_meter, "monotonic", clock)
+    monkeypatch.setattr(in_process, "monotonic", clock)
     monkeypatch.setattr("time.perf_counter", clock)
     monkeypatch.setenv(SWITCH, "0")
     return clock
@@ -64,7 +64,7 @@ def begun(request: pytest.FixtureRequest) -> Begun:
 
 
 def sums_of(batches: Any) -> Sums:
-    sums: Sums = batches._meter.sums()
+    sums: Sums = batches.meter.sums()
     return sums
 
 
@@ -72,7 +72,7 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, 
     data, began = Timed(8 * 150 + 3, clock), clock.now_s
     for number, batch in enumerate(batches := begun(data, batch_size=8)):
         assert torch.equal(batch, torch.arange(8 * number, min(len(data), 8 * number + 8)))
-        stats = batches._meter.stats()
+        stats = batches.meter.stats()
         assert stats.batches == stats.pools["inline"].tickets == number + 1
         assert stats.wait_s + stats.work_s == pytest.approx(clock.now_s - began)
         clock.advance(STEP_S)
