@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("demo", "run", "top", "cluster", "replay")
+COMMANDS = ("demo", "run", "top", "compare", "cluster", "replay")
 """Modules of this package, in the order of the help. Only the called one is imported: `dpex run` must not import
 torch before the script does, and `dpex demo` needs it."""
 
