@@ -158,8 +158,8 @@ WHY = Row(
             stacked=True,
         ),
         graph(
-            title="Computing share of a stage",
-            description=about("dpex_worker_cpu_seconds_total"),
+            title="CPUs that a worker uses in a stage",
+            description=about("dpex_worker_cpu_seconds_total") + " Above 1: libraries compute in several threads.",
             queries=(
                 query(
                     expr=f"sum by (stage) ({rate('dpex_worker_cpu_seconds_total')}) / "
@@ -167,7 +167,7 @@ WHY = Row(
                     legend="{{stage}}",
                 ),
             ),
-            unit="percentunit",
+            unit="none",
         ),
         graph(
             title="Wait per batch, quantiles",

@@ -45,10 +45,11 @@ Steps = Sequence[tuple[float | None, str]]
 
 
 class Row(NamedTuple):
-    """A headline, and the panels below it."""
+    """A headline, and the panels below it, which a folded row shows only once it is clicked."""
 
     title: str
     panels: tuple[Any, ...]
+    is_folded: bool = False
 
 
 def query(*, expr: str, legend: str = "__auto", instant: bool = False) -> prometheus.Dataquery:
@@ -316,10 +317,14 @@ def as_text(
     number = 0
     for row in rows:
         number += 1
-        made.with_row(dashboard.Row(row.title).id(number))
-        for panel in row.panels:
-            number += 1
-            made.with_panel(panel.id(number))
+        headline = dashboard.Row(row.title).id(number)
+        panels = [panel.id(number + place) for place, panel in enumerate(row.panels, 1)]
+        number += len(panels)
+        for panel in panels if row.is_folded else ():
+            headline.with_panel(panel)
+        made.with_row(headline)
+        for panel in () if row.is_folded else panels:
+            made.with_panel(panel)
     built = made.build()
     built.schema_version = SCHEMA_VERSION
     return JSONEncoder(indent=2, ensure_ascii=False).encode(built) + "\n"

@@ -49,16 +49,17 @@ WORKERS = Row(
         graph(
             title="How busy workers are",
             description="Share of their time in which workers make batches. Near 1: more workers would bring more. "
-            "Low while training starves: they are not given work, or something else holds up. "
-            + about("dpex_worker_seconds_total"),
+            "Low while training starves: they are not given work, or something else holds up. A batch counts when it "
+            "is made, so a share that comes to more than 1 is shown as 1. " + about("dpex_worker_seconds_total"),
             queries=(
                 query(
-                    expr=f"""sum by (pool) ({rate("dpex_worker_seconds_total", 'pool!="inline"')}) / """
-                    f"sum by (pool) ({of('dpex_workers_running')})",
+                    expr=f"""clamp_max(sum by (pool) ({rate("dpex_worker_seconds_total", 'pool!="inline"')}) / """
+                    f"sum by (pool) ({of('dpex_workers_running')}), 1)",
                     legend="{{pool}}",
                 ),
             ),
             unit="percentunit",
+            highest=1,
         ),
         graph(
             title="Cost of a batch by stage",
@@ -189,6 +190,7 @@ GPU = PROCESS
 ON_GPU = "{{gpu}}"
 TRANSFER = Row(
     title="Transfer and GPU",
+    is_folded=True,
     panels=(
         graph(
             title="Bytes of batches by way",

@@ -24,8 +24,9 @@ def dashboard() -> Json:
 
 
 def panels() -> list[Json]:
-    """Without the rows' headlines."""
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    """Without the rows' headlines, and with what is below those that are folded."""
+    listed = [one for panel in dashboard()["panels"] for one in (panel, *(panel.get("panels") or ()))]
+    return [panel for panel in listed if panel["type"] != "row"]
 
 
 def queries() -> list[tuple[str, str]]:

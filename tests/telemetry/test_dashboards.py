@@ -150,7 +150,7 @@ def test_alerts_that_the_dashboard_asks_for_exist() -> None:
 
 
 def test_panels_that_runbooks_name_exist() -> None:
-    titles = {panel["title"] for panel in dashboard()["panels"]}
+    titles = {panel["title"] for panel in (*dashboard()["panels"], *panels())}
     for rule in rules():
         text = rule.get("annotations", {}).get("runbook", "")
         assert set(re.findall(r'"([^"]+)"', text)) <= titles
