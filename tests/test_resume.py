@@ -15,7 +15,6 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -23,7 +22,6 @@ from torch.utils.data import (
 )
 
 from dpex import DpexDataLoader, StateError
-from dpex.engine.sampler_start import passed_over
 from dpex.options import WorkerConfig
 from dpex.worker.rng_state import global_states
 
@@ -306,21 +304,6 @@ def test_any_sampler_is_gone_on_with_where_it_was(kind: str, workers: int) -> No
     with loader_of("map", sampler=SAMPLERS[kind](), **options) as loader:
         assert resumed(loader, state) == rest
     assert rest
-
-
-@pytest.mark.parametrize(
-    ("count", "wanted", "replacement"), [(10, None, False), (10, 35, False), (10, 70, True), (7, 3, False)]
-)
-def test_indices_are_passed_over_at_once_and_rightly(count: int, wanted: int | None, replacement: bool) -> None:
-    def drawn() -> Iterator[int]:
-        generator = torch.Generator().manual_seed(3)
-        return iter(RandomSampler(range(count), replacement, wanted, generator))
-
-    order = list(drawn())
-    for first in range(len(order) + 2):
-        assert list(passed_over(drawn(), first)) == order[first:]
-        assert list(passed_over(iter(order), first)) == order[first:]
-        assert list(passed_over((index for index in order), first)) == order[first:]
 
 
 def test_a_stateful_sampler_does_not_draw_what_was_delivered() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from driver import Driver
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.options import WorkerConfig
-from tests.unit.schedule.driver import Driver
 
 LENGTH = 60
 pytestmark = pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")

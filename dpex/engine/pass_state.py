@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, SingleProcessDataLoaderIter
-from dpex.engine.sampler_start import Begun, FirstDraw, SamplerStart, passed_over, rest_of, samplers_within, undrawn
+from dpex.engine.sampler_start import FirstDraw, SamplerStart, begun, passed_over, rest_of, samplers_within, undrawn
 from dpex.errors import CapturedGraphError
 from dpex.schedule.progress import ResumePoint
 from dpex.system.interrupts import is_interrupt, taken
@@ -241,7 +241,7 @@ def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: 
         else:
             init(loader)
         if not is_now and loader._dataset_kind != DatasetKind.Iterable:
-            iterator._drawn = SamplerStart.now(loader._index_sampler, loader.generator), Begun(iterator._sampler_iter)
+            iterator._drawn = SamplerStart.now(loader._index_sampler, loader.generator), begun(iterator._sampler_iter)
 
 
 def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState) -> None:

@@ -2,7 +2,7 @@
 
 torch's samplers draw their order at once, from a generator of their own or from torch's global one. So the states
 before the first draw and the number of delivered batches describe a pass. A run that resumes skips the delivered
-batches without reading any data: those of torch's `BatchSampler` at once, those of another sampler one by one.
+batches without reading any data.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import length_hint
-from types import GeneratorType
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,6 @@ from dpex.worker.rng_state import GLOBAL, global_states, set_global_states
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWLESS = (BatchSampler, SequentialSampler, DistributedSampler, list, tuple, range, np.ndarray)
 _TORCH = ("torch",)
-_NO_ITEM = object()
-_LIST_ITERATOR: type[Any] = type([].__iter__())
 _DEEPEST = 5
 """The most samplers within each other that are looked at."""
 
@@ -143,22 +140,9 @@ class FirstDraw:
         return next(self._sampler)
 
 
-class Begun:
-    """An iterator whose first item was drawn already."""
-
-    def __init__(self, sampler: Iterator[Any]) -> None:
-        self._sampler = sampler
-        self._first = list(taken(sampler, 1))
-
-    def __iter__(self) -> Begun:
-        return self
-
-    def __next__(self) -> Any:
-        if not self._first:
-            return next(self._sampler)
-        index = self._first[0]
-        del self._first[0]  # without a call until it is returned: see `dpex.system.interrupts`
-        return index
+def begun(sampler: Iterator[Any]) -> Iterator[Any]:
+    """Draw the first item of ``sampler``. Return an iterator over that item and the rest."""
+    return chain(list(taken(sampler, 1)), taken(sampler))
 
 
 class _Given:
@@ -174,33 +158,20 @@ class _Given:
 def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
     """Return the indices of batches from ``first`` on, drawn from the present random states."""
     if type(index_sampler) is not BatchSampler:
-        return Begun(passed_over(iter(index_sampler), first))
+        return begun(passed_over(iter(index_sampler), first))
     size, sampler = index_sampler.batch_size, index_sampler.sampler
     if type(sampler) is SequentialSampler:
         samples: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
     else:
         samples = passed_over(iter(sampler), first * size)
     batches: Any = BatchSampler(_Given(taken(samples)), size, index_sampler.drop_last)
-    return Begun(iter(batches))
+    return begun(iter(batches))
 
 
 def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
-    """Return ``items`` after skipping ``count`` of them, at once if they are a list's, as in most torch samplers."""
-    while count > 0 and next(items, _NO_ITEM) is not _NO_ITEM:
-        count -= 1 + _passed_in_list(items, count - 1)
+    """Return ``items`` after skipping ``count`` of them."""
+    deque(taken(items, count), maxlen=0)
     return items
-
-
-def _passed_in_list(items: Any, most: int) -> int:
-    """Skip at most ``most`` items, at once if they are a list's. Return the number of skipped items."""
-    inner: Any = items.gi_yieldfrom if isinstance(items, GeneratorType) else items
-    if type(inner) is not _LIST_ITERATOR:
-        deque(taken(items, most), maxlen=0)
-        return most
-    passed = min(most, length_hint(inner))
-    if passed:
-        inner.__setstate__(inner.__reduce__()[2] + passed)
-    return passed
 
 
 @contextmanager

@@ -233,11 +233,11 @@ def index_of(value: Any) -> Any:
 
 
 def _plain_run(run: TicketRun) -> list[Any]:
-    return list(run._replace(index=plain_index(run.index)))
+    return [run.epoch, run.numbers[0], plain_index(run.index), run.numbers.step, len(run.numbers)]
 
 
 def _run_of(epoch: int, first: int, index: Any, step: int, length: int) -> TicketRun:
-    return TicketRun(epoch, first, index_of(index), step, length)
+    return TicketRun(epoch, range(first, first + step * length, step), index_of(index))
 
 
 def _plain_logical(point: LogicalPoint) -> dict[str, Any]:

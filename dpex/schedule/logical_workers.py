@@ -86,10 +86,6 @@ class LogicalWorkers:
         """Return the logical workers that take part and have no worker now, in order."""
         return [logical for logical in self.taking_part if self._place_of[logical] is None]
 
-    def was_never_placed(self, logical: int) -> bool:
-        """Return True if this logical worker has not had a worker yet."""
-        return logical in self._never_placed
-
     @property
     def has_one_stream(self) -> bool:
         """Return True if the dataset turned out not to split itself."""

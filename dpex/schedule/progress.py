@@ -37,33 +37,21 @@ made_ticket_of: Callable[..., MadeTicket] = tuple.__new__
 
 
 class TicketRun(NamedTuple):
-    """``length`` tickets of an epoch from ``first`` on, each ``step`` after the one before, all asked for ``index``."""
+    """Tickets of an epoch with these numbers, all asked for ``index``."""
 
     epoch: int
-    first: int
+    numbers: range
     index: Any
-    step: int = 1
-    length: int = 1
 
     def tickets(self) -> Iterator[MadeTicket]:
         """Return its tickets, in order."""
-        for place in range(self.length):
-            yield MadeTicket(self.epoch, self.first + place * self.step, self.index)
+        return (MadeTicket(self.epoch, number, self.index) for number in self.numbers)
 
-    def then(self, epoch: int, number: int, index: Any) -> TicketRun | None:
-        """Return the run with one more ticket, or None if that ticket does not continue it."""
-        if epoch != self.epoch or number <= self.first or not _are_of_a_stream(index, self.index):
-            return None
-        step = number - self.first if self.length == 1 else self.step
-        if number != self.first + self.length * step:
-            return None
-        return TicketRun(epoch, self.first, self.index, step, self.length + 1)
-
-    def rest(self) -> TicketRun | None:
-        """Return the run without its first ticket, None if that was all."""
-        if self.length == 1:
-            return None
-        return TicketRun(self.epoch, self.first + self.step, self.index, self.step, self.length - 1)
+    def continues(self, epoch: int, number: int, index: Any) -> bool:
+        """Return True if a ticket, made after all of these, is one more equal step away."""
+        numbers = self.numbers
+        is_step = number == numbers[-1] + numbers.step if len(numbers) > 1 else number > numbers[0]
+        return is_step and epoch == self.epoch and _are_of_a_stream(index, self.index)
 
 
 def _are_of_a_stream(one: Any, other: Any) -> bool:
@@ -94,15 +82,17 @@ class TicketRuns:
     def __getitem__(self, place: int) -> MadeTicket:
         """Return the first ticket (0) or the last one (-1)."""
         run = self.runs[place]
-        return MadeTicket(run.epoch, run.first + (run.length - 1) * run.step if place else run.first, run.index)
+        return MadeTicket(run.epoch, run.numbers[place], run.index)
 
     def append(self, ticket: MadeTicket) -> None:
         """Add a ticket that was made after all others."""
-        more = self.runs[-1].then(*ticket) if self.runs else None
-        if more is None:
-            self.runs.append(TicketRun(*ticket))
+        epoch, number, index = ticket
+        if self.runs and self.runs[-1].continues(*ticket):
+            numbers = self.runs[-1].numbers
+            more = range(numbers[0], number + 1, number - numbers[-1])
+            self.runs[-1] = self.runs[-1]._replace(numbers=more)
         else:
-            self.runs[-1] = more
+            self.runs.append(TicketRun(epoch, range(number, number + 1), index))
 
     def extend(self, tickets: Iterable[MadeTicket]) -> None:
         """Add tickets, in the order in which they were made."""
@@ -111,8 +101,8 @@ class TicketRuns:
 
     def popleft(self) -> None:
         """Forget the first ticket."""
-        rest = self.runs[0].rest()
-        self.runs[:1] = [] if rest is None else [rest]
+        numbers = self.runs[0].numbers[1:]
+        self.runs[:1] = [self.runs[0]._replace(numbers=numbers)] if numbers else []
 
     def clear(self) -> None:
         """Forget all of them."""

@@ -71,7 +71,7 @@ class EngineMachine(PoolMachine):
         schedule, logicals = self.driver.state.schedule, self.driver.state.logicals
         for logical in range(self.logicals):
             drawn = len(range(logical, schedule.drawn, self.logicals))
-            unsent = 0 if logicals.was_never_placed(logical) else schedule.pending(logical)
+            unsent = 0 if logical in logicals._never_placed else schedule.pending(logical)
             self.made_before[logical] += drawn - unsent
         self.driver.begin(count)
         self.driver.state.schedule.max_tries = 1_000_000

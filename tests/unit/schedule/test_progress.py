@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dpex.schedule.progress import START, LogicalLog, LogicalPoint, MadeTicket
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpex.schedule.progress import START, LogicalLog, LogicalPoint, MadeTicket, TicketRuns
 
 
 def made(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
@@ -109,3 +114,47 @@ def test_going_on_is_where_another_run_stood() -> None:
     another.go_on(point)
     assert another.latest() == ("after 2", made(4))
     assert another.point(0, 5) == point
+
+
+# -- tickets of a stream in few words ----------------------------------------------------------------------------------
+
+
+def stream_tickets(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
+    return [MadeTicket(epoch, number, [None, None]) for number in numbers]
+
+
+def test_equal_steps_are_one_run() -> None:
+    made = [*stream_tickets(*range(1, 3001, 3)), *stream_tickets(3000, 3002), *stream_tickets(3004, epoch=1)]
+    runs = TicketRuns([*made, MadeTicket(1, 3005, "x")])
+    assert [(run.epoch, run.numbers) for run in runs.runs] == [
+        (0, range(1, 3001, 3)),
+        (0, range(3000, 3003, 2)),
+        (1, range(3004, 3005)),
+        (1, range(3005, 3006)),
+    ]
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.booleans()), max_size=60),
+)
+def test_they_are_those_of_a_deque(steps: list[tuple[int, int, bool]]) -> None:
+    """0 begins an epoch, 4 takes the first away, all else is a step to the next."""
+    plain: deque[MadeTicket] = deque()
+    runs, epoch, number = TicketRuns(), 0, 0
+    for kind, step, is_full in steps:
+        if kind == 0:
+            epoch, number = epoch + 1, 0
+        elif kind == 4 and plain:
+            plain.popleft()
+            runs.popleft()
+        else:
+            number += step
+            made = MadeTicket(epoch, number, [None] * (2 if is_full else 1))
+            plain.append(made)
+            runs.append(made)
+        assert list(runs) == list(plain)
+        assert bool(runs) == bool(plain)
+        if plain:
+            assert (runs[0], runs[-1]) == (plain[0], plain[-1])
+    runs.clear()
+    assert not runs

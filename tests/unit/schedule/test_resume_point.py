@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from driver import NOTHING, Driver
 
 from dpex.schedule.progress import ResumePoint
-from tests.unit.schedule.driver import NOTHING, Driver
 
 COUNT = 20
 
