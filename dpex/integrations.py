@@ -151,18 +151,37 @@ def write_to(writer: Any) -> Write:
     """
     if hasattr(writer, "add_scalar"):
         return lambda values, step: _to_tensorboard(writer, values, step)
+    if hasattr(writer, "log_metrics"):
+        return lambda values, step: writer.log_metrics(dict(values), step=step)
+    if hasattr(writer, "create_gauge"):
+        return _Gauges(writer)
     if callable(getattr(writer, "log", None)):
         return lambda values, step: writer.log(dict(values), step=step)
     if callable(writer):
         return lambda values, step: writer(dict(values), step)
     raise OptionError(
-        f"log_to({writer!r}): give a TensorBoard SummaryWriter, a W&B run, or a function of a dict and a step"
+        f"log_to({writer!r}): give a TensorBoard SummaryWriter, a W&B run, mlflow, a logger of Lightning, an "
+        "OpenTelemetry Meter, or a function of a dict and a step"
     )
 
 
 def _to_tensorboard(writer: Any, values: Mapping[str, float], step: int) -> None:
     for name, value in values.items():
         writer.add_scalar(name, value, step)
+
+
+class _Gauges:
+    """Writes to gauges of an OpenTelemetry `Meter`, named as the figures with dots for slashes. A step has no place."""
+
+    def __init__(self, meter: Any) -> None:
+        self._meter = meter
+        self._gauges: dict[str, Any] = {}
+
+    def __call__(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            if name not in self._gauges:
+                self._gauges[name] = self._meter.create_gauge(name.replace("/", "."))
+            self._gauges[name].set(value)
 
 
 def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
@@ -172,7 +191,8 @@ def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
     ``decisions``, and with a GPU ``gpu_stall_ratio``.
 
     Args:
-        writer: A TensorBoard ``SummaryWriter``, a W&B run (or the module), or a function of a dict and a step.
+        writer: A TensorBoard ``SummaryWriter``, a W&B run (or the module), the module ``mlflow``, a logger of
+            Lightning, an OpenTelemetry ``Meter``, or a function of a dict and a step.
         loaders: `DpexDataLoader`s, or loaders that a framework has made from them.
 
     Returns:

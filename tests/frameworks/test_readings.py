@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpex import DpexDataLoader, log_to
@@ -48,6 +53,35 @@ def test_figures_are_those_since_the_last_call(kind: Any) -> None:
         pass
     log(21)
     assert writer.kept["dpex/train/batches_per_s", 21] > 0
+
+
+def test_a_logger_of_lightning_has_them_in_its_file(tmp_path: Path) -> None:
+    """mlflow has the same function, `log_metrics(values, step=...)`."""
+    writer = CSVLogger(str(tmp_path), name="run", version=0)
+    loader = DpexDataLoader(DATA, num_workers=1, name="train")
+    log = log_to(writer, loader)
+    for _ in loader:
+        pass
+    log(20)
+    writer.save()
+    (row,) = csv.DictReader((tmp_path / "run" / "version_0" / "metrics.csv").open())
+    assert (row["step"], float(row["dpex/train/workers"])) == ("20", 1.0)
+    assert float(row["dpex/train/batches_per_s"]) > 0
+
+
+def test_gauges_of_opentelemetry_have_the_latest_values() -> None:
+    reader = InMemoryMetricReader()
+    loader = DpexDataLoader(DATA, num_workers=1, name="train")
+    log = log_to(MeterProvider([reader]).get_meter("dpex"), loader)
+    for _ in loader:
+        pass
+    log(10)
+    log(20)
+    read: Any = reader.get_metrics_data()
+    gauges = read.resource_metrics[0].scope_metrics[0].metrics
+    values = {gauge.name: gauge.data.data_points[0].value for gauge in gauges}
+    assert values["dpex.train.batches_per_s"] > 0
+    assert values["dpex.train.decisions"] == 0
 
 
 def test_a_loader_that_was_made_from_one_will_do_and_needs_no_name() -> None:
