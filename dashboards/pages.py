@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpex.diagnose.causes import table
+from dpex.diagnose.causes import CAUSES
 from dpex.telemetry.catalog import METRICS, Group, Label, Metric
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -52,7 +52,9 @@ _BEGIN, _END = "<!-- `python -m dashboards.pages` writes this table. -->\n", "<!
 def with_verdicts(page: str) -> str:
     """Return the page with the present table of verdicts between its marks."""
     before, _, rest = page.partition(_BEGIN)
-    return f"{before}{_BEGIN}\n{table()}\n{_END}{rest.partition(_END)[2]}"
+    rows = [f"| {one.title} | {one.explanation} | {one.advice} |" for one in CAUSES.values()]
+    table = "\n".join(["| verdict | what it means | what usually helps |", "|---|---|---|", *rows])
+    return f"{before}{_BEGIN}\n{table}\n\n{_END}{rest.partition(_END)[2]}"
 
 
 if __name__ == "__main__":

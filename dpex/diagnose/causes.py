@@ -148,9 +148,3 @@ WAITS = (STARTUP, STRAGGLER, MEMORY, CROWDING, DISPATCH, SAMPLER, TRANSFER, CPU,
 """The causes of a wait."""
 CAUSES = {one.key: one for one in (STEP, *WAITS, MIXED, TOO_EARLY)}
 """All verdicts by key."""
-
-
-def table() -> str:
-    """Return the verdicts as a table in Markdown."""
-    rows = [f"| {one.title} | {one.explanation} | {one.advice} |" for one in CAUSES.values()]
-    return "\n".join(["| verdict | what it means | what usually helps |", "|---|---|---|", *rows]) + "\n"

@@ -88,19 +88,12 @@ class Diagnosis:
         """
         return report.plain(self)
 
-    def html(self, last: Sequence[str] = ()) -> str:
-        """Return the report as a page that loads nothing from elsewhere.
-
-        Args:
-            last: Lines for the end of the page.
-        """
-        return html.html(self, last)
-
-    def write_html(self, path: str | Path) -> Path:
-        """Write the page that `html` returns.
+    def write_html(self, path: str | Path, last: Sequence[str] = ()) -> Path:
+        """Write the report as a page that loads nothing from elsewhere.
 
         Args:
             path: Where to write it; ``~`` is the home directory.
+            last: Lines for the end of the page.
 
         Returns:
             The path of the page.
@@ -109,7 +102,7 @@ class Diagnosis:
             OSError: It cannot be written there.
         """
         path = Path(path).expanduser()
-        path.write_text(self.html(), encoding="utf-8", errors="backslashreplace")
+        path.write_text(html.html(self, last), encoding="utf-8", errors="backslashreplace")
         return path
 
 

@@ -182,11 +182,7 @@ def _table(section: ReportSection) -> Iterator[str]:
 def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
     """The tables, those that have something to tell."""
     facts = found.facts
-    made = [
-        _how(found.verdict),
-        *(_stages(facts), _transforms(facts), _slow_samples(facts), _failed_samples(facts), _machines(facts.nodes)),
-        ReportSection(title="Machines that failed", header=("why",), rows=tuple((why,) for why in facts.failed_nodes)),
-    ]
+    made = [_how(found.verdict), _stages(facts), _transforms(facts), _slow_samples(facts), _machines(facts.nodes)]
     if found.verdict.cause not in (TOO_EARLY.key, STEP.key):
         made.append(_changes(found.predictions))
     missing = facts.unmeasured or ("nothing that matters here",)
@@ -288,16 +284,6 @@ def _slow_samples(facts: Facts) -> ReportSection:
     )
     header = ("dataset index", "time", "times the mean sample", "how often so slow")
     return ReportSection(title="Slowest samples", header=header, rows=rows, lines=("Since the loader was made.",))
-
-
-def _failed_samples(facts: Facts) -> ReportSection:
-    count = facts.failed_samples
-    return ReportSection(
-        title="Samples that could not be loaded",
-        header=("dataset index", "error"),
-        rows=tuple((failed.shown, failed.error) for failed in facts.latest_failed),
-        lines=(f"{count:,} sample{'s' if count > 1 else ''} failed; others have their places. The latest are named.",),
-    )
 
 
 def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:

@@ -55,8 +55,6 @@ APART = 4.0
 """A sample that took this many times the mean, each time on average, is named if it is slow repeatedly."""
 _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
-_TOLD = 0.01
-"""Share of the time from which a cause is mentioned beside a training step that is the limit."""
 IDLE = 0.2
 """Share of the time from which a GPU that idles while batches are ready is mentioned: short kernels leave gaps."""
 HELD_BACK = 0.1
@@ -247,7 +245,7 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
             f"{ENOUGH_BATCHES} batches and {ENOUGH_S:g} s, or {FEW_BATCHES} batches and {FEW_S:g} s."
         )
     if cause == "consumer":
-        return _consumer(facts, found) + _not_the_loader(facts)
+        return _consumer(facts) + _not_the_loader(facts)
     if where in (COPIES, TRANSFORM):
         return _late_batches(facts)
     if cause == "crowding" and facts.held_s >= found.by_cause["crowding"]:
@@ -280,18 +278,14 @@ def _held_up(facts: Facts) -> str:
     return f"The training step takes {times:.2g} times its {duration(step_s)}, as {' and '.join(holders)} hold {count}."
 
 
-def _consumer(facts: Facts, found: LostTime) -> str:
+def _consumer(facts: Facts) -> str:
     gpu, wait = facts.gpu_stall_ratio, percent(facts.wait_ratio)
     if gpu is not None and facts.wait_ratio >= LIMIT:
-        idle = f"it is idle for {percent(gpu)}"
         return (
             f"Not data-bound: next() waits for {wait} of the time, but the GPU has work meanwhile and, by CUDA events, "
-            f"{idle}."
+            f"it is idle for {percent(gpu)}."
         )
-    shares = {CAUSES[name].part: seconds / facts.wall_s for name, seconds in found.ranked}
-    beside = ", ".join(f"{percent(share)} {name}" for name, share in shares.items() if share >= _TOLD)
-    rest = f": {beside}" if facts.wait_ratio >= LIMIT and beside else ""
-    return f"The training step is the limit: the wait is {wait} of the time{rest}."
+    return f"The training step is the limit: the wait is {wait} of the time."
 
 
 # -- the GPU's side ----------------------------------------------------------------------------------------------------

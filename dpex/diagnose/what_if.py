@@ -107,11 +107,6 @@ def held_back(facts: Facts) -> str:
             f'num_workers="auto" is trying {last.new}, which should bring {last.predicted_rate:.3g} batches/s and a '
             f"wait of {percent(last.predicted_wait)}"
         )
-    if facts.is_capped:
-        return "memory_budget keeps the tuner from more"
-    undone = [(one.new, one.outcome) for one in facts.decisions if one.outcome is not None and not one.outcome.kept]
-    for new, outcome in undone[-1:]:
-        return f"The tuner tried {new} and took it back at {outcome.rate:.3g} batches/s"
     return 'num_workers="auto" has not settled yet'
 
 
@@ -255,12 +250,9 @@ class Run:
             left = fewer.local / now.local
             text = f"num_workers={fewer.workers} instead of {now.workers}"
             yield self.predicted("workers", text, fewer, held_s=held_s * left, saved_s=crowding_s * (1.0 - left))
-        if others >= MATTERS * facts.cpus or own < MATTERS * facts.cpus:
-            free = replace(self.model, others=0.0)
-            text = "a CPU that nothing else uses"
-            if others >= MATTERS * facts.cpus:
-                text = f"without the other programs, which use {others:.2g} CPUs"
-            yield self.predicted("free", text, model=free, held_s=0.0, saved_s=crowding_s)
+        if others >= MATTERS * facts.cpus:
+            text = f"without the other programs, which use {others:.2g} CPUs"
+            yield self.predicted("free", text, model=replace(self.model, others=0.0), held_s=0.0, saved_s=crowding_s)
 
     def _cheaper(self) -> Iterator[Prediction]:
         """The costliest part of a batch at half its cost, and samples that need not be waited for."""

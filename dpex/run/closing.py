@@ -182,7 +182,7 @@ def write(options: RunOptions, diagnosis: Diagnosis) -> None:
     """Write the report where ``--html`` and ``--json`` ask for it; other ranks only write names with ``{rank}``."""
 
     def page(path: Path) -> None:
-        path.write_text(diagnosis.html(command_lines(options, diagnosis)), encoding="utf-8", errors="backslashreplace")
+        diagnosis.write_html(path, command_lines(options, diagnosis))
 
     def data(path: Path) -> None:
         path.write_text(json.dumps(diagnosis.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
