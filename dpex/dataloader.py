@@ -101,7 +101,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the
             loader is closed or deleted, and the loaders of a process share it. None: ``$DPEX_METRICS_PORT``, or no
             metrics unless there is a ``metrics_config``.
-        worker_config: The memory of batches in flight, PyTorch's workers, shared batches; see `WorkerConfig`. None here
+        worker_config: The memory of batches in flight, shared batches; see `WorkerConfig`. None here
             and below: the defaults of that class.
         cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.
         device_config: A transform on the ``device``, and its memory; see `DeviceConfig`.

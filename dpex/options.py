@@ -61,7 +61,7 @@ def byte_count(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """Options of a loader's workers: the memory of their batches, PyTorch's workers, shared batches.
+    """Options of a loader's workers: the memory of their batches, shared batches, states.
 
     Args:
         memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G". In
@@ -69,8 +69,6 @@ class WorkerConfig:
             large as the largest so far. When batches turn out larger than all before, the limit is exceeded by two
             batches for each local worker and four for each remote one. A single batch may be larger than the limit.
             None: only the prefetch limits them.
-        local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
-            systems than Linux. Batches have torch's random numbers then, and nothing is tuned, resized or measured.
         share: The name under which trainings of this machine share batches, for example those of a sweep of learning
             rates. Each batch is made once for all trainings that read the same data with the same seeds and order. It
             needs ``seeding="batch"`` (then the default), a map-style dataset and workers. The training that wants the
@@ -91,30 +89,23 @@ class WorkerConfig:
     """
 
     memory_budget: int | str | None = None
-    local_engine: Literal["dpex", "torch"] = "dpex"
     share: str | None = None
     share_bytes: int = 1 << 30
     snapshot_every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
-        budget, every, engine = self.memory_budget, self.snapshot_every_n_steps, self.local_engine
+        budget, every = self.memory_budget, self.snapshot_every_n_steps
         require = functools.partial(_require_field, self)
         require(
             "memory_budget",
             budget is None or _is_whole(budget, 1),
             "a positive number of bytes, such as 2_000_000_000 or '2G', or None for no limit",
         )
-        require("local_engine", engine in ("dpex", "torch"), "'dpex' or 'torch'")
         require("share", self.share is None or _is_text(self.share), "a name or None")
         require("share_bytes", _is_whole(self.share_bytes, 1), "a positive number of bytes")
         require(
             "snapshot_every_n_steps", every is None or _is_whole(every), "a number of batches of at least 0, or None"
-        )
-        _require(
-            self.share is None or engine == "dpex",
-            f"WorkerConfig(share={self.share!r}, local_engine='torch'): PyTorch's workers serve one training; give one "
-            "of the two",
         )
 
 
@@ -398,11 +389,6 @@ def _check_together(options: Any) -> None:
         workers.share is None or options.distribute_mode is False,
         f"WorkerConfig(share={workers.share!r}) is for the trainings of one machine, and distribute_mode="
         f"{options.distribute_mode!r} has workers elsewhere: give one of the two",
-    )
-    _require(
-        not samples.is_on or workers.local_engine == "dpex",
-        f"{samples} needs dpex's own workers, and local_engine={workers.local_engine!r} has PyTorch's: give "
-        "one of the two",
     )
     _require(
         not samples.is_on or workers.share is None,

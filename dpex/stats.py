@@ -15,7 +15,7 @@ class LoaderStats:
     """A loader at one moment.
 
     Without workers, only ``batches`` is known, unless metrics, `DpexDataLoader.diagnose` or ``dpex diagnose`` ask for a
-    measurement, which adds the times. PyTorch's own iterators (``local_engine="torch"``) are not counted.
+    measurement, which adds the times. PyTorch's own iterators are not counted.
 
     Attributes:
         epoch: The number of the epoch, from 0.

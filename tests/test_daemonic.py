@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.options import WorkerConfig
 
 
 class Numbers(Dataset[int]):
@@ -44,7 +43,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"autotune": AutotuneConfig(min_local=1)},
     {"autotune": False},
     {"seeding": "worker"},
-    {"worker_config": WorkerConfig(local_engine="torch")},
 ]
 
 

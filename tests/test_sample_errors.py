@@ -308,11 +308,6 @@ class Stream(IterableDataset[int]):
         (SequenceWrapper([1]), {"sample_policy": SamplePolicy(on_error="skip")}, "use a map-style dataset"),
         (
             Numbers(),
-            {"sample_policy": SamplePolicy(on_error="skip"), "worker_config": WorkerConfig(local_engine="torch")},
-            "needs dpex's own workers",
-        ),
-        (
-            Numbers(),
             {
                 "sample_policy": SamplePolicy(on_error="skip"),
                 "worker_config": WorkerConfig(share="a"),

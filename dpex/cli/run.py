@@ -90,9 +90,6 @@ def register(subparsers: Any) -> None:
     for owner, names in _LOADERS_OPTIONS.items():
         for name in names:
             _add_option(parser, owner, name)
-    parser.add_argument(
-        "--trace", metavar="FILE", help="record the tuning in FILE; {rank} and {pid} in its name are filled in"
-    )
     parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
     _add_report_and_script(parser)
     parser.set_defaults(command=lambda given: _run_tuned(parser, given))
@@ -164,8 +161,6 @@ def _value(text: str) -> Any:
 
 def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Run the script, or refuse now the options that every loader would refuse later."""
-    if given.trace is not None and given.num_workers != "auto":
-        parser.error(f"--trace {given.trace}: with --num-workers {given.num_workers} nothing is tuned; give auto")
     if given.also_in_process and given.num_workers == "keep":
         parser.error("--also-in-process: --num-workers keep leaves every loader its number; give auto or a number")
     options = _options(
@@ -181,8 +176,6 @@ def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
             require_ray()
     except (OptionError, ClusterError) as error:
         parser.error(str(error))
-    if given.trace is not None:
-        os.environ["DPEX_TRACE"] = str(Path(given.trace).expanduser().absolute())
     return _start(given, options)
 
 

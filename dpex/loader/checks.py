@@ -65,10 +65,7 @@ def check_samples(loader: Any) -> None:
 
 def start_fork_server_early(loader: Any) -> None:
     """Start the process that forks workers, under Ray and before the dataset is used: it must have no Ray threads."""
-    may_be_local = (
-        loader.num_workers and loader.worker_config.local_engine == "dpex" and loader.distribute_mode is not True
-    )
-    if may_be_local and is_ray_connected():
+    if loader.num_workers and loader.distribute_mode is not True and is_ray_connected():
         from dpex.pools.local.clean_fork_server import start_early
 
         start_early(loader.multiprocessing_context)

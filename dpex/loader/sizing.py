@@ -57,8 +57,6 @@ class Sizing:
     @property
     def why_torch(self) -> str | None:
         """The reason for PyTorch's own iterators to do the local work; None if they do not."""
-        if self._loader.worker_config.local_engine == "torch":
-            return "local_engine='torch'"
         return f"dpex's own workers need Linux, and this is {sys.platform}" if sys.platform != "linux" else None
 
     @property
@@ -290,7 +288,6 @@ def is_split(loader: Any) -> bool:
         loader._dataset_kind == DatasetKind.Iterable
         and loader.seeding == "batch"
         and loader.num_workers > 0
-        and loader.worker_config.local_engine == "dpex"
         and sys.platform == "linux"
         and not is_daemonic()
     )

@@ -126,7 +126,7 @@ _WORDS = {
     "decoding": (
         "of a stream that is decoded by {0}",
         "its stream is decoded by {0}",
-        "give its data set the same last stages, and num_workers, seeding and local_engine as they were",
+        "give its data set the same last stages, and num_workers and seeding as they were",
     ),
     "seed": ("of the seed {0}", "it has the seed {0}", "give its generator, or its sampler, the same seed"),
 }

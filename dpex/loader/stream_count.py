@@ -113,7 +113,7 @@ def _why_one(options: LoaderOptions, dataset: Any) -> str:
     """
     if isinstance(dataset, IterDataPipe):
         return "PyTorch's own workers read a DataPipe"
-    if options.distribute_mode is True or (options.worker_config.local_engine == "dpex" and sys.platform == "linux"):
+    if options.distribute_mode is True or sys.platform == "linux":
         return ""
     return "it names no shards, and PyTorch's own workers would read it"
 

@@ -123,7 +123,6 @@ WRONG = {
     "--memory-budget 0": "WorkerConfig(memory_budget=0): give a positive number of bytes",
     "--metrics-port 70000": "metrics_port=70000: give a port from 1 to 65535",
     "--head-address here": "head_address='here': give 'auto', 'local', 'host:port' or 'ray://host:port'",
-    "--num-workers keep --trace t.jsonl": "with --num-workers keep nothing is tuned; give auto",
     "--num-workers keep --also-in-process": "--num-workers keep leaves every loader its number",
 }
 

@@ -73,7 +73,6 @@ def test_same_batches_in_the_same_order(gpu: AsyncDevice, dataset: Any, workers:
             {"persistent_workers": True},
             {"pin_memory": True},
             {"worker_config": WorkerConfig(memory_budget=100_000)},
-            {"worker_config": WorkerConfig(local_engine="torch")},
         ),
         *(
             {"device_config": DeviceConfig(budget_bytes=1)},

@@ -17,7 +17,7 @@ from waiting import until
 
 import dpex
 from dpex import DpexDataLoader, OptionError
-from dpex.options import DeviceConfig, WorkerConfig
+from dpex.options import DeviceConfig
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
@@ -68,13 +68,11 @@ def test_epochs_and_batches_differ(gpu: AsyncDevice) -> None:
     assert len(added[:, 1].unique()) == len(added)
 
 
-@pytest.mark.parametrize(
-    "options", [{"worker_config": WorkerConfig(local_engine="torch")}, {"persistent_workers": True}], ids=str
-)
-def test_other_iterators_draw_the_same(gpu: AsyncDevice, options: dict[str, Any]) -> None:
+def test_other_iterators_draw_the_same(gpu: AsyncDevice) -> None:
     draws: Callable[[Any], Any] = lambda batch: batch[:, :1] * 0 + torch.rand((4, 1), device="cuda")  # noqa: E731
     expected = epochs(2, count=1, device_config=DeviceConfig(transform=draws))
-    assert torch.equal(epochs(2, count=1, device_config=DeviceConfig(transform=draws), **options), expected)
+    persistent = epochs(2, count=1, device_config=DeviceConfig(transform=draws), persistent_workers=True)
+    assert torch.equal(persistent, expected)
     assert torch.equal(epochs(0, count=1, device_config=DeviceConfig(transform=draws)), expected)
 
 

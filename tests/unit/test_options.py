@@ -48,7 +48,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
     WorkerConfig: {
         "memory_budget": (0, -1, 1.5, True, "much"),
-        "local_engine": ("ray", None),
         "share": ("", 3),
         "share_bytes": (0, 1.5),
         "snapshot_every_n_steps": (-1, 1.5, True),
@@ -230,10 +229,6 @@ def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"worker_config": WorkerConfig(share="a"), "seeding": "worker"}, "share='a'.* give seeding='batch'"),
         ({"worker_config": WorkerConfig(share="a"), "distribute_mode": True}, "share='a'.* distribute_mode=True"),
         (
-            {"sample_policy": SamplePolicy(on_error="skip"), "worker_config": WorkerConfig(local_engine="torch")},
-            "on_error='skip'.* local_engine='torch'.* give one of the two",
-        ),
-        (
             {"sample_policy": SamplePolicy(timeout_s=3), "worker_config": WorkerConfig(share="a"), "seeding": "batch"},
             "timeout_s=3.* share='a'.* give one of the two",
         ),
@@ -321,8 +316,7 @@ LOADERS: dict[str, dict[str, Any]] = {
         ),
     },
     "metrics": {"metrics_config": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
-    "torch": {
-        "worker_config": WorkerConfig(local_engine="torch"),
+    "functions": {
         "distribute_mode": "auto",
         "collate_fn": list,
         "worker_init_fn": abs,

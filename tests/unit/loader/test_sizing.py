@@ -41,7 +41,6 @@ PLAIN: dict[str, Any] = {
 TUNED = {"_is_auto": True}
 REMOTE = {"distribute_mode": True}
 STREAM = {"_dataset_kind": DatasetKind.Iterable}
-TORCHS = {"worker_config": WorkerConfig(local_engine="torch")}
 STREAMS = Streams(count=3, reason="the dataset names 3 shards", why="The dataset names 3 shards.")
 NOW = Sizes(local=3, remote=0, prefetch=None)
 
@@ -84,7 +83,6 @@ def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Siz
         ({**TUNED, "dataset": SequenceWrapper([1])}, False),
         ({**TUNED, **STREAM}, True),
         ({**TUNED, **STREAM, "num_workers": 0}, False),
-        ({**TUNED, **TORCHS}, False),
     ],
 )
 def test_which_loaders_are_tuned(changes: dict[str, Any], is_tuned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,12 +155,6 @@ def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[st
 def test_a_resize_that_cannot_be_had_is_refused(named: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         options(seeding="worker").fixed_by_resize(NOW, *named)
-
-
-def test_torchs_workers_cannot_be_resized() -> None:
-    with pytest.raises(FixedWorkersError, match="local_engine='torch'"):
-        options(**TORCHS).resized(NOW, {"local": 2})
-    assert options(**TORCHS).resized(NOW, {"local": 0, "remote": 2}).remote == 2
 
 
 def test_what_a_resize_does_not_fix_stays() -> None:
