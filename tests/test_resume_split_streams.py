@@ -13,7 +13,7 @@ import torch
 from checkpoints import loaded, saved
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dpex import DpexDataLoader, StateError, decode_in_workers
+from dpex import DpexDataLoader, decode_in_workers
 from dpex.options import WorkerConfig
 
 EACH = 9
@@ -106,14 +106,6 @@ def test_a_stream_with_a_state_survives_the_death_of_the_worker_that_reads_it() 
         batches = [next(iterator), next(iterator)]
         os.kill(iterator._reader._workers[0].pid, signal.SIGKILL)
         assert batches + list(iterator) == undisturbed
-
-
-def test_a_loader_that_decodes_where_it_reads_refuses_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    with loader_of(Shards()) as loader:
-        state = loader.state_dict()
-    monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(StateError, match=r"decoded by others than read it.*its stream is decoded by those who read"):
-        loader_of(Shards()).load_state_dict(state)
 
 
 def test_out_of_order_there_is_no_position() -> None:

@@ -231,7 +231,7 @@ class Sizing:
                 "training process is one with num_workers=0"
             )
         why = self.why_torch
-        if why is not None and (sizes.remote == 0 or (sizes.local and sys.platform != "linux")):
+        if why is not None and sizes.local:
             raise FixedWorkersError(
                 f"resize() to {sizes.local} local and {sizes.remote} remote workers: local workers are PyTorch's "
                 f"({why}), whose number and prefetch stay what the loader was made with. Make a new loader, or "

@@ -21,7 +21,7 @@ from dpex._torch import DatasetKind
 from dpex.engine.pass_state import PassState, dataset_state_of
 from dpex.engine.sampler_start import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
-from dpex.loader.sizing import Sizing, is_split
+from dpex.loader.sizing import Sizing
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
 from dpex.schedule.streams import ALL, ONE
@@ -123,11 +123,6 @@ _WORDS = {
         "it has num_workers={0}",
         "give it the same number; with seeding='batch' a map-style data set may have any",
     ),
-    "decoding": (
-        "of a stream that is decoded by {0}",
-        "its stream is decoded by {0}",
-        "give its data set the same last stages, and num_workers and seeding as they were",
-    ),
     "seed": ("of the seed {0}", "it has the seed {0}", "give its generator, or its sampler, the same seed"),
 }
 """For each property: the state's in words, the loader's in words, and the remedy if they differ."""
@@ -143,7 +138,6 @@ def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]
         "drop_last": bool(loader.drop_last),
         "sampler": None if is_stream else _kinds(loader._index_sampler),
         "seeding": loader.seeding,
-        "decoding": ("others than read it" if is_split(loader) else "those who read it") if is_stream else None,
         "workers": None if is_free else 1 if _has_one_stream(point) else int(loader.num_workers),
         "seed": None if is_stream else _seeds(loader),
     }

@@ -113,9 +113,8 @@ def _why_one(options: LoaderOptions, dataset: Any) -> str:
     """
     if isinstance(dataset, IterDataPipe):
         return "PyTorch's own workers read a DataPipe"
-    if options.distribute_mode is True or sys.platform == "linux":
-        return ""
-    return "it names no shards, and PyTorch's own workers would read it"
+    is_read_by_dpex = options.distribute_mode is True or sys.platform == "linux"
+    return "" if is_read_by_dpex else "it names no shards, and PyTorch's own workers would read it"
 
 
 def _launched() -> Mapping[str, str]:
