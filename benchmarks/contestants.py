@@ -11,7 +11,7 @@ Workers = int | Literal["auto"]
 
 LOCAL = ("torch", "dpex")
 REMOTE = ("actors", "dpex-remote")
-THREADED = ("spdl", "grain-threads", "nodes-threads")
+THREADED = ("spdl", "grain-threads", "nodes-threads", "dali")
 RIVALS = (*THREADED, "grain-processes", "nodes-processes", "tf.data", "ray-data")
 LIMIT = "limit"
 NAMES = {
@@ -19,6 +19,7 @@ NAMES = {
     "actors": "actor calls",
     "ray-data": "Ray Data",
     "spdl": "SPDL",
+    "dali": "DALI",
     "grain-threads": "Grain",
     "grain-processes": "Grain",
     "nodes-threads": "torchdata.nodes",

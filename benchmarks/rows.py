@@ -105,6 +105,7 @@ def _rivals(row: Row, cores: int) -> list[Contestant]:
         "grain-processes": (cores,),
         "nodes-processes": (32,) if row.waits else (cores,),
         "tf.data": (cores, "auto"),
+        "dali": tuple(threads),
         "ray-data": (8, 32) if row.waits else (cores,) if row.kind == "remote" else (cores, 2 * cores),
     }
     return [Contestant(engine=engine, workers=workers) for engine in row.rivals for workers in sweeps[engine]]
@@ -123,7 +124,12 @@ ROWS = (
         work="large-batches",
         use="copy",
     ),
-    Row(key="jpeg", title="JPEG decode + random resized crop + normalise, batch 64", work="jpeg", rivals=ALL_RIVALS),
+    Row(
+        key="jpeg",
+        title="JPEG decode + random resized crop + normalise, batch 64",
+        work="jpeg",
+        rivals=(*ALL_RIVALS, "dali"),
+    ),
     Row(key="wait", title="5 ms wait per sample, batch 16", work="wait", waits=True, rivals=PYTHON_RIVALS),
     Row(
         key="skewed-wait",
@@ -133,7 +139,13 @@ ROWS = (
         waits=True,
         rivals=PYTHON_RIVALS,
     ),
-    Row(key="jpeg-step", title="JPEG, batch 64, under a step of 30 ms", work="jpeg", step_s=0.030, rivals=ALL_RIVALS),
+    Row(
+        key="jpeg-step",
+        title="JPEG, batch 64, under a step of 30 ms",
+        work="jpeg",
+        step_s=0.030,
+        rivals=(*ALL_RIVALS, "dali"),
+    ),
     Row(
         key="shift",
         title="1, then 8, then 2 ms wait per sample, batch 16, under a step of 20 ms",

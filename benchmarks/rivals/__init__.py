@@ -1,7 +1,7 @@
 """Other loaders on the same works, each in the way its documentation recommends; `requirements.txt` installs them.
 
 The unit of their work is the batch, like ours: a task makes all samples of a batch and collates them. Where a rival has
-operations of its own (tf.data), it uses those. What cannot be imported is reported as such.
+operations of its own (tf.data, DALI), it uses those. What cannot be imported is reported as such.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +20,7 @@ MODULES = {
     "nodes-threads": "torchdata_nodes",
     "nodes-processes": "torchdata_nodes",
     "tf.data": "tf_data",
+    "dali": "dali_pipeline",
     "ray-data": "ray_data",
 }
 
