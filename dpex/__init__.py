@@ -144,7 +144,7 @@ __all__ = [
 ]
 
 
-_ADAPTERS = ("accelerate", "lightning", "ray_train", "transformers")
+_ADAPTERS = ("accelerate", "lightning", "transformers")
 """Modules for frameworks, each of which imports its own when it is first used."""
 
 

@@ -16,11 +16,10 @@ import ray
 import ray.train
 import torch
 from ray.train import Checkpoint, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer, prepare_model
+from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from torch import nn
 
-import dpex.ray_train
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, log_to
 from pictures import pictures
 
 
@@ -30,8 +29,9 @@ def train(config: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(network.parameters(), lr=0.001)
 
     loader = DpexDataLoader(pictures(train=True), batch_size=100, shuffle=True, num_workers="auto", name="train")
-    prepared = dpex.ray_train.prepare_data_loader(loader)
-    figures = dpex.ray_train.metrics_of(loader)
+    prepared = prepare_data_loader(loader)
+    figures: dict[str, float] = {}
+    log = log_to(lambda values, step: figures.update(values), loader)
     for epoch in range(config["epochs"]):
         prepared.sampler.set_epoch(epoch)
         for images, labels in islice(prepared, config["limit"]):
@@ -39,7 +39,8 @@ def train(config: dict[str, Any]) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        report(network, {"loss": loss.item(), "diagnosis": str(loader.diagnose()), **figures()})
+        log(epoch)
+        report(network, {"loss": loss.item(), "diagnosis": str(loader.diagnose()), **figures})
     loader.close()
 
 

@@ -19,7 +19,7 @@ TAKEN_OVER = (
     *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "pin_memory", "timeout"),
     *("pin_memory_device", "worker_init_fn", "generator", "in_order", "_dataset_kind", "_IterableDataset_len_called"),
 )
-_OF_WORKERS = ("persistent_workers", _CONTEXT)
+OF_WORKERS = ("persistent_workers", _CONTEXT)
 """Attributes that only a loader with workers has."""
 _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
 """Private attributes of a loader that torch's iterators read; dpex's would not see those of a subclass."""
@@ -111,5 +111,5 @@ def _a(name: str) -> str:
 
 
 def _take_over(proxy: Any, loader: Any) -> None:
-    names = TAKEN_OVER + (_OF_WORKERS if loader.num_workers else ())
+    names = TAKEN_OVER + (OF_WORKERS if loader.num_workers else ())
     vars(proxy).update({name: getattr(loader, name) for name in names if hasattr(loader, name)})

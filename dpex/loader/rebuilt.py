@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from dpex.loader import hook
-from dpex.loader.proxies import TAKEN_OVER, describe, given_proxy, is_piped, known_proxy, proxy_of, why_not
+from dpex.loader.proxies import OF_WORKERS, TAKEN_OVER, describe, given_proxy, is_piped, known_proxy, proxy_of, why_not
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR
 from dpex.schedule.probing import attribute
 from dpex.system.user_warnings import warn
@@ -134,7 +134,8 @@ def _serve(loader: Any, torchs: hook.TorchsMethod) -> Any:
                 "dpex's options do nothing there. To have them work, train with the DpexDataLoader itself"
             )
         return None
-    return _proxy(loader, source)._get_iterator()
+    proxy = _proxy(loader, source)
+    return iter(proxy) if proxy.persistent_workers and not loader.persistent_workers else proxy._get_iterator()
 
 
 def proxy_behind(loader: Any) -> Any:
@@ -153,13 +154,16 @@ def _source_behind(loader: Any) -> Source | None:
 def _proxy(loader: Any, source: Source) -> Any:
     """The proxy of a plain loader that was made from one of dpex's.
 
-    Where the framework left torch's defaults for ``prefetch_factor`` and ``in_order``, which Ray Train does not copy,
-    the source's count.
+    Where the framework left torch's defaults for ``prefetch_factor``, ``in_order``, ``persistent_workers`` and
+    ``multiprocessing_context``, which Ray Train does not copy, the source's count.
     """
     count, prefetch = int(loader.num_workers), loader.prefetch_factor
     made_for = (count, prefetch, id(source))
     proxy = proxy_of(loader, made_for, lambda: _new_proxy(source, count, prefetch))
     proxy.in_order = loader.in_order and source.settings["in_order"]
+    if count:
+        left_out = [name for name in OF_WORKERS if not getattr(proxy, name)]
+        vars(proxy).update({name: source.settings[name] for name in left_out})
     if proxy._runtime is source.runtime:
         vars(proxy).update({name: source.settings[name] for name in _RESIZED})
     return proxy

@@ -87,11 +87,14 @@ def test_what_ray_train_leaves_out_comes_from_the_own_loader() -> None:
     assert proxy._current_sizes().prefetch == 10
 
 
-def test_persistent_workers_are_kept_by_the_plain_loader() -> None:
+@pytest.mark.parametrize("how", REBUILT)
+def test_persistent_workers_are_kept(how: str) -> None:
     loader = DpexDataLoader(DATA, 4, num_workers=1, persistent_workers=True)
-    plain = as_accelerate(loader)
-    assert [numbers(plain), numbers(plain)] == [list(range(60))] * 2
-    assert plain._iterator is not None
+    plain = REBUILT[how](loader)
+    assert numbers(plain) == list(range(60))
+    (iterator,) = loader._runtime.iterators
+    assert numbers(plain) == list(range(60))
+    assert list(loader._runtime.iterators) == [iterator]
     loader.close()
 
 
@@ -236,20 +239,6 @@ def test_a_rebuilt_loader_of_dpexs_class_is_tuned_as_the_own_one() -> None:
     again = type(loader)(DATA, num_workers=loader.num_workers, timeout=loader.timeout)
     assert (again._is_auto, again.seeding, again._tuning() is loader._tuning()) == (True, "batch", True)
     assert not type(loader)(DATA, num_workers=loader.num_workers)._is_auto
-
-
-def test_ray_trains_share_of_a_loader_keeps_all_and_shows_it_on_the_own_loader() -> None:
-    from dpex.ray_train import _shared_out
-
-    loader = DpexDataLoader(DATA, 4, num_workers=1, persistent_workers=True, seeding="batch", name="train")
-    share = _shared_out(loader, 2, 1)
-    assert numbers(share) == list(range(1, 60, 2))
-    assert (share.persistent_workers, share.seeding, share.name) == (True, "batch", "train")
-    assert (loader.stats().batches, len(share), len(loader)) == (8, 8, 15)
-    assert type(share.sampler) is DistributedSampler
-    loader.close()
-    with pytest.raises(OptionError, match="cannot be shared out among 2 training workers"):
-        _shared_out(DpexDataLoader(DATA, batch_sampler=[[1, 2], [3]]), 2, 0)
 
 
 # -- a loader that a framework makes itself, and finding the loader ---------------------------------------------------
