@@ -21,8 +21,6 @@ from torch.utils.data import Dataset
 from waiting import until
 from workload import wait_as_work
 
-from dpex.pools.local.direct_start import DirectProcesses
-
 
 class Augmented(Dataset[torch.Tensor]):
     """Sample ``index``: float64 (4 + ``extra``,): the index and a number each of `random`, numpy and torch."""
@@ -94,9 +92,6 @@ def template_pid(iterator: Any) -> int:
 
 def living_workers(iterator: Any) -> list[int]:
     """Local workers of this iterator that live now, oldest first."""
-    source = iterator._engine.pool("local")._source
-    if isinstance(source, DirectProcesses):
-        return [process.pid for _, process in source._running.values() if is_alive(process.pid)]
     try:
         children = psutil.Process(template_pid(iterator)).children()
     except psutil.NoSuchProcess:

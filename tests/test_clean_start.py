@@ -17,7 +17,7 @@ from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.loader import checks
-from dpex.pools.local import clean_fork_server
+from dpex.pools.local import clean_server
 
 __all__ = ["family", "forker"]
 
@@ -46,21 +46,21 @@ def no_server(request: pytest.FixtureRequest) -> None:
 
 
 def end_server() -> None:
-    server, clean_fork_server._server = clean_fork_server._server, None
+    server, clean_server._server = clean_server._server, None
     if server is not None:
         server._process.kill()
         server._finalizer()
 
 
 def server_pid() -> int:
-    assert clean_fork_server._server is not None
-    return clean_fork_server._server._process.pid
+    assert clean_server._server is not None
+    return clean_server._server._process.pid
 
 
 def stop_server() -> None:
     """Stop the server, after starting one where there is none. What is asked of it now lies in its socket, as while it
     starts."""
-    clean_fork_server.start_early(None)
+    clean_server.start_early(None)
     pid = server_pid()
     os.kill(pid, signal.SIGSTOP)
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
@@ -79,7 +79,7 @@ def made_here(length: int = 400, nap_s: float = 0.0) -> torch.Tensor:
 
 @pytest.fixture
 def seems_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean_fork_server, "is_ray_connected", lambda: True)
+    monkeypatch.setattr(clean_server, "is_ray_connected", lambda: True)
 
 
 def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
@@ -121,7 +121,7 @@ def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_t
         assert len(list(loader)) == 100
         assert server_pid() == early
         kill(early)
-        clean_fork_server._server._process.wait()  # type: ignore[union-attr]
+        clean_server._server._process.wait()  # type: ignore[union-attr]
         with local():
             assert server_pid() != early
 
@@ -132,7 +132,7 @@ def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_t
 )
 def test_loaders_that_do_not_need_the_server_start_none(options: dict[str, Any]) -> None:
     local(**options)
-    assert clean_fork_server._server is None
+    assert clean_server._server is None
 
 
 class Variable:
@@ -217,7 +217,7 @@ def test_a_failure_to_start_is_an_error_where_nobody_else_works(monkeypatch: pyt
 def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An iterator whose clean server was started with that program."""
     with monkeypatch.context() as patch:
-        patch.setattr(clean_fork_server.spawn, "get_executable", lambda: executable)
+        patch.setattr(clean_server.spawn, "get_executable", lambda: executable)
         iterator = iter(loader)
         pool = iterator._engine.pool("local")
         until(lambda: pool.poll() is not None and pool.failed)
@@ -250,6 +250,6 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_nothing_is_left_when_the_trainer_ends(how: str, family: Forker) -> None:
     body, code = ENDS[how]
-    connected = "from dpex.pools.local import clean_fork_server; clean_fork_server.is_ray_connected = lambda: True\n"
+    connected = "from dpex.pools.local import clean_server; clean_server.is_ray_connected = lambda: True\n"
     assert family.run(connected + body) == (code, "", "")
     family.assert_nothing_is_left()

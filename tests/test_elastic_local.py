@@ -737,7 +737,7 @@ class Indices(Dataset[int]):
 
 def test_a_question_is_queued_while_both_directions_of_a_socket_are_full() -> None:
     """Trainer and worker once waited for each other to read. The question comes after the tickets sent before it."""
-    from dpex.pools.local.clean_fork_server import starter_for
+    from dpex.pools.local.clean_server import starter_for
     from dpex.pools.local.pool import LocalPool
     from dpex.pools.local.worker_process import WorkerPlan
     from dpex.schedule.events import Snapshot, TicketMade

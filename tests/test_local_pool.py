@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, default_collate
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.pools.local.clean_fork_server import starter_for
+from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive

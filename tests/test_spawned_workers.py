@@ -1,4 +1,4 @@
-"""Workers of the start methods "spawn" and "forkserver": each starts, imports and unpickles for itself."""
+"""Workers of the start methods "spawn" and "forkserver": each imports the script and unpickles for itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, is_alive, kill, seeded, stacked, worker_pids
@@ -17,7 +16,7 @@ from torch.utils.data._utils.collate import default_collate
 from waiting import meet, until
 
 from dpex import DpexDataLoader
-from dpex.pools.local.clean_fork_server import starter_for
+from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.schedule.events import Notice
@@ -163,13 +162,6 @@ def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(method: str
         assert_same(torch.cat(got), torch.cat([stacked(loader), stacked(loader)]))
 
 
-def test_the_parent_of_a_spawned_worker_is_the_trainer() -> None:
-    iterator = iter(loader_of(Augmented(8), "spawn"))
-    next(iterator)
-    (pid,) = worker_pids(iterator)
-    assert psutil.Process(pid).ppid() == os.getpid()
-
-
 # -- the pool by itself ------------------------------------------------------------------------------------------------
 
 
@@ -206,50 +198,48 @@ def test_workers_that_end_before_they_are_ready_are_not_started_again_and_again(
         assert "(exit code 1;" in said[0]
         assert (pool.counts.requested, pool.counts.running) == (0, 0)
         assert not pool._workers
-    finally:
-        pool.close()
-    assert "there is nothing to unpickle this with" in capfd.readouterr().err
-
-
-def test_workers_that_are_asked_for_again_after_that_are_started(capfd: pytest.CaptureFixture[str]) -> None:
-    pool = pool_of(CannotBeUnpickled(8), 2)
-    try:
-        until(lambda: pool.poll() is not None and pool.failed)
         pool.resize(1)
         assert pool.failed is None
         assert pool.counts.requested == 1
     finally:
         pool.close()
+    assert "there is nothing to unpickle this with" in capfd.readouterr().err
 
 
 def test_a_signal_that_the_trainer_survives_does_not_end_a_worker_that_is_starting() -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         pool = pool_of(Augmented(8), 2)
-        pids = [process.pid for _, process in pool._source._running.values()]  # type: ignore[attr-defined]
+        until(lambda: pool.poll() is not None and len(pool.pids()) == 2)
+        pids = pool.pids()
         for pid in pids:
             os.kill(pid, signal.SIGUSR1)
         try:
             until(lambda: pool.poll() is not None and pool.counts.running == 2)
-            assert [worker.process.pid for worker in pool._workers.values()] == pids
+            assert pool.pids() == pids
         finally:
             pool.close()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_workers_that_stay_are_killed_when_the_pool_is_closed() -> None:
+@pytest.mark.parametrize("is_up", [True, False])
+def test_workers_that_stay_are_killed_when_the_pool_is_closed(is_up: bool) -> None:
     pool = pool_of(Augmented(8), 1)
-    until(lambda: pool.poll() is not None and pool.counts.running == 1)
-    (pid,) = [process.pid for _, process in pool._source._running.values()]  # type: ignore[attr-defined]
+    until(lambda: pool.poll() is not None and (pool.counts.running if is_up else pool.pids()))
+    (pid,) = pool.pids()
     os.kill(pid, signal.SIGSTOP)
     pool.close(0.1)
     assert not is_alive(pid)
 
 
-def test_workers_that_are_starting_are_not_waited_for_when_the_pool_is_closed() -> None:
-    pool = pool_of(Augmented(8), 1)
-    (pid,) = [process.pid for _, process in pool._source._running.values()]  # type: ignore[attr-defined]
-    os.kill(pid, signal.SIGSTOP)
-    pool.close(0.1)
-    assert not is_alive(pid)
+def test_a_script_without_a_guard_is_told_so_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that imports such a script comes to its loader again."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match="current process has finished its bootstrapping phase"):
+        iter(loader_of(Augmented(8), "spawn"))
+
+
+def test_more_descriptors_than_a_message_holds_reach_the_worker() -> None:
+    dataset: Any = [torch.tensor(number) for number in range(300)]
+    assert torch.cat(list(loader_of(dataset, "spawn"))).tolist() == list(range(300))

@@ -66,13 +66,13 @@ def check_samples(loader: Any) -> None:
 def start_fork_server_early(loader: Any) -> None:
     """Start the process that forks workers, under Ray and before the dataset is used: it must have no Ray threads."""
     if loader.num_workers and loader.distribute_mode is not True and is_ray_connected():
-        from dpex.pools.local.clean_fork_server import start_early
+        from dpex.pools.local.clean_server import start_early
 
         start_early(loader.multiprocessing_context)
 
 
 def is_forking(loader: Any) -> bool:
     """Return True if local workers begin as copies of this process."""
-    from dpex.pools.local.clean_fork_server import usable_context
+    from dpex.pools.local.clean_server import usable_context
 
     return bool(usable_context(loader.multiprocessing_context).get_start_method() == "fork")

@@ -44,7 +44,7 @@ class PoolFactory:
                 )
             return self.own_pool(setup, count)
         if name == LOCAL:
-            from dpex.pools.local.clean_fork_server import starter_for, usable_context
+            from dpex.pools.local.clean_server import starter_for, usable_context
             from dpex.pools.local.pool import LocalPool
             from dpex.pools.local.worker_process import WorkerPlan
 

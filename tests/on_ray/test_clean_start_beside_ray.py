@@ -14,7 +14,7 @@ from test_clean_start import BROKEN, SHAPE, made_here, no_server, server_pid  # 
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.pools.local import clean_fork_server
+from dpex.pools.local import clean_server
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
 pytest.importorskip("ray")
@@ -48,7 +48,7 @@ def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeyp
     with remote(400) as loader:
         iterator = iter(loader)
         got = [next(iterator)]
-        monkeypatch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
+        monkeypatch.setattr(clean_server.spawn, "get_executable", lambda: BROKEN[how])
         loader.resize(local=2)
         with pytest.warns(RuntimeWarning, match="no local worker can be started.*(exit code 1|No such file)"):
             got += [next(iterator) for _ in range(30)]

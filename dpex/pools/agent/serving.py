@@ -28,8 +28,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch.multiprocessing
-
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
 from dpex.pools.agent.tcp import TrafficMeter
 from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
@@ -66,7 +64,7 @@ class AgentPool(LocalPool):
 
 
 def _starter(order: PoolOrder) -> ForkStarter:
-    return ForkStarter(torch.multiprocessing.get_context("fork"), ShippedPlan(order))
+    return ForkStarter(ShippedPlan(order).opened)
 
 
 class Agent:

@@ -56,7 +56,7 @@ class ShippedPlan:
         self._order = order
 
     def opened(self) -> WorkerPlan:
-        """See `dpex.pools.local.fork_server.PackedPlan`. Raises UnfitError, and what unpacking raises."""
+        """Return the plan, in a template. Raises UnfitError, and what unpacking raises."""
         order = self._order
         if order.codec != codec_signature():
             raise UnfitError("torch there has other number types than the trainer's torch")

@@ -9,31 +9,39 @@ import pickle
 import select
 import signal
 import socket
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dpex.pools.local.worker_life import ASKED, Stage
 from dpex.pools.local.worker_process import BATCH, END, receive
 from dpex.schedule.schedule import Ticket
+from dpex.system.clock import monotonic
+from dpex.system.processes import pidfd
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
 from dpex.worker.outcome import Failure, StreamEnd
 
 UNKNOWN_EXIT = 255
-"""The exit code of a child that another caller has reaped, as in `asyncio`."""
+"""The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
+_LOOK_S = 0.002
+"""Seconds between two looks at a process, where the system has no pidfds."""
 
 
 class ProcessHandle:
-    """A process that another process forked for the trainer, with an interface like `multiprocessing.Process`."""
+    """A process that was forked for the trainer, with an interface like `multiprocessing.Process`.
 
-    def __init__(self, name: str, worker: int = -1) -> None:
+    ``is_child``: the trainer itself has forked it, and must reap it.
+    """
+
+    def __init__(self, name: str, worker: int = -1, pid: int | None = None, *, is_child: bool = False) -> None:
         self.name = name
         self.worker = worker
-        self.pid: int | None = None
+        self.pid = pid
         self.exitcode: int | None = None
         self.daemon = True
+        self._is_child = is_child
 
     def is_alive(self) -> bool:
         """Return True if the process runs, or is about to."""
@@ -45,14 +53,42 @@ class ProcessHandle:
             self._ends_within(timeout)
 
     def _ends_within(self, timeout_s: float | None) -> bool:
+        has_ended = self._has_ended_within(timeout_s)
+        if has_ended and self._is_child and self.exitcode is None:
+            self._reap()
+        return has_ended
+
+    def _has_ended_within(self, timeout_s: float | None) -> bool:
+        fd = pidfd(self.pid or 0)
+        if fd >= 0:
+            try:
+                return readable_within(fd, timeout_s)
+            finally:
+                os.close(fd)
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        while self._is_there():
+            if deadline is not None and monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _is_there(self) -> bool:
+        if self._is_child:
+            self._reap()
+            return self.exitcode is None
         try:
-            fd = os.pidfd_open(self.pid or 0)
+            os.kill(self.pid or 0, 0)
         except ProcessLookupError:
-            return True
+            return False
+        return True
+
+    def _reap(self) -> None:
         try:
-            return readable_within(fd, timeout_s)
-        finally:
-            os.close(fd)
+            ended, status = os.waitpid(self.pid or 0, os.WNOHANG)
+        except ChildProcessError:
+            self.exitcode = UNKNOWN_EXIT
+        else:
+            self.exitcode = os.waitstatus_to_exitcode(status) if ended else None
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -66,40 +102,6 @@ class ProcessHandle:
         if self.pid is not None and self.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-
-
-def ended_within(process: Any, timeout_s: float) -> bool:
-    """Wait for the end of a process of `multiprocessing` or a `ProcessHandle`; return True if it has ended."""
-    process.join(timeout_s)
-    _note_if_reaped(process)
-    return not process.is_alive()
-
-
-def exit_code(process: Any, timeout_s: float) -> int:
-    """Return the exit code of a process of `multiprocessing` that has ended, or `UNKNOWN_EXIT`.
-
-    The server of "forkserver" takes a moment to report it: it has ``timeout_s`` for that.
-    """
-    _note_if_reaped(process)
-    if process.exitcode is None:
-        process.join(timeout_s)
-    return UNKNOWN_EXIT if process.exitcode is None else int(process.exitcode)
-
-
-def _note_if_reaped(process: Any) -> None:
-    """Mark a child of `multiprocessing` as ended if its exit status was lost.
-
-    The kernel keeps no status for a trainer that ignores SIGCHLD, and a trainer that waits for any child has taken it.
-    `multiprocessing` would take such a child for alive: it would keep its descriptors, and send SIGTERM to its pid as
-    the interpreter ends, although another process may have that pid by then.
-    """
-    started = getattr(process, "_popen", None)
-    if started is None or started.returncode is not None or started.method == "forkserver":  # the server's child
-        return
-    try:
-        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        started.returncode = UNKNOWN_EXIT
 
 
 class LocalWorkerHandle:
@@ -121,7 +123,10 @@ class LocalWorkerHandle:
         """Slots of the batch that is being decoded: were decoding broken off, they would go back and be overwritten."""
         self.outbox: deque[bytes] = deque()
         """Messages that its full socket did not take. They go before any other message."""
-        self.stage: Stage = ASKED
+        self.is_up = False
+        """It makes batches: it counts as running."""
+        self.is_leaving = False
+        """It was asked to leave, and finishes what it holds."""
         self.hung_up = False
         """The worker has closed its end of the socket. The template reports how it ended."""
         self.hung: tuple[int, str] | None = None

@@ -23,11 +23,9 @@ from typing import Any
 from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
 from dpex.pools.base import PoolCounts
-from dpex.pools.local.fork_server import private_pair
+from dpex.pools.local.fork_server import TemplateStarter, private_pair
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended
 from dpex.pools.local.shared_queue import BOARD_BYTES, Board, TicketQueue, hang_up, pack, write
-from dpex.pools.local.starter import Starter
-from dpex.pools.local.worker_life import ENDS, IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING, UP
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.schedule.events import (
     Notice,
@@ -79,7 +77,7 @@ class LocalPool:
     handle_type: type[LocalWorkerHandle] = LocalWorkerHandle
     """The class of this pool's workers."""
 
-    def __init__(self, starter: Starter, *, shared_queue: bool, first_workers: int) -> None:
+    def __init__(self, starter: TemplateStarter, *, shared_queue: bool, first_workers: int) -> None:
         self.counts = PoolCounts()
         self.times = PoolTimes()
         self.failed: str | None = None
@@ -139,7 +137,7 @@ class LocalPool:
 
     def _staying(self) -> int:
         """Count the workers that stay. Requests to leave in the shared queue count before a worker has taken them."""
-        staying = sum(worker.stage in STAYING for worker in self._workers.values())
+        staying = sum(not worker.is_leaving for worker in self._workers.values())
         return staying - self._queue.leaves if self._queue is not None else staying
 
     def workers(self) -> list[int]:
@@ -148,8 +146,11 @@ class LocalPool:
         Where each worker must unpickle the dataset first, only workers that have done so count. A worker will take each
         queued request to leave, so no ticket may be queued behind the last of the workers.
         """
-        serving = STAYING if self._starter.is_quick else {UP}
-        staying = [h.number for h in self._workers.values() if h.stage in serving and not h.hung_up]
+        staying = [
+            worker.number
+            for worker in self._workers.values()
+            if not (worker.is_leaving or worker.hung_up) and (worker.is_up or self._starter.is_quick)
+        ]
         return staying if self._queue is None else staying[: max(0, len(staying) - self._queue.leaves)]
 
     def at_work(self) -> int:
@@ -349,16 +350,16 @@ class LocalPool:
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
         worker.process.pid = pid  # the template's news may come later than the last batch
         self._failed_starts = 0
-        if worker.stage not in RUNNING:
+        if not worker.is_up:
             self.counts.running += 1  # without a call: see `dpex.system.interrupts`
-            worker.stage = LIFE[worker.stage, SERVES]
+            worker.is_up = True
         self._tell(WorkerUp(self.name, worker.number))
         self._keep_promises()
 
     def _leaves(self, worker: LocalWorkerHandle) -> None:
-        if self._queue is not None and worker.stage in STAYING:
+        if self._queue is not None and not worker.is_leaving:
             self._queue.leaves -= self._queue.leaves > 0  # without a call: see `dpex.system.interrupts`
-        worker.stage = LIFE[worker.stage, IS_ASKED_TO_LEAVE]
+        worker.is_leaving = True
 
     def _tell(self, event: PoolEvent) -> None:
         """Append the event of the message that is being read; once, even if it is read again."""
@@ -479,8 +480,8 @@ class LocalPool:
             return
         pid = worker.process.pid or 0
         worker.process.exitcode = code
-        never_began = code > 0 and worker.stage not in RUNNING
-        expected = code == 0 and worker.stage not in STAYING
+        never_began = code > 0 and not worker.is_up
+        expected = code == 0 and worker.is_leaving
         lost, working_on = self._bury(worker)
         working_on = None if expected or by_source else working_on
         hung, why = worker.hung or (None, how_it_ended(pid, code))
@@ -518,8 +519,7 @@ class LocalPool:
         self._hang_up(worker)
         del self._workers[worker.number]
         self.counts.requested -= 1
-        self.counts.running -= worker.stage in RUNNING
-        worker.stage = LIFE[worker.stage, ENDS]
+        self.counts.running -= worker.is_up
         group, working_on = self._board.read(worker.row)
         sent = [ticket for (epoch, _), ticket in worker.held.items() if epoch == self._epoch]
         tickets = sent if self._queue is None else self._queue.groups.pop(group, [])

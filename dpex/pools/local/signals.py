@@ -65,9 +65,10 @@ def forget(survives: Collection[int] | None = None) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def outlive_interrupts() -> None:
-    """Do nothing at SIGINT: Ctrl-C reaches the whole terminal, and the trainer decides."""
-    signal.signal(signal.SIGINT, _outlive)
+def outlive(numbers: Collection[int]) -> None:
+    """Do nothing at these signals. At SIGINT, Ctrl-C reaches the whole terminal, and the trainer decides."""
+    for number in numbers:
+        signal.signal(number, _outlive)
 
 
 def _outlive(_signal: int, _frame: Any) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import resource
 import socket
@@ -24,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.errors import ShareError
 from dpex.pools.local import signals
-from dpex.pools.local.handles import UNKNOWN_EXIT, ended_within
+from dpex.pools.local.forking import fork_process, helper
+from dpex.pools.local.handles import UNKNOWN_EXIT, ProcessHandle
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 from dpex.transport import descendants
@@ -80,31 +80,31 @@ class Share:
         place = MeetingPlace(self.key(os.environ), os.environ)
 
         def start(listener: socket.socket) -> None:
-            start_producer(listener, partial(_produce, listener, place, facts, plan, context))
+            start_producer(listener, partial(_produce, listener, place, facts, plan, context.Process))
 
         return SharedPool(SharePlan(facts=facts, place=place, kept_bytes=self.kept_bytes, start=start), first_workers)
 
 
-def _produce(listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, context: Any) -> None:
+def _produce(listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, kind: Any) -> None:
     """Run a producer in its process."""
     from dpex.pools.local.fork_server import ForkStarter
     from dpex.pools.share.producer import Producer, ProducerPool
 
     place.forget_lock()
-    Producer(listener, place, facts, ProducerPool(ForkStarter(context, plan))).run()
+    Producer(listener, place, facts, ProducerPool(ForkStarter(lambda: plan, kind))).run()
 
 
 def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
     """Have ``serve`` called in a process of its own, which keeps the listener. Raises ShareError."""
-    process = multiprocessing.get_context("fork").Process(target=_fork_again, args=(listener, serve), name="dpex-share")
     with signals.blocked():
-        process.start()
-    if not ended_within(process, START_LIMIT_S) or process.exitcode not in (0, UNKNOWN_EXIT):
+        pid = fork_process(partial(_fork_again, listener, serve), helper("dpex-share"))
+    process = ProcessHandle("dpex-share", pid=pid, is_child=True)
+    process.join(START_LIMIT_S)
+    if process.exitcode not in (0, UNKNOWN_EXIT):
         process.kill()
         raise ShareError(
             f"share: the process that makes the batches could not be started (exit code {process.exitcode})"
         )
-    process.close()
 
 
 def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
@@ -126,7 +126,6 @@ def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
 
 def _prepare(listener: socket.socket) -> None:
     descendants.forget_inherited()
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     _let_go({listener.fileno()})
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):

@@ -24,9 +24,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from dpex.measure.readable import size
+from dpex.pools.local.fork_server import TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
-from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import TICKET_BYTES, read_ticket_message, receive
 from dpex.pools.share.cache import BatchCache, Key, OtherOrderError
 from dpex.pools.share.facts import Facts, difference, other_order
@@ -64,7 +64,7 @@ class ProducerPool(LocalPool):
 
     handle_type = SharingHandle
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: TemplateStarter) -> None:
         self.made: deque[tuple[Key, MadeBatch]] = deque()
         super().__init__(starter, shared_queue=True, first_workers=0)
 

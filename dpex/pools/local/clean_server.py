@@ -1,0 +1,390 @@
+"""The clean server: a process without the trainer's threads and state, from which templates are forked.
+
+It is used where the user's start method is "spawn" or "forkserver", and where Ray is connected, whose threads may hold
+locks that a fork of the trainer would never see released. The trainer has one for all its loaders. It takes seconds to
+start, as it imports torch, and `iter()` does not wait for it: requests lie in its socket until it reads them. From then
+on a template comes within milliseconds.
+
+Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
+threads, clients, CUDA contexts and open files of its own. Where Ray is connected, the script is not imported at all, as
+it might start training: what it defines travels by value.
+
+A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
+descriptors of what the dataset shares. The server ends with the trainer, whose side may be used from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import resource_tracker, spawn
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch.multiprocessing
+
+from dpex.errors import ClusterError
+from dpex.pools.local import signals
+from dpex.pools.local.fork_server import ForkStarter, TemplateStarter, private_pair, template_main
+from dpex.pools.local.forking import fork_process, helper
+from dpex.pools.local.handles import ProcessHandle
+from dpex.pools.local.worker_process import WorkerPlan
+from dpex.system.processes import pidfd
+from dpex.system.ray_package import is_ray_connected
+from dpex.system.user_warnings import warn
+
+_BOOTSTRAP = """
+import signal, sys
+for number in {sent}:
+    signal.signal(number, signal.SIG_IGN)
+sys.path[:] = {path!r}
+from dpex.pools.local.clean_server import serve
+serve({fd}, {pid})
+"""
+_FDS_AT_ONCE = 128
+"""Descriptors of one message; the kernel takes 253."""
+_SCRIPT = ("init_main_from_name", "init_main_from_path")
+"""What the preparation data of `multiprocessing` say of the user's script."""
+
+
+def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
+    """The user's start method, or torch's; the clean server where Ray's threads make forking unsafe.
+
+    Raises what pickling raises where the start method is "spawn" or "forkserver", after a warning that begins with
+    torch's words; and AssertionError where this process may not have children.
+    """
+    context = usable_context(context)
+    spawn._check_not_importing_main()  # type: ignore[attr-defined]  # as a worker of a script without a guard does
+    daemonic = multiprocessing.current_process()._config.get("daemon")  # type: ignore[attr-defined]
+    assert not daemonic, "daemonic processes are not allowed to have children"  # as `multiprocessing` has it
+    kind, method = context.Process, context.get_start_method()
+    if method == "fork" and not is_ray_connected():
+        return ForkStarter(lambda: plan, kind)
+    try:
+        return CleanStarter(kind, plan, imports_script=method != "fork")
+    except Exception as error:
+        if method != "fork" and isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):
+            warn(
+                "Got pickle error when attempting to start a worker Process. "
+                f"The start method {method!r} sends the dataset and its functions to workers by pickle, which failed: "
+                f"{error}. Define them at the top of a module, or use the start method 'fork'.",
+                UserWarning,
+            )
+        if method != "fork":
+            raise
+        warn(
+            "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
+            f"pickled ({error!r}); its workers are forked in spite of that"
+        )
+        return ForkStarter(lambda: plan, kind)
+
+
+def start_early(context: Any) -> None:
+    """Start the server if Ray makes it necessary and it does not run: importing torch takes seconds."""
+    global _server
+    if usable_context(context).get_start_method() != "fork" or not is_ray_connected():
+        return
+    with _lock, contextlib.suppress(OSError):  # the pool will try again, and report the error
+        if _server is None or not _server.is_there():
+            _server = _CleanServer()
+
+
+def usable_context(context: Any) -> Any:
+    """The `multiprocessing` context that workers are started with: the user's, or torch's."""
+    return context if hasattr(context, "get_start_method") else torch.multiprocessing
+
+
+# -- the server as the trainer sees it ---------------------------------------------------------------------------------
+
+
+class CleanStarter(TemplateStarter):
+    """Starts templates from the clean server.
+
+    Args:
+        kind: See `TemplateStarter`.
+        plan: Is pickled here, once, so a worker that starts later gets the dataset as it was when the epoch began.
+        imports_script: Each worker imports the user's script. If not, what it defines travels by value.
+
+    Raises:
+        Exception: What pickling raises.
+    """
+
+    def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:
+        super().__init__(kind)
+        self._parcel = Parcel(plan, imports_script=imports_script)
+        self._server: _CleanServer | None = None
+        self._why_not = ""
+
+    def start(self, theirs: socket.socket) -> ProcessHandle:
+        """See `TemplateStarter.start`; does not wait. A server that cannot be begun shows as one that has ended."""
+        try:
+            self._server = _request(theirs, self._parcel)
+        except OSError as error:
+            self._server, self._why_not = None, f"cannot be started: {error}"
+        return ProcessHandle("dpex-template")
+
+    def why_not(self) -> str:
+        """See `TemplateStarter.why_not`."""
+        return self._why_not if self._server is None else self._server.how_it_ended()
+
+    def close(self) -> None:
+        """See `TemplateStarter.close`."""
+        self._parcel.close()
+
+
+class _CleanServer:
+    """The server's process and the socket for requests to it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = private_pair()
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        sent = [int(number) for number in (*signals.SENT, signal.SIGINT)]
+        code = _BOOTSTRAP.format(path=path, fd=theirs.fileno(), pid=os.getpid(), sent=sent)
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = [spawn.get_executable(), *flags, "-c", code]
+        try:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
+
+    def is_there(self) -> bool:
+        """Return True if the server is this process's, and has not ended."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def request(self, fds: list[int]) -> None:
+        """Ask for a template that gets these descriptors. Raises OSError if the server has ended."""
+        for first in range(0, len(fds), _FDS_AT_ONCE):
+            is_last = first + _FDS_AT_ONCE >= len(fds)
+            socket.send_fds(self._socket, [b"t" if is_last else b"+"], fds[first : first + _FDS_AT_ONCE])
+
+    def how_it_ended(self) -> str:
+        """The end of a sentence, for people."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(0.2)
+            how = f"exit code {code}" if code >= 0 else (signal.strsignal(-code) or f"signal {-code}")
+            return f"ended before it was ready ({how}; what it printed says more)"
+        return "forked a process that ended before it was ready (what it printed says more)"
+
+
+_server: _CleanServer | None = None
+_lock = threading.Lock()
+
+
+def _request(control: socket.socket, parcel: Parcel) -> _CleanServer:
+    """Ask the server for a template; start a server if none runs."""
+    global _server
+    fds = [control.fileno(), *parcel.fds]
+    with _lock:
+        if _server is not None and _server.owner == os.getpid():
+            with contextlib.suppress(OSError):
+                _server.request(fds)
+                return _server
+        _server = _CleanServer()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: `control` hangs up, and tells so
+            _server.request(fds)
+        return _server
+
+
+def _end(process: subprocess.Popen[bytes], sock: socket.socket, owner: int) -> None:
+    sock.close()
+    if os.getpid() != owner:
+        return
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+# -- the parcel --------------------------------------------------------------------------------------------------------
+
+_arrived: list[int] = []
+"""Descriptors of the plan that is being unpickled in this process, in the order in which they were packed."""
+
+
+class Parcel:
+    """What a template gets from the trainer, packed once.
+
+    ``fds``: of a file in memory, of the trainer's output and its errors, and of what the plan shares.
+
+    `multiprocessing` lets connections and shared tensors travel as descriptors while it pickles the arguments of a
+    process. `_Packing` takes the place of its ``Popen``, and keeps a duplicate of each descriptor.
+    """
+
+    def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
+        self.fds = [os.memfd_create("dpex-plan")]
+        try:
+            with os.fdopen(self.fds[0], "wb", closefd=False) as file:
+                pickle.dump(self._surroundings(imports_script=imports_script), file)
+                with _packing(self.fds):
+                    file.write(_pickled(plan, imports_script=imports_script))
+        except BaseException:
+            self.close()
+            raise
+
+    def _surroundings(self, *, imports_script: bool) -> dict[str, Any]:
+        """Return the state of this process that a template takes on."""
+        found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
+        found["authkey"] = bytes(found["authkey"])
+        script = {name: found.pop(name) for name in _SCRIPT if name in found}
+        self.fds += (os.dup(number) if _is_open(number) else os.open(os.devnull, os.O_WRONLY) for number in (1, 2))
+        tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
+        if tracker is not None:
+            self.fds.append(os.dup(tracker))
+        return {
+            "preparation": found,
+            "environment": dict(os.environ),
+            "survives": signals.survived(),
+            "script": script if imports_script else {},
+            "has_tracker": tracker is not None,
+        }
+
+    def close(self) -> None:
+        """Forget the plan; idempotent."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+class _PackedFd:
+    """A descriptor in the pickle: its place among those that travel with it."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def detach(self) -> int:
+        """Return the descriptor, which is the caller's from then on; see `multiprocessing.reduction.DupFd`."""
+        return _arrived[self._place]
+
+
+class _Packing:
+    """The part of a ``Popen`` of `multiprocessing` that pickling uses."""
+
+    DupFd = _PackedFd
+
+    def __init__(self, fds: list[int]) -> None:
+        self._fds = fds
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Keep a duplicate of the descriptor, and return its place."""
+        self._fds.append(os.dup(fd))
+        return len(self._fds) - 1
+
+
+@contextmanager
+def _packing(fds: list[int]) -> Iterator[None]:
+    set_spawning_popen(_Packing(fds))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        set_spawning_popen(None)
+
+
+def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
+    """Pickle the plan; by value what the script defines, where no worker can import that, as in a notebook.
+
+    A notebook's definitions take Ray's cloudpickle. Without it, the new process says what it misses.
+    """
+    from dpex.transport.pickling import cloud_dumps
+
+    if not imports_script:
+        return cloud_dumps(plan)
+    data = bytes(ForkingPickler.dumps(plan))
+    main = sys.modules["__main__"]
+    has_script = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+    if not has_script and b"__main__" in data:
+        with contextlib.suppress(ClusterError):
+            return cloud_dumps(plan)
+    return data
+
+
+# -- in the server, a template and a worker ----------------------------------------------------------------------------
+
+
+def serve(fd: int, trainer_pid: int) -> None:
+    """Body of the server: fork templates on request; never returns.
+
+    No signal that others send ends it, whatever the trainer does with that. It ends with the trainer.
+    """
+    signals.outlive(signals.SENT)
+    signals.forget(signals.SENT)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a template
+    requests = socket.socket(fileno=fd)
+    gc.freeze()
+    trainer = pidfd(trainer_pid)
+    poller = select.poll()
+    for watched in (fd, trainer) if trainer >= 0 else (fd,):
+        poller.register(watched, select.POLLIN)
+    received: list[int] = []
+    while trainer not in {ready for ready, _ in poller.poll()}:
+        data, fds, _, _ = socket.recv_fds(requests, 1, _FDS_AT_ONCE)
+        if not data:
+            break
+        received += fds
+        if data == b"t":
+            body = partial(_enter_template, requests, trainer, received, trainer_pid)
+            fork_process(body, helper("dpex-template"))
+            for number in received:
+                os.close(number)
+            received = []
+    os._exit(0)  # without ending the templates: they watch the trainer for themselves
+
+
+def _enter_template(requests: socket.socket, trainer: int, fds: list[int], trainer_pid: int) -> None:
+    """First steps of a forked template: drop what is the server's, take on the trainer's surroundings."""
+    requests.close()
+    if trainer >= 0:
+        os.close(trainer)
+    control, *fds = fds
+    os.dup2(fds[1], 1)
+    os.dup2(fds[2], 2)
+    file = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+    surroundings = pickle.load(file)
+    for name in os.environ.keys() - surroundings["environment"].keys():
+        del os.environ[name]
+    os.environ.update(surroundings["environment"])
+    spawn.prepare(surroundings["preparation"])
+    if surroundings["has_tracker"]:
+        resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
+    open_plan = partial(_unpacked, memoryview(file)[file.tell() :], fds, surroundings["script"])
+    template_main(socket.socket(fileno=control), trainer_pid, lambda: open_plan, surroundings["survives"])
+
+
+def _unpacked(data: memoryview, fds: list[int], script: dict[str, Any]) -> WorkerPlan:
+    """Import the user's script and unpickle the plan, in a worker."""
+    _arrived[:] = fds
+    here: Any = multiprocessing.current_process()
+    here._inheriting = True  # so that a script without a guard that starts processes is told of it, as with torch
+    try:
+        spawn.prepare(script)
+        plan: WorkerPlan = pickle.loads(data)
+    finally:
+        del here._inheriting
+    return plan
