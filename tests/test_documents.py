@@ -149,17 +149,6 @@ def test_what_does_not_run_is_named_counted_and_compiles() -> None:
             compile(block.code, str(path), "exec")
 
 
-def test_a_failing_example_is_told_with_its_line(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n\n<!-- example setup: one = 1 -->\n```python\nassert one == 2\n```\n")
-    (block,) = blocks(page)
-    names: dict[str, Any] = {}
-    exec(block.setup, names)
-    with pytest.raises(AssertionError) as failed:
-        exec(compile(block.code, str(page), "exec"), names)
-    assert failed.traceback[-1].lineno + 1 == 5
-
-
 REFERENCE = ROOT / "docs" / "reference" / "python.md"
 
 
@@ -247,11 +236,6 @@ def test_the_reference_shows_what_a_pool_counts() -> None:
     text = hook().on_page_markdown((ROOT / "docs" / "reference" / "python.md").read_text())
     assert "<!-- fields" not in text
     assert "| `tickets` | The number of batches that were made. |  |" in text
-
-
-def test_a_command_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(KeyError, match="dpx"):
-        hook().help_text("dpx run")
 
 
 def module_paths() -> set[str]:

@@ -219,9 +219,6 @@ class Uneven(Planted):
         return torch.zeros(3)
 
 
-DWARFING_STEP_S = 0.05
-"""A call of ``next()`` with workers on a cluster takes 1 ms, half of it Ray's for handing out the next ticket: a loop
-whose own step takes 20 ms truly loses the 5 % from which on the loader is told to be in its way."""
 LONG_S = 2.0
 """A pass that has taken as long, and has enough batches for a verdict, is broken off: it would say nothing new."""
 
@@ -282,12 +279,6 @@ CASES: dict[str, Case] = {
     "slow start": Case(
         dataset=partial(Planted, 240, wait_s=0.001), accepted=("startup",), options={"worker_init_fn": slow_start}
     ),
-    "reading and collating": Case(
-        dataset=partial(Planted, 240, wait_s=0.006),
-        accepted=("mixed",),
-        options={"num_workers": 1, "collate_fn": computing_collate},
-    ),
-    "too early": Case(dataset=partial(Planted, 60, wait_s=0.02), accepted=("too-early",)),
 }
 
 _MANY = 4000
@@ -312,15 +303,5 @@ REMOTE: dict[str, Case] = {
         dataset=partial(Planted, _MANY, wait_s=0.001, every=32, slow_s=0.2),
         accepted=("straggler",),
         options={**_FAR, "prefetch_factor": 3},
-    ),
-    "consumer": Case(
-        dataset=partial(Planted, _MANY, wait_s=0.002), accepted=("consumer",), step_s=DWARFING_STEP_S, options=_FAR
-    ),
-    "handing out work": Case(
-        dataset=partial(Planted, 10 * _MANY, wait_s=0.0002),
-        accepted=("dispatch",),
-        where="on the cluster",
-        step_s=0.001,
-        options=_FAR,
     ),
 }

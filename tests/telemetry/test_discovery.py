@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.system.directories import is_safe, job_directories, opened, own_directories, to_look_in
+from dpex.system.directories import job_directories, opened, own_directories, to_look_in
 from dpex.telemetry.discovery import Announcement, identity, started_at, tidy_up
 from dpex.telemetry.discovery import targets as announced
 from dpex.telemetry.exporter import exporter
@@ -120,21 +122,14 @@ def test_a_number_that_is_in_use_again_does_not_keep_a_file(tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere, foreign])
 
 
-def test_when_a_process_started() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
-    assert (started_at(process.pid) or 0) >= (started_at(os.getpid()) or 0) > 0
-    process.communicate(b"\n")
-    until(lambda: started_at(process.pid) is None)
-
-
 def test_a_process_that_has_ended_is_gone_though_nobody_waited_for_it() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "pass"])
-    try:
-        until(lambda: started_at(process.pid) is None)
-        assert process.returncode is None  # nobody has waited for it: it is a zombie
-        assert Path(f"/proc/{process.pid}/stat").exists()
-    finally:
-        process.wait()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
+    assert process.stdin is not None
+    assert (started_at(process.pid) or 0) >= (started_at(os.getpid()) or 0) > 0
+    process.stdin.close()
+    until(lambda: started_at(process.pid) is None)
+    assert process.returncode is None  # nobody has waited for it: it is a zombie
+    process.wait()
 
 
 # -- directories -------------------------------------------------------------------------------------------------------
@@ -181,22 +176,45 @@ def test_what_is_the_users_own_is_nobody_elses_to_read(tmp_path: Path) -> None:
     assert given.path.stat().st_mode & 0o777 == 0o644  # for a Prometheus that is another user
 
 
-def test_a_directory_everybody_may_write_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match=f"all users may change what is in {tmp_path}: chmod it.*directory=..."):
-        Announcement(tmp_path, "127.0.0.1:9", LABELS)
-    tmp_path.chmod(0o1777)
-    Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()
-    with pytest.raises(PermissionError, match="others may change"):
-        Announcement(tmp_path, "127.0.0.1:9", LABELS, own=True)
+Prepared = Callable[[Path], None]
 
 
-@only_root
-def test_a_default_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    os.chown(tmp_path, SOMEBODY, SOMEBODY)
-    with pytest.raises(PermissionError, match=f"{tmp_path} is another user's .number {SOMEBODY}.: remove it, or give"):
-        Announcement(tmp_path, "127.0.0.1:9", LABELS, own=True)
-    Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()  # a container's root in a directory of its host
+def linked(place: Path) -> None:
+    place.rmdir()
+    place.symlink_to(place.parent)
+
+
+def linked_by_another(place: Path) -> None:
+    linked(place)
+    os.chown(place, SOMEBODY, SOMEBODY, follow_symlinks=False)
+
+
+def given_away(place: Path) -> None:
+    os.chown(place, SOMEBODY, SOMEBODY)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "as_own", "as_given"),
+    [
+        (lambda place: place.chmod(0o777), "others may change what is in {}", "all users may change what is in {}"),
+        (lambda place: place.chmod(0o1777), "others may change", ""),
+        (linked, "{} is a symbolic link: remove it", ""),  # given, and made by this user
+        pytest.param(given_away, "{} is another user's .number 12345.: remove it, or give", "", marks=only_root),
+        pytest.param(linked_by_another, "{} is a symbolic link", "{} is a symbolic link of another", marks=only_root),
+    ],
+    ids=["all may write", "all may write, sticky", "link", "another user's", "another user's link"],
+)
+def test_directories_that_others_can_change_are_refused(
+    tmp_path: Path, prepared: Prepared, as_own: str, as_given: str
+) -> None:
+    """Root, in a container, may be given a directory of its host's user."""
+    place = tmp_path / "place"
+    place.mkdir()
+    prepared(place)
+    for own, why in ((True, as_own), (False, as_given)):
+        refused = pytest.raises(PermissionError, match=why.format(place)) if why else nullcontext()
+        with refused:
+            Announcement(place, "127.0.0.1:9", LABELS, own=own).withdraw()
 
 
 @only_root
@@ -206,30 +224,9 @@ def test_a_directory_of_another_user_is_refused_unless_it_is_roots(
     monkeypatch.setattr(os, "getuid", lambda: SOMEBODY + 1)
     with opened(tmp_path, own=False):
         pass
-    os.chown(tmp_path, SOMEBODY, SOMEBODY)
+    given_away(tmp_path)
     with pytest.raises(PermissionError, match="another user's"), opened(tmp_path, own=False):
         pass
-
-
-def test_a_link_is_no_directory_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to("elsewhere")
-    assert not is_safe(tmp_path / "link")
-    with pytest.raises(PermissionError, match=f"{tmp_path / 'link'} is a symbolic link: remove it"):
-        Announcement(tmp_path / "link", "127.0.0.1:9", LABELS, own=True)
-    Announcement(tmp_path / "link", "127.0.0.1:9", LABELS).withdraw()  # given, and made by this user
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-@only_root
-@pytest.mark.parametrize("inside", ["", "deeper"])
-def test_a_link_of_another_user_is_refused(tmp_path: Path, inside: str) -> None:
-    (tmp_path / "elsewhere" / "deeper").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("elsewhere")
-    os.chown(tmp_path / "link", SOMEBODY, SOMEBODY, follow_symlinks=False)
-    with pytest.raises(PermissionError, match=f"{tmp_path / 'link'} is a symbolic link of another user"):
-        Announcement(tmp_path / "link" / inside, "127.0.0.1:9", LABELS)
-    assert targets(tmp_path / "elsewhere") == []
 
 
 def test_where_somebody_was_there_first_the_next_one_is_used_and_said(

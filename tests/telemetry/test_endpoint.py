@@ -177,17 +177,6 @@ def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
     assert all(value(found, "dpex_wait_seconds_total", cause=cause) >= 0 for cause in CAUSES)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
-def test_promtool_finds_nothing_to_say() -> None:
-    with DpexDataLoader(Augmented(8), batch_size=2, num_workers="auto", metrics_port=0) as loader:
-        list(loader)
-        exposition = text()
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=exposition, text=True, capture_output=True, check=False, timeout=30
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
     class Bad(Augmented):
         def __getitem__(self, index: int) -> torch.Tensor:
@@ -206,16 +195,18 @@ def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
         assert value(scrape(), "dpex_worker_restarts_total", pool="local") == 1
 
 
-def test_two_loaders_share_an_endpoint() -> None:
+def test_two_loaders_share_an_endpoint(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with (
         DpexDataLoader(Augmented(40), batch_size=2, num_workers=1, metrics_port=0, name="train") as train,
-        DpexDataLoader(Augmented(40), batch_size=2, num_workers=0, metrics_port=0, name="validation") as validation,
+        DpexDataLoader(Augmented(40), batch_size=2, num_workers=0, metrics_port=1, name="validation") as validation,
     ):
         batches = iter(train)
         next(batches)
         port = exporter.port
+        assert capsys.readouterr().err == f"dpex: the live page and the metrics are at {train.metrics_url}\n"
         list(validation)
         assert exporter.port == port
+        assert "metrics: port 1 is not opened: the loaders of a process share one endpoint" in caplog.text
         found = scrape()
         assert value(found, "dpex_batches_total", loader="train") == 1
         assert value(found, "dpex_batches_total", loader="validation") == 20
@@ -253,11 +244,15 @@ def test_it_ends_with_the_last_loader(tmp_path: Path) -> None:
 
 
 def test_closing_twice_and_pickling() -> None:
-    loader = DpexDataLoader([1, 2, 3], metrics_port=0)
+    loader = DpexDataLoader([1, 2, 3], metrics_port=0, name="real")
     list(loader)
+    (ledger,) = exporter.ledgers()
+    assert ledger.case is not None
+    assert str(ledger.case.diagnose()) == str(loader.diagnose())
     again = pickle.loads(pickle.dumps(loader))
     loader.close()
     loader.close()
+    assert loader.metrics_url is None
     assert list(again)
     assert exporter.port is not None
     again.close()
@@ -283,45 +278,26 @@ def test_where_a_port_is_taken_another_is_and_prometheus_finds_it(
         loader.close()
 
 
-def test_the_loaders_of_a_process_share_one_port(caplog: pytest.LogCaptureFixture) -> None:
-    first, second = DpexDataLoader([1, 2], metrics_port=0), DpexDataLoader([1, 2, 3], metrics_port=1, name="second")
-    assert list(first)
-    assert list(second)
-    assert value(scrape(), "dpex_batches_total", loader="second") == 3
-    assert "metrics: port 1 is not opened: the loaders of a process share one endpoint" in caplog.text
-    assert f"on port {exporter.port}" in caplog.text
-    first.close()
-    second.close()
-
-
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(OptionError, match=r"nothing can listen on host='192\.0\.2\.1', port=0: .* Give an address of"):
         iter(DpexDataLoader([1, 2], metrics_config=MetricsConfig(host="192.0.2.1")))
 
 
-def test_a_configuration_goes_before_the_environment(
+def test_an_option_goes_before_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv("DPEX_METRICS_PORT", str(taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("DPEX_METRICS_PORT", str(port))
         config = MetricsConfig(directory=str(tmp_path / "given"), allowed_hosts=("train.example",))
         with DpexDataLoader([1, 2], metrics_port=0, metrics_config=config) as loader:
             list(loader)
             assert [found["targets"] for found in announced(tmp_path / "given")] == [[f"127.0.0.1:{exporter.port}"]]
             request = urllib.request.Request(f"{loader.metrics_url}metrics", headers={"Host": "train.example"})
             assert urllib.request.urlopen(request, timeout=60).status == 200
-    assert "is taken" not in caplog.text
-
-
-def test_what_a_configuration_leaves_open_is_the_environments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("DPEX_METRICS_PORT", str(port))
-        with DpexDataLoader([1, 2], metrics_config=MetricsConfig()) as loader:
+        assert "is taken" not in caplog.text
+        with DpexDataLoader([1, 2], metrics_config=MetricsConfig()) as loader:  # which leaves the port open
             list(loader)
-            assert announced(tmp_path / "sd")
     assert f"metrics: port {port} is taken" in caplog.text
 
 
@@ -390,23 +366,18 @@ def certificates(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tls(certificates: Path) -> None:
-    files = TLSConfig(certfile=str(certificates / "server.pem"), keyfile=str(certificates / "server.key"))
-    with DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=files)) as loader:
+def test_tls_and_only_clients_with_a_certificate(certificates: Path) -> None:
+    own = {"certfile": str(certificates / "server.pem"), "keyfile": str(certificates / "server.key")}
+    context = ssl.create_default_context(cafile=own["certfile"])
+    with DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=TLSConfig(**own))) as loader:
         list(loader)
-        context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
         assert "dpex_batches_total" in text(context=context)
         assert announced(certificates / "sd")[0]["labels"]["__scheme__"] == "https"
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             text()
-
-
-def test_only_clients_with_a_certificate(certificates: Path) -> None:
-    own = {"certfile": str(certificates / "server.pem"), "keyfile": str(certificates / "server.key")}
     authority = str(certificates / "client.pem")
     with DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=TLSConfig(**own, client_cafile=authority))) as loader:
         list(loader)
-        context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
         with pytest.raises((urllib.error.URLError, OSError)):
             text(context=context)
         context.load_cert_chain(authority, str(certificates / "client.key"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.engine import in_process
@@ -162,15 +162,3 @@ def test_an_error_is_the_users_and_is_counted(clock: ManualClock, begun: Begun) 
     assert (sums.batches, sums.samples, sums.errors) == (7, 7, {"batch": 1})
     assert len(list(batches)) == 12
     assert sums_of(batches).batches == 19
-
-
-def test_batches_are_torchs() -> None:
-    data = torch.utils.data.TensorDataset(torch.rand(3000, 2))
-    torch.manual_seed(0)
-    expected = list(DataLoader(data, batch_size=2, shuffle=True))
-    torch.manual_seed(0)
-    loader = DpexDataLoader(data, batch_size=2, num_workers=0, shuffle=True)
-    loader.diagnose()
-    got = list(loader)
-    assert len(got) == len(expected)
-    assert all(torch.equal(one[0], other[0]) for one, other in zip(got, expected, strict=True))

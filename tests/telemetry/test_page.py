@@ -211,20 +211,12 @@ def test_the_network_from_machines_of_the_cluster_is_shown(training: Training, o
     assert seen.complaints == []
 
 
-def test_names_are_text(training: Training, opened: Callable[..., Seen]) -> None:
+def test_another_loader_can_be_chosen_and_names_are_text(training: Training, opened: Callable[..., Seen]) -> None:
     seen = opened()
     seen.open(training.url)
-    assert seen.page.evaluate("[...document.querySelector('#loader').options].map((o) => o.text)") == [
-        SHOWN,
-        "validation",
-    ]
+    options = "[...document.querySelector('#loader').options].map((o) => o.text)"
+    assert seen.page.evaluate(options) == [SHOWN, "validation"]
     assert seen.page.locator("img").count() == 1  # the icon
-    assert seen.complaints == []
-
-
-def test_another_loader_can_be_chosen(training: Training, opened: Callable[..., Seen]) -> None:
-    seen = opened()
-    seen.open(training.url)
     seen.page.select_option("#loader", "validation")
     seen.page.wait_for_selector("#verdict-text:text('3 batches in')")
     assert "between passes" in seen.text("#verdict")
@@ -233,7 +225,7 @@ def test_another_loader_can_be_chosen(training: Training, opened: Callable[..., 
     assert "3 delivered so far" in seen.text("#ready-note")
 
 
-@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+@pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_sticks_out(training: Training, opened: Callable[..., Seen], width: int) -> None:
     seen = opened(viewport={"width": width, "height": 740})
     seen.open(training.url)
@@ -253,33 +245,6 @@ def test_light_and_dark(training: Training, opened: Callable[..., Seen], scheme:
     seen.page.emulate_media(color_scheme="light" if dark else "dark")
     assert (max(ground(seen)) < 64) != dark
     assert seen.complaints == []
-
-
-CONTRAST = """(names) => {
-  const style = getComputedStyle(document.documentElement);
-  const light = (name) => {
-    const hex = style.getPropertyValue(name).trim();
-    const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255);
-    const [r, g, b] = parts.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const card = light("--card");
-  return names.map((name) => {
-    const one = light(name);
-    return (Math.max(one, card) + 0.05) / (Math.min(one, card) + 0.05);
-  });
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast(training: Training, opened: Callable[..., Seen], scheme: str) -> None:
-    """WCAG 2.2: 4.5 for text, 3 for what is drawn (amber areas lie beside others, and are named in the legend)."""
-    seen = opened(color_scheme=scheme)
-    seen.open(training.url)
-    text = seen.page.evaluate(CONTRAST, ["--ink", "--soft", "--accent", "--good", "--fair", "--bad"])
-    lines = seen.page.evaluate(CONTRAST, ["--orange", "--violet", "--blue", "--green", "--gray"])
-    assert min(text) >= 4.5
-    assert min(lines) >= 3
 
 
 # -- tests after which the others would not hold: new causes of waits, and the end ------------------------------------

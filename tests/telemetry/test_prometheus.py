@@ -58,12 +58,8 @@ def promtool(*arguments: str, given: str = "") -> str:
 
 
 @needs_promtool
-def test_rules_are_valid() -> None:
+def test_rules_are_valid_and_do_what_they_should() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
-
-
-@needs_promtool
-def test_rules_do_what_they_should() -> None:
     assert "SUCCESS" in promtool("test", "rules", str(RULES.parent / "tests" / "dpex.yml"))
 
 
@@ -230,33 +226,15 @@ def test_every_query_of_a_panel_returns_series(world: World, panel: Series) -> N
 
 
 @needs_prometheus
-def test_queries_of_marks_are_answered(world: World) -> None:
-    for annotation in dashboard()["annotations"]["list"][1:]:
-        world.query(annotation["expr"])
-
-
-@needs_prometheus
-def test_the_headline_is_the_planted_share_of_the_rank_that_waits_most(world: World) -> None:
+def test_the_headline_is_the_planted_share_of_the_rank_that_waits_most_and_each_rank_has_its_own(world: World) -> None:
     (found,) = world.panel("Starving most (GPU stall, else wait)", run="pair")
     assert found["metric"] == {"rank": "0", "run_id": "pair"}
     assert number(found) == pytest.approx(world.waited("0"), abs=POINTS)
     assert 0.2 < world.waited("0") < 0.4
-
-
-@needs_prometheus
-@pytest.mark.parametrize(
-    "title", ["Which rank starves, since when", "Share of time starved by rank (GPU stall, else wait)"]
-)
-def test_each_rank_has_its_own_share(world: World, title: str) -> None:
-    found = {series["metric"]["rank"]: number(series) for series in world.panel(title, run="pair")}
-    assert found == {rank: pytest.approx(world.waited(rank), abs=POINTS) for rank in STEP_S}
-    assert found["0"] > found["1"] + 0.1
-
-
-@needs_prometheus
-def test_one_rank_can_be_chosen(world: World) -> None:
-    (found,) = world.panel("Which rank starves, since when", run="pair", rank="1")
-    assert found["metric"]["rank"] == "1"
+    for title in ("Which rank starves, since when", "Share of time starved by rank (GPU stall, else wait)"):
+        shares = {series["metric"]["rank"]: number(series) for series in world.panel(title, run="pair")}
+        assert shares == {rank: pytest.approx(world.waited(rank), abs=POINTS) for rank in STEP_S}
+        assert shares["0"] > shares["1"] + 0.1
     (wait,) = world.panel("Wait, all ranks", run="pair", rank="1")
     assert number(wait) == pytest.approx(world.waited("1"), abs=POINTS)
 
@@ -276,13 +254,6 @@ def test_the_cause_is_what_was_planted(world: World) -> None:
     assert found["read"] > 0.8 * sum(found.values())
     states = world.panel("Where the training loops' time goes", run="pair")
     assert sum(map(number, states)) == pytest.approx(1.0, abs=1e-6)
-
-
-@needs_prometheus
-def test_the_tuner_is_seen(world: World) -> None:
-    for title in ("Waiting that decisions were to leave, and left", "Error of the predictions"):
-        (found,) = world.panel(title)
-        assert found["metric"]["run_id"] == "tuned"
 
 
 @needs_prometheus
@@ -307,13 +278,9 @@ def test_the_alert_fires_for_who_starves_and_nobody_else(world: World) -> None:
     found = world.query('ALERTS{alertname="DpexTrainingStarving",alertstate="firing"}')
     assert {(s["metric"]["run_id"], s["metric"]["rank"]) for s in found} == {("pair", "0"), ("tuned", "0")}
     assert all(s["metric"]["node"] == socket.gethostname() for s in found)
-
-
-@needs_prometheus
-def test_since_when_is_known(world: World) -> None:
-    (found,) = world.panel("Starving since", run="pair")
-    assert found["metric"]["rank"] == "0"
-    assert 0 < world.at - number(found) / 1000 < 120
+    (since,) = world.panel("Starving since", run="pair")
+    assert since["metric"]["rank"] == "0"
+    assert 0 < world.at - number(since) / 1000 < 120
 
 
 @needs_prometheus

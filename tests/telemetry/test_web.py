@@ -234,14 +234,6 @@ def test_without_free_descriptors_clients_wait(server: Server) -> None:
         client.close()
 
 
-def test_a_large_answer_arrives_whole() -> None:
-    body = bytes(range(256)) * 40000
-    server = Server("127.0.0.1", 0, lambda request: Answer(HTTPStatus.OK, [], body))
-    server.start()
-    assert ask(server, "/").read() == body
-    server.stop()
-
-
 def test_an_error_in_the_application_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     def broken(request: Request) -> Answer:
         raise RuntimeError("planted")

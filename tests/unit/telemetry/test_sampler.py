@@ -21,8 +21,6 @@ from dpex.telemetry.http.history import KEPT_S, HistorySampler, Stretch, TimedDi
 from dpex.telemetry.loader_metrics import LoaderMetrics
 from tests.unit.measure.test_ledger import NOTHING, Engine
 
-HOSTILE = '<script>alert("x")</script>\u2028 & \\'
-
 
 @dataclass
 class World:
@@ -216,12 +214,6 @@ def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: 
     world.ledgers = []
     world.sampler.turn()
     assert world.state()["loaders"] == []
-
-
-def test_names_reach_the_page_as_json_only() -> None:
-    world = World(ledgers=[LoaderMetrics(HOSTILE, (HOSTILE, "1", "batch"))])
-    world.sampler.turn()
-    assert (world.loader()["name"], world.loader()["info"]["dataset"]) == (HOSTILE, HOSTILE)
 
 
 def test_latest_is_the_shortest_end_that_suffices() -> None:
