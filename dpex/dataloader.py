@@ -79,8 +79,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         distribute_mode: The place of workers: this machine (False), the Ray cluster (True), or the cluster if this
             process is connected to one (``"auto"``).
         head_address: The cluster: ``"auto"`` (the one connected, else ``RAY_ADDRESS``, else a private one),
-            ``"local"`` (a private one on this machine), ``"host:port"``, or ``"ray://host:port"`` (for a machine that
-            is not a node of it). A Ray that is already initialised is used.
+            ``"local"`` (a private one on this machine), or ``"host:port"``. This machine must be a node of it. A Ray
+            that is already initialised is used.
         seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
             place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for

@@ -22,7 +22,7 @@ from dpex.schedule.sample_policy import SamplePolicy
 from dpex.schedule.seeding import SEEDINGS
 
 Seeding = Literal["worker", "batch"]
-_ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
+_ADDRESS = re.compile(r"^(auto|local|[^\s:/]+:\d{1,5})$")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -119,22 +119,16 @@ def _is_mapping_to(is_right: Callable[[Any], bool], value: Any) -> bool:
 _QUANTITY = "a number of at least 0"
 _RAY_REMOTE_ARGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_cpus": (_is_quantity, _QUANTITY),
-    "num_gpus": (_is_quantity, _QUANTITY),
     "memory": (_is_quantity, f"{_QUANTITY}, in bytes"),
     "resources": (
         lambda value: _is_mapping_to(_is_quantity, value) and value.keys().isdisjoint(("CPU", "GPU")),
-        "a dict of custom resources, such as {'ssd': 1}; CPUs and GPUs are 'num_cpus' and 'num_gpus'",
+        "a dict of custom resources, such as {'ssd': 1}; CPUs are 'num_cpus', and workers have no GPU",
     ),
-    "accelerator_type": (_is_text, "a str, such as 'T4'"),
     "label_selector": (functools.partial(_is_mapping_to, _is_text), "a dict of labels, such as {'region': 'us-west'}"),
-    "scheduling_strategy": (
-        lambda value: value in ("DEFAULT", "SPREAD") or type(value).__module__.startswith("ray."),
-        "'DEFAULT', 'SPREAD' or a strategy of ray.util.scheduling_strategies",
-    ),
+    "scheduling_strategy": (lambda value: value in ("DEFAULT", "SPREAD"), "'DEFAULT' or 'SPREAD'"),
     "runtime_env": (functools.partial(_is_mapping_to, lambda _: True), "a dict, such as {'pip': ['pillow']}"),
 }
 """The arguments of ``ray.remote`` that `ClusterConfig` takes: the test of each, and its requirement in words."""
-_INSTEAD = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +137,9 @@ class ClusterConfig:
 
     Args:
         ray_remote_args: Arguments of ``ray.remote`` for each worker, such as ``{"num_cpus": 2}``. Ray gives them their
-            meaning: ``num_cpus`` (default 1), ``num_gpus``, ``memory`` (bytes), ``resources``, ``accelerator_type``,
-            ``label_selector``, ``scheduling_strategy`` and ``runtime_env``.
+            meaning: ``num_cpus`` (default 1), ``memory`` (bytes), ``resources``, ``label_selector``,
+            ``scheduling_strategy`` (``"SPREAD"``, the default, or ``"DEFAULT"``) and ``runtime_env``. A worker needs a
+            part of some resource.
         compression: ``"zstd"``: batches are compressed for the network with Zstandard at level 1. It pays where the
             network is the limit and batches compress well, as tokens with padding and masks do. It needs
             ``dpex[compression]`` on all machines. None: batches are sent uncompressed.
@@ -174,14 +169,19 @@ class ClusterConfig:
         )
         for name, value in (given or {}).items():
             known = ", ".join(map(repr, _RAY_REMOTE_ARGS))
-            instead = f"give {_INSTEAD[name]!r}" if name in _INSTEAD else f"leave it out, or give one of {known}"
             _require(
                 name in _RAY_REMOTE_ARGS,
-                f"ray_remote_args has the key {name!r}: {instead}. Custom resources belong in 'resources', and dpex "
-                "itself decides how its workers are named, restarted and called",
+                f"ray_remote_args has the key {name!r}: leave it out, or give one of {known}. Custom "
+                "resources belong in 'resources', and dpex itself decides how its workers are named, restarted and "
+                "called",
             )
             is_right, requirement = _RAY_REMOTE_ARGS[name]
             _require(is_right(value), f"ray_remote_args[{name!r}]={value!r}: give {requirement}")
+        needs = {"num_cpus": 1, **(given or {})}
+        _require(
+            bool(needs["num_cpus"] or needs.get("memory") or any(needs.get("resources", {}).values())),
+            f"ray_remote_args={given!r}: give num_cpus, memory or resources above 0, by which Ray places a worker",
+        )
         _require_field(
             self, "compression", self.compression in (None, "zstd"), "'zstd', or None to send batches uncompressed"
         )
@@ -350,7 +350,7 @@ def _check_each(options: Any) -> None:
     )
     _require(
         isinstance(address, str) and bool(_ADDRESS.fullmatch(address)),
-        f"head_address={address!r}: give 'auto', 'local', 'host:port' or 'ray://host:port'",
+        f"head_address={address!r}: give 'auto', 'local' or 'host:port'",
     )
     _require(seeding in (None, *SEEDINGS), f"seeding={seeding!r}: give 'worker', 'batch' or None")
     _require(

@@ -19,8 +19,7 @@ import pytest
 STORE_BYTES = 200 << 20
 KEPT_S = 3600.0
 """Seconds for which agents stay parked: as long as any run of the tests."""
-HEAD: dict[str, Any] = {"num_cpus": 0, "num_gpus": 2}
-"""The GPUs are only numbers. They are not on the nodes, since Ray keeps other work away from a node that has some."""
+HEAD: dict[str, Any] = {"num_cpus": 0}
 NODES: tuple[dict[str, Any], ...] = (
     {"num_cpus": 2, "resources": {"main": 3, "probe": 1}, "env_vars": {"DPEX_TEST_NODE": "good"}},
     {"num_cpus": 2, "resources": {"aside": 100, "probe": 2}, "env_vars": {"DPEX_TEST_NODE": "bare"}},
@@ -86,8 +85,8 @@ class SharedRay:
 
     def join(self) -> None:
         """Connect this process, and forget which nodes failed in the tests before."""
+        from dpex.pools.ray.avoided_nodes import AvoidedNodes
         from dpex.pools.ray.cluster import connect
-        from dpex.pools.ray.failing_nodes import FailingNodes
 
         if self._cluster is None:
             self._cluster = started()
@@ -95,9 +94,7 @@ class SharedRay:
             connect_to(self._cluster)
         if self._share is None:
             self._share = connect("auto")
-        self._share.failing = FailingNodes()
-        self._share.unreached.clear()
-        self._share.unfit.clear()
+        self._share.avoided = AvoidedNodes()
 
     def release(self) -> None:
         """Give the share back, with all parked agents. The process stays connected."""

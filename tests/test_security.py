@@ -70,9 +70,8 @@ def test_nothing_listens_beyond_this_machine(metrics: MetricsConfig | None, addr
 
 def test_agents_of_a_private_ray_are_waited_for_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_USE_TLS", raising=False)
     monkeypatch.setattr(cluster, "_current", cluster.Cluster("a session", private=True))
-    assert cluster.stream_address() == "127.0.0.1"
+    assert cluster.trainer_address() == "127.0.0.1"
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

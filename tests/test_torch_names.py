@@ -152,11 +152,10 @@ def test_a_thread_gets_its_name() -> None:
 @pytest.mark.ray
 def test_ray_has_what_dpex_asks_for() -> None:
     pytest.importorskip("ray")
-    from ray._private import client_mode_hook, state
+    from ray._private import state
     from ray.util.placement_group import placement_group
 
     seen = f"looked at in Ray {', '.join(RAY_SEEN)}"
     assert parameters(state.available_resources_per_node) == [], seen
     assert callable(getattr(state.state, "get_draining_nodes", None)), seen
-    assert callable(getattr(client_mode_hook, "client_mode_wrap", None)), seen
     assert {"_soft_target_node_id", "bundle_label_selector"} <= set(parameters(placement_group)), seen

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpex.pools.agent.admission import AdmissionServer
+from dpex.pools.agent.connection import AdmissionServer
 from dpex.pools.agent.nodes import NodeNews, link_over, wake_nobody
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.agent.shipped_file import write_shipped
@@ -63,7 +63,7 @@ class ProcessNodes:
         if (link := link_over(connection, self._memory)) is None:
             return
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
-        self._news.append(NodeNews("ready", agent, f"node {agent}", link, path, probe=True))
+        self._news.append(NodeNews("ready", agent, f"node {agent}", link, path))
         self._wake()
 
     def begin(self, wake: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class ProcessNodes:
         os.close(read)
         address = (self._reached_at[agent], self.server.port, self.server.secret, agent)
         with os.fdopen(write, "wb") as pipe:
-            pickle.dump((os.getpid(), address, -1, report), pipe)
+            pickle.dump((os.getpid(), address, report), pipe)
 
     def room(self, agent: int) -> int:
         """See `Nodes.room`."""

@@ -43,6 +43,7 @@ _PLACES = {
     **dict.fromkeys(("read", "transform"), "the dataset"),
     "collate": "the collate function",
     "encode": "serialisation",
+    "transit": "the network",
     "h2d": "host-to-device",
     _TAKING_IN: _TAKING_IN,
 }
@@ -100,7 +101,7 @@ def losses(facts: Facts) -> LostTime:
         queued_s = sum(seconds.values()) if rule is _queueing else queued_s
     return LostTime(
         by_cause={key: sum(seconds.values()) for key, seconds in taken.items()},
-        places={key: _by_place(facts, taken[key]) for key in ("cpu", "storage", "transfer")},
+        places={key: _by_place(taken[key]) for key in ("cpu", "storage", "transfer")},
         queued_s=queued_s,
     )
 
@@ -118,12 +119,10 @@ def _measured(facts: Facts) -> Seconds:
     return {**found, _TAKING_IN: facts.transfer_s}
 
 
-def _by_place(facts: Facts, seconds: Seconds) -> Mapping[str, float]:
-    streamed, stored = (facts.moved_bytes.get(path, 0.0) for path in ("network", "object_store"))
-    names = {**_PLACES, "transit": "the object store" if stored > streamed else "the network"}
+def _by_place(seconds: Seconds) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for name, each in seconds.items():
-        found[names[name]] = found.get(names[name], 0.0) + each
+        found[_PLACES[name]] = found.get(_PLACES[name], 0.0) + each
     return found
 
 

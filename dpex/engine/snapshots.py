@@ -105,15 +105,13 @@ class EngineView:
         feed, pinned = self._plan.feed, {"h2d": tally.pinned_bytes}
         if feed is not None:
             pinned = {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes}
-        moved = {"shm": local.nbytes, "network": remote.streamed_bytes, **pinned}
-        through_ray = remote.nbytes - remote.streamed_bytes
         return tally.sums(
             monotonic(),
             passes=max(1, state.epoch + 1),
             errors=dict(self._tally.errors),
             remade=state.failures.remade,
             late=state.late.made_again,
-            moved_bytes={**moved, "object_store": through_ray},
+            moved_bytes={"shm": local.nbytes, "network": remote.nbytes, **pinned},
             pools={name: self._pool(pool) for name, pool in pools.items()},
             ready=state.schedule.ready,
             prefetch=state.schedule.prefetch,

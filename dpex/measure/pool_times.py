@@ -31,17 +31,16 @@ class PoolTimes:
     Attributes:
         tickets: Batches that were made.
         shared: Of these, batches that were made for another training.
-        streamed_bytes: Bytes of batches that came on a connection of their own.
         services_s: Wall seconds of each of the latest `KEPT` batches.
         services: Batches by wall seconds, in the buckets of `STEP_BUCKETS`.
         steps: Transforms and other steps, of the batches in which they were timed.
         nodes: Sums by machine of the cluster.
     """
 
-    __slots__ = (*("_latest", "nodes", "services", "services_s", "shared", "steps", "streamed_bytes", "tickets"),)
+    __slots__ = (*("_latest", "nodes", "services", "services_s", "shared", "steps", "tickets"),)
 
     def __init__(self) -> None:
-        self.tickets = self.shared = self.streamed_bytes = 0
+        self.tickets = self.shared = 0
         self.services_s: deque[float] = deque(maxlen=KEPT)
         self.services = [0] * (len(STEP_BUCKETS) + 1)
         self.steps: dict[str, StepSums] = {}

@@ -86,7 +86,7 @@ class Metric:
 
 STATES = ("wait", "transfer", "work")
 STAGES = ("load", "collate", "encode")
-PATHS = ("shm", "network", "object_store", "h2d", "device")
+PATHS = ("shm", "network", "h2d", "device")
 PARTS = ("copy", "transform", "wait")
 ERRORS = ("batch", "worker", "timeout")
 OTHERS = "others"
@@ -99,9 +99,7 @@ WORKER_POOL = Label(name="pool", values=WORKER_POOLS, help="where workers are: t
 CLUSTER = Label(name="pool", values=(REMOTE,), help="the cluster: only from there batches come over a network")
 MACHINE = Label(name="machine", most=9, help=f'a machine of the cluster; the ninth and later ones are "{OTHERS}"')
 STAGE = Label(name="stage", values=STAGES, help="`dataset[i]`; the collate function; writing the batch into a slot")
-PATH = Label(
-    name="path", values=PATHS, help="shared memory, connection, Ray's object store, page-locked memory, device"
-)
+PATH = Label(name="path", values=PATHS, help="shared memory, connection, page-locked memory, device")
 PART = Label(name="part", values=PARTS, help="copies; the device transform; the training stream waiting for them")
 ERROR = Label(name="kind", values=ERRORS, help="user's code failed, workers were lost, `timeout=`")
 KNOB = Label(name="knob", values=KNOBS, help="workers here, workers on the cluster, prefetch")

@@ -122,7 +122,7 @@ WRONG = {
     "--distribute-mode maybe": "distribute_mode='maybe': give False (this machine), True (the Ray cluster) or 'auto'",
     "--memory-budget 0": "WorkerConfig(memory_budget=0): give a positive number of bytes",
     "--metrics-port 70000": "metrics_port=70000: give a port from 1 to 65535",
-    "--head-address here": "head_address='here': give 'auto', 'local', 'host:port' or 'ray://host:port'",
+    "--head-address here": "head_address='here': give 'auto', 'local' or 'host:port'",
     "--num-workers keep --also-in-process": "--num-workers keep leaves every loader its number",
 }
 

@@ -59,15 +59,6 @@ def test_the_planted_bottleneck_is_found(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("new_agents")
-def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
-    diagnosis = REMOTE["large batches"].run()
-    assert diagnosis.verdict.cause == "transfer", str(diagnosis)
-    assert "the object store" in diagnosis.verdict.where
-
-
-@pytest.mark.long
 def test_the_dear_transform_is_named() -> None:
     case = replace(REMOTE["computing"], dataset=partial(Transformed, 600))
     diagnosis = case.run()

@@ -24,10 +24,6 @@ from waiting import until
 IDLE_MINUTES = 0.05
 """After which the autoscaler takes a node away."""
 START_S = 120
-CHANNEL_S = 60
-"""For the server of one client to start; one that died is given up after that."""
-LOG_END = 2000
-"""Characters of each log that a failure shows."""
 
 
 def free_port() -> int:
@@ -37,27 +33,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class RayHead:
-    """A head of its own, started by ``ray start``; ``address`` is for ``ray.init``. It asks for no token, as those of
-    ``ray.cluster_utils`` do not."""
+class GrowingCluster:
+    """A head without CPUs, and nodes of ``node_cpus`` each that the autoscaler adds, ``most_nodes`` at most.
 
-    def __init__(self, *, cpus: int, store_bytes: int, environment: dict[str, str] | None = None) -> None:
+    It is started by ``ray start``; ``address`` is for ``ray.init``. It asks for no token, as those of
+    ``ray.cluster_utils`` do not.
+    """
+
+    def __init__(self, *, node_cpus: int, most_nodes: int, store_bytes: int) -> None:
+        self._node = {"CPU": node_cpus, "object_store_memory": store_bytes}
+        self._most_nodes = most_nodes
         self._directory = Path(tempfile.mkdtemp(prefix="dpex"))
-        self.address = f"{_own_address()}:{free_port()}"
-        command = [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--head",
-            f"--port={self.address.rpartition(':')[2]}",
-        ]
-        sizes = [f"--num-cpus={cpus}", f"--object-store-memory={store_bytes}", "--include-dashboard=false"]
-        others = [f"--temp-dir={self._directory}", "--disable-usage-stats", *self._options()]
+        port = free_port()
+        self.address = f"{_own_address()}:{port}"
+        scaling = self._directory / "autoscaling.json"
+        scaling.write_text(json.dumps(self._config()))
+        sizes = ["--num-cpus=0", f"--object-store-memory={store_bytes}", "--include-dashboard=false"]
+        others = [f"--temp-dir={self._directory}", "--disable-usage-stats", f"--autoscaling-config={scaling}"]
+        scales = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
         try:
             subprocess.run(
-                [*command, *sizes, *others],
-                env={**os.environ, "RAY_AUTH_MODE": "disabled", **(environment or {})},
+                [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", *sizes, *others],
+                env={**os.environ, "RAY_AUTH_MODE": "disabled", **scales},
                 stdout=subprocess.DEVNULL,
                 check=True,
                 timeout=START_S,
@@ -65,9 +62,6 @@ class RayHead:
         except BaseException:
             self.shutdown()
             raise
-
-    def _options(self) -> list[str]:
-        return []
 
     def processes(self) -> list[psutil.Process]:
         """All that were started with this head's directory."""
@@ -86,39 +80,6 @@ class RayHead:
                     process.kill()
             until(lambda pids=[process.pid for process in processes]: not any(map(is_alive, pids)), START_S)
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-class ClientServer(RayHead):
-    """A head that serves clients at ``client_address``; needs ``ray[client]``."""
-
-    def __init__(self, *, cpus: int, store_bytes: int) -> None:
-        environment = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(CHANNEL_S)}
-        super().__init__(cpus=cpus, store_bytes=store_bytes, environment=environment)
-
-    def _options(self) -> list[str]:
-        port = free_port()
-        self.client_address = f"ray://{self.address.rpartition(':')[0]}:{port}"
-        return [f"--ray-client-server-port={port}"]
-
-    def logs(self) -> str:
-        """What the servers for clients wrote, those that ended included."""
-        files = sorted(self._directory.glob("session_*/logs/ray_client_server*"))
-        return "\n".join(f"{file.name}:\n{file.read_text(errors='replace')[-LOG_END:]}" for file in files)
-
-
-class GrowingCluster(RayHead):
-    """A head without CPUs, and nodes of ``node_cpus`` each that the autoscaler adds, ``most_nodes`` at most."""
-
-    def __init__(self, *, node_cpus: int, most_nodes: int, store_bytes: int) -> None:
-        self._node = {"CPU": node_cpus, "object_store_memory": store_bytes}
-        self._most_nodes = most_nodes
-        environment = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
-        super().__init__(cpus=0, store_bytes=store_bytes, environment=environment)
-
-    def _options(self) -> list[str]:
-        path = self._directory / "autoscaling.json"
-        path.write_text(json.dumps(self._config()))
-        return [f"--autoscaling-config={path}"]
 
     def _config(self) -> dict[str, Any]:
         lists = ("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands")

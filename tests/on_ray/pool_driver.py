@@ -15,9 +15,8 @@ from torch.utils.data import default_collate
 from waiting import until
 from workload import wait_as_work
 
-from dpex.pools.agent.admission import AdmissionServer
 from dpex.pools.ray.cluster import connect, release
-from dpex.pools.ray.reservations import actor_options
+from dpex.pools.ray.reservations import worker_options
 from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
 from dpex.worker.setup import WorkerSetup
@@ -108,7 +107,7 @@ def remote_args(options=None):
 
 def key_of(options=None):
     """Under which agents for workers with these options are parked."""
-    return json.dumps(actor_options(remote_args(options)), sort_keys=True, default=repr)
+    return json.dumps(worker_options(remote_args(options)), sort_keys=True, default=repr)
 
 
 class Driver:
@@ -188,22 +187,6 @@ def grouped(count, size, index=lambda i: [i]):
     return [pairs[i : i + size] for i in range(0, count, size)]
 
 
-def go_by(way, monkeypatch):
-    """Have batches travel on a connection, or through Ray's object store, which may be the last resort."""
-    if way == "store":
-        monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
-    elif way == "unreachable":
-        monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf)
-
-
-class Deaf(AdmissionServer):
-    """Says that it listens where nobody does."""
-
-    def __init__(self, address, admit):
-        super().__init__(address, admit)
-        self.port = 1
-
-
 @contextlib.contextmanager
 def new_agents(options=None):
     """Agents for workers with these options are started anew within, and serve no test after it."""
@@ -218,7 +201,6 @@ def new_agents(options=None):
 
 def end_parked(share, options=None):
     """End the agents that wait for workers with these options."""
-    share.unreached.clear()
     while (nodes := share.parked.take(key_of(options))) is not None:
         nodes.end()
         nodes.join(DEADLINE_S)

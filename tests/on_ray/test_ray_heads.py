@@ -1,8 +1,7 @@
-"""Ray heads that are started by themselves: a cluster that grows, and one that serves clients.
+"""A cluster that grows, in a process of its own, which asks for no tokens, as the head of that cluster does not.
 
-Each in a process of its own, which asks for no tokens, as these heads do not. Ray reads once in a process whether calls
-carry a token. A head that asks for none cannot call a process that does: it takes that for dead, and ends its actors as
-soon as they are made.
+Ray reads once in a process whether calls carry a token. A head that asks for none cannot call a process that does: it
+takes that for dead, and ends its actors as soon as they are made.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from packages import need
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(390)]
 need("ray", "Ray is not installed")
-need("grpc", "Ray's client needs ray[client], which is not installed")
 
 
-@pytest.mark.parametrize("module", ["growing_loaders.py", "client_loaders.py"])
-def test_loaders_on_a_head_of_its_own(module: str) -> None:
+def test_loaders_on_a_cluster_that_grows() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     own = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_")
     }  # Ray was here, and set some
     done = subprocess.run(
-        [*command, str(Path(__file__).with_name(module))],
+        [*command, str(Path(__file__).with_name("growing_loaders.py"))],
         env={**own, "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,

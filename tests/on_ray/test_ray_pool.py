@@ -18,16 +18,16 @@ from pool_driver import (
     Large,
     NodeBound,
     Numbers,
-    go_by,
     grouped,
     key_of,
     new_agents,
     same,
 )
-from waiting import meet, until
+from waiting import until
 
 from dpex.errors import ShippingError
-from dpex.pools.ray.cluster import Parked, living_nodes
+from dpex.pools.agent.connection import AdmissionServer
+from dpex.pools.ray.cluster import living_nodes
 from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
 
@@ -82,19 +82,10 @@ def test_small_batches_travel_in_groups_and_are_right():
         until(both_make, DEADLINE_S)
 
 
-@pytest.mark.parametrize("way", ["stream", pytest.param("unreachable", marks=pytest.mark.long)])
-def test_large_batches_are_ordinary_writable_tensors_that_last(monkeypatch, way):
-    """They travel on a connection, or through Ray's object store, which is the last resort."""
-    go_by(way, monkeypatch)
-    with new_agents(ASIDE), Driver(Large(), 1, options=ASIDE) as driver:
+def test_large_batches_are_ordinary_writable_tensors_that_last():
+    with Driver(Large(), 1, options=ASIDE) as driver:
         driver.wait_up(1)
         made = driver.make(grouped(12, 1, lambda i: [i] * 8))
-        assert [agent.link.is_tunnel for agent in driver.agents()] == [way == "unreachable"]
-        notes = [note.text for note in driver.of(Notice)]
-        assert len(notes) == (way == "unreachable")
-        assert all("object store: it cannot reach" in note for note in notes)
-        times = driver.pool.times
-        assert times.streamed_bytes == (times.nbytes if way == "stream" else 0)
     for i, batch in made.items():
         assert batch.shape == (8, 3, 128, 128)
         assert type(batch) is torch.Tensor
@@ -264,36 +255,20 @@ def test_the_next_pool_gets_the_agents_with_the_dataset_as_it_is_then(shared_ray
     shared_ray.share.parked.park(parked)
 
 
-class Waiting:
-    """Nodes that wait for a pool."""
-
-    workers = 2
-
-    def __init__(self, key):
-        self.key = key
-        self.has_ended = False
-
-    def end(self):
-        self.has_ended = True
-
-    def join(self, timeout_s):
-        assert self.has_ended
+def test_a_node_that_cannot_reach_the_trainer_says_so(monkeypatch):
+    """Nothing listens at the port that the agents get."""
+    monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf)
+    with new_agents(ASIDE), Driver(Numbers(), 1, options=ASIDE) as driver:
+        driver.listen_until(lambda: driver.pool.failed is not None)
+        assert "it cannot reach the trainer at" in driver.pool.failed
 
 
-def test_parked_nodes_go_to_pools_with_the_same_options_once():
-    parked = Parked()
-    small, large = Waiting("small"), Waiting("large")
-    for nodes in (small, large):
-        parked.park(nodes)
-    assert parked.workers == 4
-    assert parked.take("none") is None
-    assert parked.take("small") is small
-    assert parked.take("small") is None
-    assert parked.discard(large)
-    assert not parked.discard(large)
-    parked.park(small)
-    parked.clear()
-    assert (small.has_ended, large.has_ended) == (True, False)
+class Deaf(AdmissionServer):
+    """Says that it listens where nobody does."""
+
+    def __init__(self, address, admit):
+        super().__init__(address, admit)
+        self.port = 1
 
 
 def test_a_resource_that_no_node_has_is_said():
@@ -317,30 +292,6 @@ def test_a_node_that_lacks_something_is_set_aside(dataset):
         assert set(made.values()) == {"good"}
         assert driver.pool.failed is None
         assert driver.pool.counts.requested == 3
-
-
-class Visible:
-    """Says which GPUs its worker sees, once two workers are asked; the first is asked whether a node can serve."""
-
-    def __init__(self, place):
-        self.place = place
-
-    def __getitem__(self, index):
-        if index:
-            meet(self.place, 2)
-        return os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()
-
-
-def test_a_worker_with_a_gpu_has_an_agent_of_its_own_that_sees_it(tmp_path):
-    options = {"resources": {}, "num_gpus": 1}
-    with Driver(Visible(tmp_path), 2, options=options, collate_fn=same, auto_collation=False) as driver:
-        driver.wait_up(2)
-        seen = set(driver.make(grouped(60, 1, lambda i: i + 1)).values())
-        assert {devices for devices, _ in seen} == {"0", "1"}
-        assert len(seen) == 2
-        driver.pool.resize(1)
-        driver.listen_until(lambda: driver.pool.counts.running == 1)
-        assert [gone.expected for gone in driver.of(WorkerGone)] == [True]
 
 
 def test_a_runtime_environment_is_that_of_the_agent_and_its_workers():

@@ -7,15 +7,14 @@ import subprocess
 import sys
 from functools import partial
 
-import numpy as np
 import psutil
 import pytest
 from families import is_alive
-from pool_driver import DEADLINE_S, Driver, HeldBack, Large, Numbers, Slow, go_by, grouped, new_agents
+from pool_driver import DEADLINE_S, Driver, HeldBack, Large, Numbers, Slow, grouped, new_agents
 from shared_ray import NODES, QUICK_TO_NOTICE, STORE_BYTES, own_ray
 from waiting import until
 
-from dpex.pools.ray import failing_nodes
+from dpex.pools.ray import avoided_nodes
 from dpex.pools.ray.cluster import connect, release
 from dpex.schedule.events import Notice, WorkerGone
 from dpex.schedule.schedule import Ticket
@@ -23,7 +22,6 @@ from dpex.schedule.schedule import Ticket
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
 
 ray = pytest.importorskip("ray")
-PIECE_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -33,55 +31,6 @@ def cluster(ray_of_session):
         share = connect("auto")
         yield started
         release(share)
-
-
-class Hoarder:
-    """Fills its node's object store with what is in use, so that Ray can neither spill nor evict it."""
-
-    def __init__(self):
-        self.held = []
-        for _ in range(STORE_BYTES // PIECE_BYTES):
-            ref = ray.put(np.ones(PIECE_BYTES, np.uint8))
-            self.held.append((ref, ray.get(ref)))
-
-    def count(self):
-        return len(self.held)
-
-
-def filled(cluster):
-    """The part of all object stores that is in use, as Ray has it."""
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
-    stats = get_memory_info_reply(get_state_from_address(cluster.address)).store_stats
-    return stats.object_store_bytes_used / stats.object_store_bytes_avail
-
-
-@contextlib.contextmanager
-def full_object_stores(cluster):
-    """That of the trainer's node, and that of the node with the workers."""
-    here = Hoarder()
-    there = ray.remote(Hoarder).options(num_cpus=0, resources={"main": 0.01}).remote()
-    try:
-        assert ray.get(there.count.remote(), timeout=DEADLINE_S) == here.count()
-        assert filled(cluster) > 0.99
-        yield
-    finally:
-        ray.kill(there)
-        here.held.clear()
-    until(lambda: filled(cluster) < 0.5, DEADLINE_S, pause_s=0.1, told=lambda: filled(cluster))
-
-
-@pytest.mark.parametrize("way", ["stream", "store"])
-def test_a_full_object_store_changes_no_batch(cluster, monkeypatch, way):
-    """Ray then writes what it has to carry to files."""
-    go_by(way, monkeypatch)
-    with new_agents(), full_object_stores(cluster), Driver(Large(), 1) as driver:
-        driver.wait_up(1)
-        made = driver.make(grouped(4, 1, lambda i: [i] * 8))
-        assert [agent.link.is_tunnel for agent in driver.agents()] == [way == "store"]
-        assert not driver.of(WorkerGone)
-        assert filled(cluster) > 0.99
-    assert all((batch == i).all() for i, batch in made.items())
 
 
 @pytest.mark.usefixtures("cluster")
@@ -186,8 +135,8 @@ def test_a_removed_node_loses_its_tickets_without_blame(cluster, tmp_path):
 
 
 def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back(cluster, monkeypatch):
-    monkeypatch.setattr(failing_nodes, "WITHIN_S", 1000.0)
-    monkeypatch.setattr(failing_nodes, "FIRST_S", 3.0)
+    monkeypatch.setattr(avoided_nodes, "WITHIN_S", 1000.0)
+    monkeypatch.setattr(avoided_nodes, "PAUSE_S", 3.0)
     one = {"num_cpus": 1, "resources": {"flaky": 1}}
     driven = partial(Driver, Numbers(), 2, options={"resources": {"flaky": 1}})
     with extra_node(cluster, **one) as bad, extra_node(cluster, **one), driven() as driver:
@@ -196,7 +145,7 @@ def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back(cluster, monk
             (pid,) = [node.pid for node in driver.pool._nodes._nodes.values() if node.node == bad.node_id]
             return psutil.Process(pid).children()
 
-        for _ in range(failing_nodes.FAILURES):
+        for _ in range(avoided_nodes.FAILURES):
             driver.wait_up(2)
             until(agent)
             agent()[0].kill()

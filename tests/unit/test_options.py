@@ -76,7 +76,7 @@ TORCHS: list[tuple[str, Any]] = [
 """Arguments of torch's, which its own constructor accepts, or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
     ("distribute_mode", "auto"),
-    *(("head_address", value) for value in ("auto", "local", "head.example.org:6379", "ray://head:1")),
+    *(("head_address", value) for value in ("auto", "local", "head.example.org:6379")),
     ("seeding", "batch"),
     *(("metrics_port", value) for value in (0, 65535)),
     ("worker_config", WorkerConfig(memory_budget=1 << 40)),
@@ -86,21 +86,18 @@ ACCEPTED: list[tuple[str, Any]] = [
 RAY_REFUSED: list[tuple[str, Any, str]] = [
     ("num_cpus", "2", "a number of at least 0"),
     ("num_cpus", True, "a number of at least 0"),
-    ("num_gpus", float("nan"), "a number of at least 0"),
+    ("num_cpus", float("nan"), "a number of at least 0"),
     ("memory", "2G", "a number of at least 0, in bytes"),
     ("resources", {"ssd": "1"}, "a dict of custom resources"),
-    ("resources", {"CPU": 2}, "a dict of custom resources, .* 'num_cpus' and 'num_gpus'"),
-    ("accelerator_type", 4, "a str"),
+    ("resources", {"CPU": 2}, "a dict of custom resources, .* 'num_cpus', and workers have no GPU"),
     ("label_selector", {"region": 1}, "a dict of labels"),
-    ("scheduling_strategy", "spread", "'DEFAULT', 'SPREAD' or a strategy"),
+    ("scheduling_strategy", "spread", "'DEFAULT' or 'SPREAD'"),
     ("runtime_env", "env.yaml", "a dict, such as"),
 ]
 RAY_ACCEPTED: list[tuple[str, Any]] = [
     ("num_cpus", 0.5),
-    ("num_gpus", 1),
     ("memory", 2**30),
     ("resources", MappingProxyType({"ssd": 1})),
-    ("accelerator_type", "T4"),
     ("label_selector", {"region": "us-west"}),
     ("scheduling_strategy", "DEFAULT"),
     ("runtime_env", {"env_vars": {"A": "1"}}),
@@ -152,8 +149,6 @@ def test_an_argument_for_ray_is_refused_by_key_value_and_remedy(key: str, value:
 @pytest.mark.parametrize(
     ("key", "remedy"),
     [
-        ("CPU", "give 'num_cpus'"),
-        ("GPU", "give 'num_gpus'"),
         ("max_restarts", "leave it out"),
         ("cpu_node", "leave it out, or give one of 'num_cpus', .* Custom resources belong in 'resources'"),
         (3, "leave it out"),
@@ -168,22 +163,24 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
     """Ray checks them when an actor's options are given; nothing is started for that."""
     pytest.importorskip("ray")
     from dpex.pools.ray.guardian import guardian_class
-    from dpex.pools.ray.reservations import actor_options
+    from dpex.pools.ray.reservations import worker_options
 
     assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}
     for key, value in RAY_ACCEPTED:
         ClusterConfig(ray_remote_args={key: value})
-        assert guardian_class().options(**actor_options({key: value}))
+        assert guardian_class().options(**worker_options({key: value}))
     with pytest.raises((TypeError, ValueError)):
-        guardian_class().options(**actor_options({"num_cpus": "2"}))
+        guardian_class().options(**worker_options({"num_cpus": "2"}))
 
 
 def test_what_a_worker_needs_of_a_node() -> None:
-    from dpex.pools.ray.reservations import actor_options, needs_of
+    from dpex.pools.ray.reservations import needs_of, worker_options
 
-    assert needs_of(actor_options(None)) == {"CPU": 1}
-    asked = {"num_cpus": 0, "num_gpus": 0.5, "memory": 1000, "resources": {"ssd": 2}, "runtime_env": {}}
-    assert needs_of(actor_options(asked)) == {"GPU": 0.5, "memory": 1000, "ssd": 2}
+    assert needs_of(worker_options(None)) == {"CPU": 1}
+    asked = {"num_cpus": 0, "memory": 1000, "resources": {"ssd": 2}, "runtime_env": {}}
+    assert needs_of(worker_options(asked)) == {"memory": 1000, "ssd": 2}
+    with pytest.raises(OptionError, match="by which Ray places a worker"):
+        ClusterConfig(ray_remote_args={"num_cpus": 0})
 
 
 @pytest.mark.parametrize(("value", "least"), [(-1, 0), (0, 1), (1.0, 0), ("2", 0), (True, 0)])

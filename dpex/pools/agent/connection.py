@@ -1,4 +1,4 @@
-"""Connect an agent to its trainer.
+"""Connect an agent to its trainer, which accepts agents that know the run's secret, and drops all other clients.
 
 Both prove to each other that they know the run's secret, without sending it.
 
@@ -9,7 +9,7 @@ Both prove to each other that they know the run's secret, without sending it.
 
 A proof is an HMAC-SHA256 of who proves, the hello and the trainer's nonce. So a proof serves once, for one end and one
 agent's number, and a listener on the network learns nothing that would let it in later. What follows is not encrypted,
-as Ray's own traffic is not; where Ray encrypts its traffic, no such connection is made.
+as Ray's own traffic is not; where Ray encrypts its traffic, remote workers are refused.
 
 The handshake of `multiprocessing.connection` does not suffice: its proofs are HMAC-MD5 before Python 3.12 and name
 neither agent nor end, and a peer that sends byte by byte delays it without a limit.
@@ -19,12 +19,12 @@ This module imports no torch: an agent connects before it begins to import that.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
-import random
 import secrets
 import socket
 import struct
-import time
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,9 +44,15 @@ _TRAINER, _AGENT = b"trainer", b"agent"
 Send = Callable[[bytes], object]
 Read = Callable[[int], bytes]
 CONNECT_S = 10.0
-"""Seconds that an agent tries to connect before its frames go through Ray."""
-_TRY_AGAIN_S = (0.02, 0.2)
-"""Pause before an agent tries again that was dropped while many came; drawn at random, lest all come again at once."""
+"""Seconds that an agent tries to connect: twice `GREETING_S`, as silent clients may come before it."""
+GREETING_S = 5.0
+"""More than an agent on a busy machine needs."""
+MOST_GREETINGS = 64
+"""Clients that are greeted at a time, each by a thread; few among 1024 descriptors."""
+REST_S = 0.2
+"""Pause before the next client is accepted where there are no descriptors left for one."""
+_BACKLOG = 128
+"""Connections that the kernel keeps until they are accepted: twice `MOST_GREETINGS`."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
 """Milliseconds for which sent bytes may stay unacknowledged. Keepalive asks only while nothing is under way; else the
@@ -124,24 +130,13 @@ class TrainerAddress(NamedTuple):
         return f"TrainerAddress(address={self.address!r}, port={self.port}, agent={self.agent})"
 
 
-def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket:
-    """Return a connection that the trainer has accepted. An agent that is dropped meanwhile tries again.
+def connect(target: TrainerAddress) -> socket.socket:
+    """Return a connection that the trainer has accepted.
 
     Raises:
         OSError: The trainer cannot be reached, does not answer, or is not the one that knows the secret.
     """
-    deadline = monotonic() + limit_s
-    while True:
-        try:
-            return _accepted(target, deadline)
-        except (ConnectionResetError, BrokenPipeError):
-            pause_s = random.Random().uniform(*_TRY_AGAIN_S)  # the dataset's own generator stays as it is
-            if monotonic() + pause_s >= deadline:
-                raise
-            time.sleep(pause_s)
-
-
-def _accepted(target: TrainerAddress, deadline: float) -> socket.socket:
+    deadline = monotonic() + CONNECT_S
     connection = socket.create_connection((target.address, target.port), _left_s(deadline))
     try:
         introduce(target.secret, target.agent, connection.sendall, reader(connection, deadline))
@@ -187,3 +182,59 @@ def tune(connection: socket.socket, *, is_trainer: bool) -> None:
     for name, value in (*_KEEPALIVE, _GIVE_UP) if is_trainer else _KEEPALIVE:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class AdmissionServer:
+    """The trainer's end. A flood of clients costs it a bounded number of threads and descriptors.
+
+    Args:
+        address: Where agents reach this process.
+        admit: Called with each accepted connection and the agent's number, in the thread that greeted it.
+
+    Raises:
+        OSError: Nothing can listen on ``address``.
+    """
+
+    def __init__(self, address: str, admit: Callable[[socket.socket, int], None]) -> None:
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self._admit = admit
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+        self.address, self.port = self._listener.getsockname()[:2]
+        self._free_greetings = threading.Semaphore(MOST_GREETINGS)
+        self._closed = threading.Event()
+        threading.Thread(target=self._accept, name="dpex-receive", daemon=True).start()
+
+    def address_of(self, agent: int) -> TrainerAddress:
+        """Return where the agent of that number finds this process, and how it introduces itself."""
+        return TrainerAddress(self.address, self.port, self.secret, agent)
+
+    def close(self) -> None:
+        """Accept no further client. Idempotent; from any thread; the server's threads end within `GREETING_S`."""
+        self._closed.set()
+        self._free_greetings.release()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        """Body of the listening socket's thread."""
+        with self._listener:
+            while not self._closed.is_set():
+                self._free_greetings.acquire()
+                try:
+                    client = self._listener.accept()[0]
+                    threading.Thread(target=self._greet, args=(client,), name="dpex-greet", daemon=True).start()
+                except (OSError, RuntimeError):  # no descriptor, memory or thread is to be had
+                    self._free_greetings.release()
+                    self._closed.wait(REST_S)
+
+    def _greet(self, client: socket.socket) -> None:
+        """Body of a client's thread."""
+        number = None
+        with contextlib.suppress(OSError):
+            number = challenge(self.secret, client.sendall, reader(client, monotonic() + GREETING_S))
+        self._free_greetings.release()
+        if number is None or self._closed.is_set():
+            client.close()
+        else:
+            self._admit(client, number)

@@ -14,23 +14,20 @@ import socket
 from dpex.pools.agent.connection import TrainerAddress, connect
 from dpex.system.processes import pidfd
 
-UNREACHED = 3
-"""Exit code of an agent that cannot reach its trainer; the report says why."""
-
 
 def main(fd: int) -> None:
     """Connect to the trainer, and serve it until the connection or the guardian ends.
 
-    The pipe holds four values: the guardian's process, the fields of a `TrainerAddress`, the descriptor of a socket
-    that leads to the trainer and serves if there are no such fields, and that of a pipe for why the agent ended.
+    The pipe holds three values: the guardian's process, the fields of a `TrainerAddress`, and the descriptor of a pipe
+    for why the agent ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(fd, "rb") as pipe:
-        guardian, address, tunnel, report = pickle.load(pipe)
+        guardian, address, report = pickle.load(pipe)
     guardian_fd = pidfd(guardian)
     if os.getppid() != guardian:
         os._exit(1)
-    connection = socket.socket(fileno=tunnel) if address is None else _connection(TrainerAddress(*address), report)
+    connection = _connection(TrainerAddress(*address), report)
     os.close(report)
     from dpex.pools.agent.serving import Agent
     from dpex.worker.setup import prepare_process
@@ -43,5 +40,5 @@ def _connection(trainer: TrainerAddress, report: int) -> socket.socket:
     try:
         return connect(trainer)
     except OSError as error:
-        os.write(report, f"{trainer.address}:{trainer.port}: {error}".encode())
-        os._exit(UNREACHED)
+        os.write(report, f"it cannot reach the trainer at {trainer.address}:{trainer.port}: {error}".encode())
+        os._exit(1)

@@ -33,22 +33,19 @@ class AgentLink:
     Args:
         connection: The connection, which the link owns.
         memory: Returns a writable buffer of that many bytes to receive into; called in the link's thread.
-        is_tunnel: Frames travel through Ray.
 
     Attributes:
         arrived: Frames that came and were not read yet.
         wake: Called in the link's thread after each frame and at the end.
         ended: The connection has ended, after all that is in ``arrived``.
         why_ended: A sentence about that, without its full stop.
-        is_tunnel: Frames travel through Ray.
     """
 
-    def __init__(self, connection: socket.socket, memory: Callable[[int], Any], *, is_tunnel: bool = False) -> None:
+    def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:
         self.arrived: deque[Arrived] = deque()
         self.wake: Callable[[], None] = wake_nobody
         self.ended = False
         self.why_ended = "its connection ended"
-        self.is_tunnel = is_tunnel
         self._connection = connection
         self._writer = FrameWriter(connection)
         self._memory = memory
@@ -108,11 +105,10 @@ def wake_nobody() -> None:
 class NodeNews(NamedTuple):
     """An event of an agent, or of all.
 
-    kind: "ready": the agent can open a pool, over its ``link``, with what lies at ``path`` on its node, and must
-    ``probe`` that first. "room": how many workers it may have has changed. "lost": it has ended; ``why``. "failed": no
-    worker can be had at present, or ``for_good``; ``why``, "" where they can again. "notice": a message for people; a
-    ``warning`` or a line in the log. "left alone": the node at ``place`` gets no workers for a while; ``why``, "" where
-    it may again.
+    kind: "ready": the agent can open a pool, over its ``link``, with what lies at ``path`` on its node. "room": how
+    many workers it may have has changed. "lost": it has ended; ``why``. "failed": no worker can be had at present, or
+    ``for_good``; ``why``, "" where they can again. "notice": a message for people; a ``warning`` or a line in the log.
+    "left alone": the node at ``place`` gets no workers for a while; ``why``, "" where it may again.
     """
 
     kind: Literal["ready", "room", "lost", "failed", "notice", "left alone"]
@@ -120,7 +116,6 @@ class NodeNews(NamedTuple):
     place: str = ""
     link: AgentLink | None = None
     path: str = ""
-    probe: bool = False
     why: str = ""
     warning: bool = True
     for_good: bool = False

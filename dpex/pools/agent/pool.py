@@ -246,8 +246,7 @@ class RemotePool:
         link, place = news.link, news.place
         assert link is not None
         link.wake = self.wake
-        probe = self._probe_index if news.probe else None
-        order = (self._shared, news.path, codec_signature(), probe, self._compression)
+        order = (self._shared, news.path, codec_signature(), self._probe_index, self._compression)
         agent = self._agents[news.agent] = AgentHandle(number=news.agent, place=place, link=link)
         self._put(agent, "open", self._number, order)
         self._put(agent, "epoch", self._epoch)
@@ -407,8 +406,6 @@ class RemotePool:
                 self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))
             self.times.count(times)
             busy_s, cpu_all_s = busy_s + times.busy_s, cpu_all_s + times.cpu_s
-            if not agent.link.is_tunnel:
-                self.times.streamed_bytes += times.nbytes
         agent.answered_at = arrived.at
         self._add(agent, node_sums(busy_s, cpu_all_s, len(results), delay))
 

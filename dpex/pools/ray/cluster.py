@@ -26,8 +26,7 @@ from typing import Any
 
 from dpex._ray import available_resources_per_node, is_client
 from dpex.errors import ClusterError
-from dpex.pools.ray.control_service import ControlService
-from dpex.pools.ray.failing_nodes import FailingNodes
+from dpex.pools.ray.avoided_nodes import AvoidedNodes
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import import_ray, is_ray_connected
 from dpex.transport.arena import Arena
@@ -54,9 +53,9 @@ def living_nodes() -> list[dict[str, Any]]:
     return [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
 
 
-def own_node() -> str | None:
-    """Return this process's node, by number in hex; None where it is a client of the cluster, and on none."""
-    return None if is_client() else str(importlib.import_module("ray").get_runtime_context().get_node_id())
+def own_node() -> str:
+    """Return this process's node, by number in hex."""
+    return str(importlib.import_module("ray").get_runtime_context().get_node_id())
 
 
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
@@ -74,17 +73,11 @@ def slots(needs: Mapping[str, float]) -> tuple[int, int]:
 
 
 def _fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    wanted = needs or {"CPU": 1.0}
-    return min(int(resources.get(name, 0.0) / need + 1e-6) for name, need in wanted.items())
+    return min(int(resources.get(name, 0.0) / need + 1e-6) for name, need in needs.items())
 
 
-def stream_address() -> str | None:
-    """Return the address at which the cluster's nodes reach this process, or None where it is no part of the cluster.
-
-    Where Ray encrypts its traffic nothing goes beside it. All nodes of a private Ray are on this machine.
-    """
-    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true") or is_client():
-        return None
+def trainer_address() -> str:
+    """Return the address at which nodes reach this process. Those of a private Ray are on this machine."""
     if _current is not None and _current.private:
         return LOOPBACK
     return str(importlib.import_module("ray").util.get_node_ip_address())
@@ -156,23 +149,15 @@ class Cluster:
 
     Attributes:
         private: dpex started this Ray, and shuts it down.
-        probed: Nodes and kinds of datasets that served there.
-        unfit: Nodes and kinds of datasets that did not, and why.
-        failing: Nodes on which agents failed.
-        unreached: Nodes that cannot reach the trainer.
+        avoided: Nodes that get no workers.
         shares: Pools and loaders that use the connection.
-        control: Its control service; None for a client, whose calls go to a process of the cluster.
     """
 
     session: str
     private: bool
     parked: Parked = field(default_factory=Parked)
-    probed: set[tuple[str, str]] = field(default_factory=set)
-    unfit: dict[tuple[str, str], str] = field(default_factory=dict)
-    failing: FailingNodes = field(default_factory=FailingNodes)
-    unreached: set[str] = field(default_factory=set)
+    avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
     shares: int = 0
-    control: ControlService | None = None
     _landing: Arena = field(default_factory=lambda: Arena(shared=False))
     """Memory of the trainer into which results are received, under the lock."""
     _landing_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -181,10 +166,6 @@ class Cluster:
         """Return writable memory for a buffer that is received, faulted in as a rule. From any thread."""
         with self._landing_lock:
             return self._landing.array(nbytes)[0]
-
-    def answers(self) -> bool:
-        """Return False if its control service does not answer; calls to it take long then."""
-        return self.control is None or self.control.answers()
 
     def is_connected(self) -> bool:
         """Return True if this is still the Ray that this process is connected to."""
@@ -195,16 +176,12 @@ _current: Cluster | None = None
 _lock = threading.RLock()
 
 
-def answers() -> bool:
-    """Return False if the control service of the cluster in use does not answer."""
-    return _current is None or _current.answers()
-
-
 def connect(head_address: str) -> Cluster:
     """Return a share of the connection, for `release`. Starts a private Ray where none is connected or named.
 
     Raises:
-        ClusterError: Ray is not installed, or ``head_address`` or ``RAY_ADDRESS`` does not answer.
+        ClusterError: Ray is not installed, ``head_address`` or ``RAY_ADDRESS`` does not answer, or nodes of the cluster
+            cannot connect to this process.
     """
     global _current
     with _lock:
@@ -212,12 +189,10 @@ def connect(head_address: str) -> Cluster:
         if not is_ray_connected():
             _current = None
             private = _initialise(head_address)
+        _check_reachable()
         session = _session()
         if _current is None or _current.session != session:
             _current = Cluster(session, private)
-            if not is_client():
-                context = importlib.import_module("ray").get_runtime_context()
-                _current.control = ControlService(context.gcs_address)
         _current.shares += 1
         return _current
 
@@ -234,6 +209,20 @@ def release(cluster: Cluster, *, shut_down: bool = False) -> None:
         if cluster.private and shut_down and cluster is _current and is_ray_connected():
             importlib.import_module("ray").shutdown()
             _current = None
+
+
+def _check_reachable() -> None:
+    """Raise ClusterError where nodes cannot connect to this process, or would not be encrypted beside Ray's TLS."""
+    if is_client():
+        raise ClusterError(
+            "this process is connected by ray://, so the nodes of the cluster cannot connect to it: train on a node of "
+            "the cluster (`ray start --address=HEAD:6379`), or give distribute_mode=False"
+        )
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        raise ClusterError(
+            "RAY_USE_TLS: batches travel beside Ray and are not encrypted, so remote workers are refused where Ray "
+            "encrypts its traffic: give distribute_mode=False for workers on this machine"
+        )
 
 
 def _session() -> str:
@@ -291,7 +280,7 @@ def _knock(address: str) -> None:
     Raises:
         ConnectionError: Nothing answers there within `KNOCK_S` seconds.
     """
-    machine, _, port = address.removeprefix("ray://").rpartition(":")
+    machine, _, port = address.rpartition(":")
     if machine and port.isdigit():
         try:
             socket.create_connection((machine.strip("[]"), int(port)), timeout=KNOCK_S).close()

@@ -4,31 +4,46 @@ The class is local, so that it travels by value: a node without dpex can say so 
 torch nor numpy's users; that is left to the agent's process, which has no thread of Ray's. The agent ends with the
 guardian, which it watches. It is not left to PR_SET_PDEATHSIG: that signal comes when the *thread* ends that started
 the process, and Ray's threads come and go.
-
-Where the agent cannot reach the trainer by itself, the guardian relays bytes between the trainer and a socket of the
-agent's (`open_tunnel`): from a node that cannot reach the trainer, to a trainer that is no part of the cluster
-(``ray://``), and where Ray encrypts its traffic. Large batches are copied four times more then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import socket
-import threading
-from collections.abc import Callable
+import os
+import secrets
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-CALLS_AT_ONCE = 8
-"""Calls that one guardian answers at a time: it waits for its agent's end, relays in both directions, and more."""
-PIECE_BYTES = 8 << 20
-"""The most that one call relays; it takes some milliseconds, as long as the call itself or longer."""
+CALLS_AT_ONCE = 4
+"""Calls that one guardian answers at a time: it waits for its agent's end, fetches a dataset, forgets one, and ends."""
+
+
+def guardian(node: str, options: Mapping[str, Any]) -> Any:
+    """Return a new actor on a node, in the ``runtime_env`` of the options, if any."""
+    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    environment = {name: value for name, value in options.items() if name == "runtime_env"}
+    made = guardian_class().options(
+        name=f"dpex-node-{os.getpid()}-{secrets.token_hex(4)}",
+        num_cpus=0,
+        max_restarts=0,
+        max_concurrency=CALLS_AT_ONCE,
+        scheduling_strategy=affinity(node, soft=False),
+        **environment,
+    )
+    return made.remote()
+
+
+def end(actor: Any) -> None:
+    """End a guardian at once; harmless if it is gone, or Ray is."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("ray").kill(actor, no_restart=True)
 
 
 @cache
-def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cache; a class, which must be local)
-    """Return the actor's class; ``session`` as in `dpex._ray.client_session`."""
+def guardian_class() -> Any:
+    """Return the actor's class."""
 
     class DpexNode:
         def __init__(self) -> None:
@@ -40,13 +55,6 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
             self._process: Any = None
             self._report = -1
             self._shipped: Any = None
-            self._tunnel: Any = None
-
-        def node(self) -> str:
-            """Return the number of the node, in hex."""
-            import ray
-
-            return str(ray.get_runtime_context().get_node_id())
 
         def ship(self, number: int, refs: list[Any]) -> str:
             """Fetch the parts of a dataset, and return where processes of this node can open them.
@@ -71,8 +79,8 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
                     self._shipped = ShippedFiles()
                 return self._shipped
 
-        def start(self, address: tuple[Any, ...] | None) -> tuple[str, int, str]:
-            """Start the agent's process, which connects to the trainer there; None: through this actor. Return
+        def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
+            """Start the agent's process, which connects to the trainer at that address (`TrainerAddress`). Return
             the node's name for people, this process's number, and why the agent cannot be started, or ""."""
             import os
             import pickle
@@ -80,28 +88,28 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
             import subprocess
             import sys
 
-            me = f"{socket.gethostname()} ({self.node()[:8]})", os.getpid()
+            import ray
+
+            me = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})", os.getpid()
             try:
                 import dpex.pools.agent.main  # noqa: F401
             except Exception as error:
                 return *me, f"dpex cannot be imported there: {type(error).__name__}: {error}"
             read, write = os.pipe()
             self._report, report = os.pipe()
-            self._tunnel, theirs = socket.socketpair()
             code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.main import main; main({})"
             path = [entry for entry in sys.path if isinstance(entry, str)]
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code.format(path, read)],
-                    pass_fds=[read, report, theirs.fileno()],
+                    pass_fds=[read, report],
                     stdin=subprocess.DEVNULL,
                 )
                 with os.fdopen(write, "wb") as pipe:
-                    pickle.dump((os.getpid(), address, theirs.fileno(), report), pipe)
+                    pickle.dump((os.getpid(), address, report), pipe)
             finally:
                 os.close(read)
                 os.close(report)
-                theirs.close()
             return *me, ""
 
         def watch(self) -> tuple[int, str]:
@@ -118,41 +126,7 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
                 self._process.kill()
                 self._process.wait()
 
-        def send(self, data: bytes) -> None:
-            """Hand bytes of the trainer's on to the agent."""
-            self._tunnel.sendall(data)
-
-        def receive(self, most: int) -> bytes:
-            """Wait for bytes of the agent's; none mean that it has ended."""
-            return bytes(self._tunnel.recv(most))
-
         def __repr__(self) -> str:
             return "dpex node"
 
     return importlib.import_module("ray").remote(DpexNode)
-
-
-def open_tunnel(guardian: Any) -> socket.socket:
-    """Return a socket that leads to the guardian's agent."""
-    get = importlib.import_module("ray").get
-    ours, theirs = socket.socketpair()
-
-    def carry_out() -> None:  # one call after the other, as Ray does not promise their order
-        while data := theirs.recv(PIECE_BYTES):
-            get(guardian.send.remote(data))
-
-    def carry_in() -> None:
-        while data := get(guardian.receive.remote(PIECE_BYTES)):
-            theirs.sendall(data)
-
-    for name, carry in (("dpex-tunnel-out", carry_out), ("dpex-tunnel-in", carry_in)):
-        threading.Thread(target=_carry, args=(carry, theirs), name=name, daemon=True).start()
-    return ours
-
-
-def _carry(carry: Callable[[], None], end: socket.socket) -> None:
-    """Carry bytes until either end is gone, and wake all readers; the descriptor goes with the other thread."""
-    with contextlib.suppress(Exception):
-        carry()
-    with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)

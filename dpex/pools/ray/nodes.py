@@ -1,8 +1,7 @@
 """Workers on a Ray cluster: a pool of agents on the nodes that Ray gives, with room for a number of workers each.
 
 Room is reserved (see `reservations`). Where room is, a guardian keeps an agent (see `guardian`), which connects to this
-process or, where it cannot, is reached through Ray. All calls of Ray are made by one thread, and their answers come to
-it; the pool leaves requests and reads news.
+process. All calls of Ray are made by one thread, and their answers come to it; the pool leaves requests and reads news.
 
 When its pool closes this is parked, with agents, connections and reservations, for the next pool with the same options.
 """
@@ -13,6 +12,7 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import socket
 import threading
 from collections import deque
@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.main import UNREACHED
+from dpex.errors import ClusterError
+from dpex.pools.agent.connection import AdmissionServer
 from dpex.pools.agent.nodes import AgentLink, NodeNews, Nodes, link_over, wake_nobody
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.agent.shipped import ShippedContents
-from dpex.pools.ray.cluster import PARKED_S, Cluster, connect, living_nodes, reason_of, release, stream_address
-from dpex.pools.ray.failing_nodes import LeftAlone
-from dpex.pools.ray.guardian import open_tunnel
-from dpex.pools.ray.reservations import Reservation, ReservedRoom, actor_options, end
+from dpex.pools.ray.avoided_nodes import AvoidedNode
+from dpex.pools.ray.cluster import PARKED_S, Cluster, connect, living_nodes, reason_of, release, trainer_address
+from dpex.pools.ray.guardian import end, guardian
+from dpex.pools.ray.reservations import ReservedRoom, worker_options
 from dpex.system.clock import monotonic
 from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
@@ -53,7 +53,7 @@ class GuardedNode:
     """A node that works for a pool: its agent, and the agent's guardian.
 
     Attributes:
-        key: The agent, as in `Reservation.agent`.
+        node: The node, by number in hex.
         number: The agent's number for the pool.
         place: The node's name for people, "" while it is not known.
         pid: The guardian's process.
@@ -65,7 +65,6 @@ class GuardedNode:
         idle_since: When it was first seen without a reservation, None if it has one.
     """
 
-    key: str
     node: str
     guardian: Any
     number: int
@@ -101,7 +100,7 @@ def ray_pool(
     packed = pack(ShippedContents(setup=setup))
     cluster = connect(head_address)
     try:
-        needs = actor_options(ray_remote_args)
+        needs = worker_options(ray_remote_args)
         key = json.dumps(needs, sort_keys=True, default=repr)
         nodes = cluster.parked.take(key) or RayNodes(cluster, key, needs)
         header = np.frombuffer(packed.header, np.uint8)
@@ -125,6 +124,7 @@ class RayNodes(Nodes):
     def __init__(self, cluster: Cluster, key: Hashable, options: Mapping[str, Any]) -> None:
         self.key = key
         self._cluster = cluster
+        self._options = options
         self._room = ReservedRoom(options)
         self._kind = ""
         self._refs: list[Any] = []
@@ -138,28 +138,25 @@ class RayNodes(Nodes):
         self._numbers: dict[int, GuardedNode] = {}
         self._next_number = 1
         self._shipments = 0
-        self._looked_at = 0.0
-        self._failed = self._why_lost = ""
+        self._looked_at = -math.inf
+        self._failed = ""
         self._failed_starts = 0
-        self._left_alone: dict[str, LeftAlone] = {}
-        """Nodes that failed repeatedly, as the pool knows."""
+        self._avoided: dict[str, AvoidedNode] = {}
+        """Nodes that get no workers, as the pool knows."""
         self._server = self._listen()
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> AdmissionServer | None:
-        if (address := stream_address()) is None:
-            return None
-
+    def _listen(self) -> AdmissionServer:
         def admit(connection: socket.socket, agent: int) -> None:
             if (link := link_over(connection, self._cluster.memory)) is not None:
                 self._do(lambda: self._linked(agent, link))
 
+        address = trainer_address()
         try:
             return AdmissionServer(address, admit)
         except OSError as error:
-            logger.info("batches travel through Ray's object store: cannot listen on %s: %s", address, error)
-            return None
+            raise ClusterError(f"agents cannot connect to this process: cannot listen on {address}: {error}") from error
 
     # -- the pool's side -----------------------------------------------------------------------------------------
 
@@ -188,7 +185,7 @@ class RayNodes(Nodes):
 
     def room(self, agent: int) -> int:
         node = self._numbers.get(agent)
-        return 0 if node is None else self._room.of(node.key)
+        return 0 if node is None else self._room.of(node.node)
 
     def runs(self, agent: int, workers: int) -> None:
         if (node := self._numbers.get(agent)) is None:
@@ -196,7 +193,6 @@ class RayNodes(Nodes):
         node.runs = workers
         if workers:
             node.served, self._failed_starts, self._failed = True, 0, ""
-            self._cluster.probed.add((node.node, self._kind))
         self._changed.set()
 
     def set_aside(self, agent: int, why: str) -> None:
@@ -253,38 +249,24 @@ class RayNodes(Nodes):
             if monotonic() - self._parked_at > PARKED_S and self._cluster.parked.discard(self):
                 self._closed = True
             return
-        if not self._reaches_head():
-            return
         if monotonic() - self._looked_at > NODES_S:
             self._look()
         self._room.free_what_left(self._runs)
         self._drop_unreserved()
         if not self._gave_up:
             self._room.reserve()
-        for error in self._room.locate():
-            self._start_failed(f"a worker could not be placed: {reason_of(error)}")
-        for one in self._room.served():
-            if one.agent not in self._nodes:
-                self._new_node(one)
+        self._room.locate()
+        for name in self._room.served():
+            if name not in self._nodes:
+                self._new_node(name)
         for node in self._nodes.values():
-            room = self._room.of(node.key)
+            room = self._room.of(node.node)
             if node.is_open and room != node.room:
                 node.room = room
                 self._report(NodeNews("room", node.number))
 
-    def _reaches_head(self) -> bool:
-        """Return False while Ray's control service does not answer; its loss and its return are reported."""
-        answers, control, before = self._cluster.answers(), self._cluster.control, self._why_lost
-        if control is not None and (answers or control.why_lost()):
-            self._why_lost = control.why_lost()
-            if self._why_lost and not before:
-                self._notice(self._why_lost)
-            elif before and not self._why_lost:
-                self._notice("Ray's control service can be reached again", warning=False)
-        return answers
-
-    def _runs(self, key: str) -> int:
-        node = self._nodes.get(key)
+    def _runs(self, name: str) -> int:
+        node = self._nodes.get(name)
         return node.runs if node is not None and node.is_open else 0
 
     def _look(self) -> None:
@@ -301,25 +283,23 @@ class RayNodes(Nodes):
             self._fail(why)
 
     def _avoid(self) -> None:
-        """Have no workers on nodes that failed repeatedly, which the pool learns, or cannot serve the dataset."""
-        before, self._left_alone = self._left_alone, self._cluster.failing.left_alone(monotonic())
-        for gone in [left for node, left in before.items() if node not in self._left_alone]:
-            self._report(NodeNews("left alone", place=gone.place))
-        for left in [left for node, left in self._left_alone.items() if before.get(node) != left]:
-            self._report(NodeNews("left alone", place=left.place, why=left.why))
-        unfit = {node: why for (node, kind), why in self._cluster.unfit.items() if kind == self._kind}
-        self._room.avoid({**{node: left.why for node, left in self._left_alone.items()}, **unfit})
+        """Have no workers on nodes that failed repeatedly or cannot serve the dataset, which the pool learns."""
+        before, self._avoided = self._avoided, self._cluster.avoided.now(self._kind, monotonic())
+        for place in {node.place for name, node in before.items() if name not in self._avoided}:
+            self._report(NodeNews("left alone", place=place))
+        for node in [node for name, node in self._avoided.items() if before.get(name) != node]:
+            self._report(NodeNews("left alone", place=node.place, why=node.why))
+        self._room.avoid({name: node.why for name, node in self._avoided.items()})
 
     def _drop_unreserved(self) -> None:
-        """Forget agents without a reservation: at once those that went with theirs, others after a while."""
-        reserved, now = self._room.agents, monotonic()
-        keep_s = 0.0 if self._room.way.are_guardians else IDLE_S
+        """Forget agents that have been without a reservation for a while."""
+        reserved, now = self._room.nodes, monotonic()
         for node in list(self._nodes.values()):
-            if node.key in reserved:
+            if node.node in reserved:
                 node.idle_since = None
             elif node.idle_since is None:
                 node.idle_since = now
-            if node.idle_since is not None and now - node.idle_since >= keep_s:
+            elif now - node.idle_since >= IDLE_S:
                 self._drop(node, "its room was given back")
 
     def _ask(self, node: GuardedNode, call: Any, then: Callable[[Any], None]) -> None:
@@ -327,7 +307,7 @@ class RayNodes(Nodes):
         call.future().add_done_callback(lambda future: self._do(lambda: self._answered(node, future, then)))
 
     def _answered(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
-        if self._nodes.get(node.key) is node:
+        if self._nodes.get(node.node) is node:
             if (error := future.exception()) is None:
                 then(future.result())
             else:
@@ -353,8 +333,8 @@ class RayNodes(Nodes):
     # -- a pool comes and goes -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._parked_at, self._failed, self._failed_starts, self._looked_at = None, "", 0, 0.0
-        self._left_alone = {}
+        self._parked_at, self._failed, self._failed_starts, self._looked_at = None, "", 0, -math.inf
+        self._avoided = {}
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
             node.is_open, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)
@@ -368,8 +348,7 @@ class RayNodes(Nodes):
                 node.guardian.unship.remote(node.shipment)
 
     def _give_back_everything(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
         for node in self._nodes.values():
             if node.link is not None:
                 node.link.close()
@@ -382,14 +361,10 @@ class RayNodes(Nodes):
 
     # -- agents --------------------------------------------------------------------------------------------------
 
-    def _new_node(self, reservation: Reservation) -> None:
+    def _new_node(self, name: str) -> None:
         """Start a guardian, and by that an agent, where room was reserved."""
-        assert reservation.agent is not None
-        assert reservation.node is not None
         number, self._next_number = self._next_number, self._next_number + 1
-        node = GuardedNode(reservation.agent, reservation.node, self._room.way.guardian(reservation), number)
-        self._nodes[node.key] = self._numbers[number] = node
-        server = None if node.node in self._cluster.unreached else self._server
+        node = self._nodes[name] = self._numbers[number] = GuardedNode(name, guardian(name, self._options), number)
 
         def started(answer: tuple[str, int, str]) -> None:
             node.place, node.pid, why = answer
@@ -399,13 +374,9 @@ class RayNodes(Nodes):
                 self._set_aside(number, text)
                 return
             self._ask(node, node.guardian.watch.remote(), lambda end: self._agent_ended(node, *end))
-            if server is None:
-                tunnel = open_tunnel(node.guardian)
-                self._linked(number, AgentLink(tunnel, self._cluster.memory, is_tunnel=True))
             self._report_if_ready(node)
 
-        address = None if server is None else tuple(server.address_of(number))
-        self._ask(node, node.guardian.start.remote(address), started)
+        self._ask(node, node.guardian.start.remote(tuple(self._server.address_of(number))), started)
         self._ship(node)
 
     def _linked(self, number: int, link: AgentLink) -> None:
@@ -430,50 +401,33 @@ class RayNodes(Nodes):
     def _report_if_ready(self, node: GuardedNode) -> None:
         if node.place and node.path and node.link is not None and not node.is_open and self._parked_at is None:
             node.is_open = True
-            probe = (node.node, self._kind) not in self._cluster.probed
-            self._report(NodeNews("ready", node.number, node.place, node.link, node.path, probe))
+            self._report(NodeNews("ready", node.number, node.place, node.link, node.path))
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _agent_ended(self, node: GuardedNode, code: int, why: str) -> None:
-        if code in (0, UNREACHED):
-            broke = "the connection that carried them broke"
-            self._go_through_ray(node, f"it cannot reach {why}" if code else broke)
-            self._drop(node, why or broke)
-        else:
-            text = why or f"its process ended with {'exit code' if code >= 0 else 'signal'} {abs(code)}"
-            self._failed_on(node, f"its agent ended: {text}")
+        ended = f"its process ended with {'exit code' if code >= 0 else 'signal'} {abs(code)}"
+        self._failed_on(node, f"its agent ended: {why or (ended if code else 'its connection broke')}")
 
     def _failed_on(self, node: GuardedNode, why: str) -> None:
         """Drop a node whose agent or guardian has ended; unless it is left alone, the next turn starts others."""
         if not node.served:
             self._start_failed(f"no worker ran on node {node.name}: {why}")
-        if not self._leave_alone(node, why):
+        self._looked_at = -math.inf
+        is_only = not self._room.has_others(node.node)  # the only node is never left alone
+        left_alone = "" if is_only else self._cluster.avoided.failed(node.node, node.name, why, monotonic())
+        if left_alone:
+            self._notice(left_alone)
+            self._leave(node, left_alone)
+        else:
             self._drop(node, why)
-        self._looked_at = 0.0
-
-    def _leave_alone(self, node: GuardedNode, why: str) -> bool:
-        """Count a failure on a node; return True if it was one too many. The only node is never left alone."""
-        if not self._room.has_others(node.node):
-            return False
-        left = self._cluster.failing.failed(node.node, node.name, why, monotonic())
-        if left is not None:
-            self._notice(left.why)
-            self._leave(node, left.why)
-        return left is not None
-
-    def _go_through_ray(self, node: GuardedNode, why: str) -> None:
-        if node.node not in self._cluster.unreached and self._parked_at is None:
-            self._cluster.unreached.add(node.node)
-            self._notice(f"batches from node {node.place} travel through Ray's object store: {why}", warning=False)
 
     def _drop(self, node: GuardedNode, why: str) -> None:
         """End a node's guardian, and by that its agent, and forget both."""
         self._numbers.pop(node.number, None)
-        if self._nodes.get(node.key) is node:
-            del self._nodes[node.key]
+        if self._nodes.get(node.node) is node:
+            del self._nodes[node.node]
         end(node.guardian)
-        self._room.free(lambda one: one.handle is node.guardian)
         self._report(NodeNews("lost", node.number, node.place, why=why))
 
     def _start_failed(self, why: str) -> None:
@@ -485,7 +439,7 @@ class RayNodes(Nodes):
 
     def _set_aside(self, agent: int, why: str) -> None:
         if (node := self._numbers.get(agent)) is not None:
-            self._cluster.unfit[node.node, self._kind] = why
+            self._cluster.avoided.unfit(node.node, node.name, self._kind, why)
             self._leave(node, why)
 
     def _leave(self, node: GuardedNode, why: str) -> None:
@@ -493,7 +447,7 @@ class RayNodes(Nodes):
         self._avoid()
         self._drop(node, why)
         self._room.free(lambda one: one.node == node.node)
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
 
     def _cut_off(self, agent: int) -> None:
         if (node := self._numbers.get(agent)) is not None:

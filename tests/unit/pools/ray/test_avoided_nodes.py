@@ -1,0 +1,43 @@
+"""Which nodes get no workers, and for how long: on a clock that the tests set."""
+
+from __future__ import annotations
+
+from dpex.pools.ray.avoided_nodes import FAILURES, PAUSE_S, WITHIN_S, AvoidedNodes
+
+
+def fail(nodes: AvoidedNodes, *times: float, node: str = "a") -> list[bool]:
+    return [bool(nodes.failed(node, f"machine-{node}", "signal 9", at)) for at in times]
+
+
+def test_failures_far_apart_are_nothing() -> None:
+    nodes = AvoidedNodes()
+    assert not any(fail(nodes, *(at * WITHIN_S for at in range(20))))
+    assert nodes.now("images", 20 * WITHIN_S) == {}
+
+
+def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back() -> None:
+    nodes = AvoidedNodes()
+    assert fail(nodes, *range(FAILURES)) == [False] * (FAILURES - 1) + [True]
+    left_at = FAILURES - 1
+    (found,) = nodes.now("images", left_at).values()
+    assert found.place == "machine-a"
+    for part in ("machine-a", f"{PAUSE_S:.0f} s", f"{FAILURES} times", "signal 9"):
+        assert part in found.why
+    assert "a" in nodes.now("images", left_at + PAUSE_S - 0.1)
+    assert nodes.now("images", left_at + PAUSE_S) == {}
+    assert not fail(nodes, left_at + PAUSE_S)[0]
+
+
+def test_nodes_are_counted_apart() -> None:
+    nodes = AvoidedNodes()
+    for number in range(FAILURES - 1):
+        assert not any(fail(nodes, float(number), node=name)[0] for name in "abc")
+    assert fail(nodes, float(FAILURES), node="b") == [True]
+    assert list(nodes.now("images", float(FAILURES))) == ["b"]
+
+
+def test_a_node_that_cannot_serve_one_dataset_may_serve_another() -> None:
+    nodes = AvoidedNodes()
+    nodes.unfit("a", "machine-a", "images", "no files")
+    assert nodes.now("images", 1e9)["a"].why == "no files"
+    assert nodes.now("texts", 0.0) == {}
