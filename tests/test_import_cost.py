@@ -24,12 +24,11 @@ FOR_THE_CLASS = (
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (
     *("dpex.schedule.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
-    *("dpex.worker.*", "dpex.stats", "dpex._ray"),
+    *("dpex.worker.*", "dpex.stats"),
     *("dpex.loader.passes", "dpex.loader.runtime"),
     *("dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
 )
-"""What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.
-`dpex._ray` only tells which threads are Ray's, and imports nothing."""
+"""What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package."""
 FOR_OTHER_LOADERS = {
     *("dpex.engine.in_process", "dpex.transport.compression"),
     *("dpex.system.directories", "dpex.system.gpu.nvml"),

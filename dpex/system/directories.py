@@ -1,8 +1,7 @@
 """Directories in which processes find each other: those of this user, and those that are safe to write into.
 
 Processes announce their metrics in `own_directories`. These stay when they are empty, as Prometheus watches them and
-containers mount them. Groups of trainings use `job_directories`. These are made when they are needed, and the process
-that removes the last file removes them, too.
+containers mount them.
 
 A user who can change such a directory decides which addresses Prometheus and ``dpex top`` ask, and a symbolic link of
 another user leads writers astray. So a directory is opened once and checked as it was opened, and files are made in the
@@ -39,12 +38,6 @@ def own_directories(environment: Mapping[str, str]) -> list[Path]:
     if cache:
         found.append(Path(cache) / "dpex" / "metrics")
     return found
-
-
-def job_directories(environment: Mapping[str, str]) -> list[Path]:
-    """Return the directories that are removed when they are empty, in the order of `own_directories`."""
-    names = {"metrics": "jobs"}
-    return [path.with_name(names.get(path.name, f"{path.name}-jobs")) for path in own_directories(environment)]
 
 
 def to_look_in(environment: Mapping[str, str]) -> list[Path]:
@@ -87,22 +80,12 @@ def opened(directory: Path, *, own: bool) -> Iterator[int]:
     if not own:
         _check_links(directory.absolute())
         directory = directory.resolve()
-    descriptor = open_checked(directory, own=own)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def open_checked(directory: Path, *, own: bool) -> int:
-    """A descriptor of the directory, which the caller closes; raises as `opened`."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _check(directory, os.fstat(descriptor), own=own)
-    except BaseException:
+        yield descriptor
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _check_links(path: Path) -> None:

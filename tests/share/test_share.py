@@ -13,13 +13,14 @@ import psutil
 import pytest
 import torch
 from families import is_alive
-from trainings import BATCH, SAMPLES, Noted, Seen, Training, alone, loader_of, notes_in, seen
+from trainings import BATCH, SAMPLES, SHARE, Noted, Seen, Training, alone, loader_of, notes_in, seen
 from waiting import until
 
 from dpex import DpexDataLoader, OptionError, ShareError, WorkerDiedError
 from dpex.options import WorkerConfig
-from dpex.pools.share.memory import SharedMemory
-from dpex.pools.share.pool import SharePlan
+from dpex.pools.share import opening, pool
+from dpex.pools.share.opening import Share
+from dpex.pools.share.place import MeetingPlace
 
 pytestmark = pytest.mark.timeout(240)
 BATCHES = SAMPLES // BATCH
@@ -29,13 +30,15 @@ Begin = Callable[..., Training]
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where these trainings meet, and nobody else; afterwards nobody is there, and nothing."""
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    yield runtime / "dpex-jobs"
-    until(lambda: not list(runtime.iterdir()), PATIENCE_S)
+def place() -> Iterator[None]:
+    """Afterwards nobody listens where trainings of these tests meet."""
+    addresses = {f"@{MeetingPlace(share_of(passes).key({})).address[1:]}" for passes in range(3)}
+    yield
+    until(lambda: not addresses & set(Path("/proc/net/unix").read_text().split()), PATIENCE_S)
+
+
+def share_of(passes_before: int) -> Share:
+    return Share(name=SHARE, kept_bytes=0, passes_before=passes_before, index_sampler=None)
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def test_training_too_far_behind_has_its_batches_made_again(
     begin: Begin, notes: Path, tmp_path: Path, before: int
 ) -> None:
     """Whether it comes late or is slow: the other goes on without it."""
-    fast, slow = (begin(worker_config=WorkerConfig(share="sweep", share_bytes=1), prefetch_factor=1) for _ in range(2))
+    fast, slow = (begin(worker_config=WorkerConfig(share=SHARE, share_bytes=1), prefetch_factor=1) for _ in range(2))
     got = slow.take(before) if before else []
     expected = _expected(tmp_path)
     assert fast.take(BATCHES - 1) == expected[:-1]
@@ -225,7 +228,7 @@ def test_trainings_that_do_not_read_the_same_are_told_both(
     dataset = Noted(notes, *options.pop("dataset", ()))
     with pytest.raises(ShareError) as raised:
         begin(dataset, **options).take()
-    for text in ("share='sweep'", *texts):
+    for text in (f"share={SHARE!r}", *texts):
         assert text in str(raised.value)
 
 
@@ -271,21 +274,21 @@ def test_streams_are_not_shared() -> None:
             return iter(range(3))
 
     with pytest.raises(OptionError, match="IterableDataset"):
-        DpexDataLoader(Stream(), num_workers=2, worker_config=WorkerConfig(share="sweep"))
+        DpexDataLoader(Stream(), num_workers=2, worker_config=WorkerConfig(share=SHARE))
 
 
 def test_interrupt_in_the_middle_of_a_message_loses_nothing(
     notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a signal handler's exception would, where it hurts most."""
-    copied, interrupts = SharedMemory.copied, iter([False, False, True])
+    copied, interrupts = pool.copied, iter([False, False, True])
 
-    def breaks(memory: SharedMemory, places: Any) -> Any:
+    def breaks(*places: Any) -> Any:
         if next(interrupts, False):
             raise KeyboardInterrupt
-        return copied(memory, places)
+        return copied(*places)
 
-    monkeypatch.setattr(SharedMemory, "copied", breaks)
+    monkeypatch.setattr(pool, "copied", breaks)
     with loader_of(Noted(notes)) as loader:
         batches, got, interrupted = iter(loader), [], 0
         while len(got) < BATCHES:
@@ -302,13 +305,13 @@ def test_training_without_a_producer_says_why(notes: Path, monkeypatch: pytest.M
     with loader_of(Noted(notes)) as loader:
         batches = iter(loader)
         next(batches)
-        monkeypatch.setattr(SharePlan, "_start", _cannot_start)
+        monkeypatch.setattr(opening, "start_producer", _cannot_start)
         _producer(notes).kill()
         with pytest.raises(WorkerDiedError, match="there can be no other: no more processes; without share="):
             list(batches)
 
 
-def _cannot_start(_: SharePlan) -> None:
+def _cannot_start(*_: Any) -> None:
     raise ShareError("no more processes")
 
 

@@ -20,6 +20,8 @@ from dpex.options import WorkerConfig
 
 LARGE = 3000
 """Numbers in a sample: too many for a message, so that batches lie in slots."""
+SHARE = f"sweep {os.getpid()}"
+"""No other run of these tests shares with this one."""
 SAMPLES = 48
 BATCH = 4
 
@@ -79,7 +81,7 @@ def loader_of(dataset: Dataset[Any], seed: int = 1, **options: Any) -> DpexDataL
     torch.manual_seed(seed)
     options = {
         "num_workers": 2,
-        "worker_config": WorkerConfig(share="sweep"),
+        "worker_config": WorkerConfig(share=SHARE),
         "shuffle": True,
         "seeding": "batch",
         **options,

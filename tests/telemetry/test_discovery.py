@@ -19,7 +19,7 @@ import pytest
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.system.directories import job_directories, opened, own_directories, to_look_in
+from dpex.system.directories import opened, own_directories, to_look_in
 from dpex.telemetry.discovery import Announcement, identity, started_at, tidy_up
 from dpex.telemetry.discovery import targets as announced
 from dpex.telemetry.exporter import exporter
@@ -151,8 +151,6 @@ def test_the_directories_that_are_meant_without_another(tmp_path: Path, environm
     usual, temporary = tmp_path / "run" / "dpex", tmp_path / "tmp" / f"dpex-{os.getuid()}"
     assert own_directories(environment) == [usual, temporary, tmp_path / "home/.cache/dpex/metrics"]
     assert own_directories({}) == [temporary]
-    jobs = [usual.with_name("dpex-jobs"), Path(f"{temporary}-jobs"), tmp_path / "home/.cache/dpex/jobs"]
-    assert job_directories(environment) == jobs
     assert own_directories({"XDG_RUNTIME_DIR": "/nowhere", "XDG_CACHE_HOME": "/c"}) == [
         temporary,
         Path("/c/dpex/metrics"),

@@ -1,82 +1,57 @@
-"""Workers' memory as the producer holds it, and as a training reads it.
+"""Batches as the producer keeps them, in the memory of its workers, and as a training copies them.
 
-The producer keeps the descriptor of each segment that a batch may lie in, and sends it to a training with the first
-batch there. A training maps it and copies each batch out: it may write into what it gets, and the others must not see
-that. So no training holds memory of the producer's but while it copies.
+The producer keeps the descriptor of each segment that a batch may lie in. A training reads a batch through the
+producer's entry in ``/proc`` into memory of its own: it may write into what it gets, and the others must not see that.
+The batch stays as it is until the training says that it has its copy.
 """
 
 from __future__ import annotations
 
-import itertools
 import marshal
 import os
 import socket
 import weakref
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.transport.arena import Arena, Segment, SegmentSpec
 from dpex.transport.codec import slots_of
-from dpex.transport.memory import map_memory
-
-DESCRIPTORS_A_MESSAGE = 32
-"""As many as a worker sends at once; the kernel takes 253."""
-_numbers = itertools.count(1)
 
 
-class SharedSegment:
-    """A segment of a worker, under a number of its own. ``gone`` gets that once no batch and no worker has it."""
+class KeptDescriptor:
+    """A descriptor that is closed once nothing refers to this."""
 
-    def __init__(self, spec: SegmentSpec, fd: int, gone: list[int]) -> None:
-        self.number = next(_numbers)
-        self.size = spec.size
-        self.fd = fd
-        self._ends = weakref.finalize(self, _give_up, fd, self.number, gone)
-
-
-def _give_up(fd: int, number: int, gone: list[int]) -> None:
-    os.close(fd)
-    gone.append(number)
+    def __init__(self, fd: int) -> None:
+        self.fd = os.dup(fd)
+        self._end = weakref.finalize(self, os.close, self.fd)
 
 
 class SharingHandle(LocalWorkerHandle):
-    """A worker whose segments can be sent on. ``gone``: numbers of those that cannot any more."""
-
-    gone: ClassVar[list[int]] = []
+    """A worker whose segments others may read."""
 
     def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
         super().__init__(number, worker_id, process, sock, row)
-        self.shared: dict[int, SharedSegment] = {}
+        self.kept: dict[int, KeptDescriptor] = {}
 
     def open_segment(self, spec: SegmentSpec, fd: int) -> Segment:
         """See `LocalWorkerHandle.open_segment`."""
         try:
-            kept = os.dup(fd)
+            kept = KeptDescriptor(fd)
         except OSError:
             os.close(fd)
             raise
-        try:
-            segment = super().open_segment(spec, fd)
-        except BaseException:
-            os.close(kept)
-            raise
-        self.shared[spec.segment] = SharedSegment(spec, kept, self.gone)
+        segment = super().open_segment(spec, fd)
+        self.kept = {number: one for number, one in self.kept.items() if number in self.segments}
+        self.kept[spec.segment] = kept
         return segment
-
-    def forget_retired(self) -> None:
-        """Forget the segments that the worker has given up. Batches may still keep them."""
-        if len(self.shared) > len(self.segments):
-            self.shared = {number: one for number, one in self.shared.items() if number in self.segments}
 
 
 class SlotPlace(NamedTuple):
-    """The place of a slot of a batch: its name in the batch, and the place of its bytes."""
+    """The place of a slot of a batch: its name in the batch, and the place of its bytes in a file of the producer's."""
 
     segment: int
     slot: int
-    shared: int
+    fd: int
     offset: int
     nbytes: int
 
@@ -87,15 +62,14 @@ class MadeBatch:
     Its slots are the worker's again when it dies.
     """
 
-    __slots__ = ("_slots", "data", "nbytes", "segments")
+    __slots__ = ("_kept", "_slots", "data", "nbytes")
 
     def __init__(
         self, worker: SharingHandle, key: tuple[int, int], kind: int, node: Any, rest: tuple[Any, ...]
     ) -> None:
         self._slots = slots_of(node, worker.lease) if node is not None else {}
         worker.leased = {}
-        worker.forget_retired()
-        self.segments = {number: worker.shared[number] for number, _ in self._slots}
+        self._kept = {number: worker.kept[number] for number, _ in self._slots}
         places = [tuple(self._place(worker, *at, base.nbytes)) for at, base in self._slots.items()]
         self.data = marshal.dumps((*key, worker.number, kind, node, rest, places))
         self.nbytes = len(self.data) + sum(base.nbytes for base in self._slots.values())
@@ -106,47 +80,25 @@ class MadeBatch:
         return bool(self._slots)
 
     def _place(self, worker: SharingHandle, segment: int, slot: int, nbytes: int) -> SlotPlace:
-        offset = worker.segments[segment].offset(slot)
-        return SlotPlace(segment, slot, self.segments[segment].number, offset, nbytes)
+        return SlotPlace(segment, slot, self._kept[segment].fd, worker.segments[segment].offset(slot), nbytes)
 
 
-class SharedMemory:
-    """A training's maps of the producer's segments, and the memory that batches are copied to."""
+def copied(places: list[tuple[int, int, int, int, int]], producer: int, arena: Arena) -> dict[tuple[int, int], Any]:
+    """Return arrays in ``arena`` with the bytes of these slots, by segment and slot; ``producer``: its process.
 
-    def __init__(self) -> None:
-        self._maps: dict[int, Any] = {}
-        self._arena = Arena(shared=False)
-
-    def map(self, segments: list[tuple[int, int]], fds: list[int]) -> None:
-        """Map segments (number and size), and close their descriptors. Raises OSError."""
-        try:
-            for (number, size), fd in zip(segments, fds, strict=True):
-                self._maps[number] = map_memory(fd, size)
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def forget(self, numbers: list[int]) -> None:
-        """Nothing lies there any more."""
-        for number in numbers:
-            self._maps.pop(number, None)
-
-    def clear(self) -> None:
-        """Nothing lies anywhere any more."""
-        self._maps.clear()
-
-    def copied(self, places: list[tuple[int, int, int, int, int]]) -> dict[tuple[int, int], Any]:
-        """Arrays of this process's own with the bytes of these slots, by segment and slot."""
-        found = {}
-        for place in places:
-            segment, slot, shared, offset, nbytes = place
-            array, _ = self._arena.array(nbytes)
-            array[:] = np.frombuffer(self._maps[shared], np.uint8, nbytes, offset)
-            found[segment, slot] = array
-        return found
-
-
-def send_segments(sock: socket.socket, segments: list[SharedSegment]) -> None:
-    """Send descriptors in a message of their own. Raises BlockingIOError where the socket is full."""
-    message = marshal.dumps(("segments", [(segment.number, segment.size) for segment in segments]))
-    socket.send_fds(sock, [message], [segment.fd for segment in segments])
+    Raises:
+        OSError: The producer has ended.
+    """
+    found = {}
+    for segment, slot, fd, offset, nbytes in places:
+        array, _ = arena.array(nbytes)
+        with open(f"/proc/{producer}/fd/{fd}", "rb", buffering=0) as file:  # noqa: PTH123  (no path of the file system)
+            file.seek(offset)
+            view = memoryview(array.data)
+            while len(view):
+                came = file.readinto(view)
+                if not came:
+                    raise OSError("the memory of a batch ended before the batch")
+                view = view[came:]
+        found[segment, slot] = array
+    return found

@@ -32,7 +32,6 @@ from dpex.transport import descendants
 if TYPE_CHECKING:
     from dpex.pools.local.worker_process import WorkerPlan
     from dpex.pools.share.facts import Facts
-    from dpex.pools.share.place import MeetingPlace
     from dpex.pools.share.pool import SharedPool
 
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
@@ -77,21 +76,21 @@ class Share:
         from dpex.pools.share.pool import SharedPool, SharePlan
 
         facts = facts_of(self.name, plan.setup, self.index_sampler)
-        place = MeetingPlace(self.key(os.environ), os.environ)
+        place = MeetingPlace(self.key(os.environ))
 
         def start(listener: socket.socket) -> None:
-            start_producer(listener, partial(_produce, listener, place, facts, plan, context.Process))
+            start_producer(listener, partial(_produce, listener, facts, plan, context.Process))
 
         return SharedPool(SharePlan(facts=facts, place=place, kept_bytes=self.kept_bytes, start=start), first_workers)
 
 
-def _produce(listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, kind: Any) -> None:
+def _produce(listener: socket.socket, facts: Facts, plan: WorkerPlan, kind: Any) -> None:
     """Run a producer in its process."""
-    from dpex.pools.local.fork_server import ForkStarter
+    from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
     from dpex.pools.share.producer import Producer, ProducerPool
 
-    place.forget_lock()
-    Producer(listener, place, facts, ProducerPool(ForkStarter(lambda: plan, kind))).run()
+    keep_from_templates(listener)
+    Producer(listener, facts, ProducerPool(ForkStarter(lambda: plan, kind))).run()
 
 
 def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:

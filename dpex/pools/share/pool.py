@@ -14,6 +14,7 @@ import contextlib
 import marshal
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,15 +30,19 @@ from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.shared_queue import pack, write
 from dpex.pools.local.worker_process import END, TICKET_BYTES, receive
 from dpex.pools.share.facts import Facts
-from dpex.pools.share.memory import SharedMemory
+from dpex.pools.share.memory import copied
 from dpex.pools.share.place import MeetingPlace
-from dpex.pools.share.subscriber import BUFFER_BYTES
+from dpex.pools.share.producer import BUFFER_BYTES
 from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
+from dpex.transport.arena import Arena
 
 CONNECTIONS_IN_A_ROW = 4
 """Producers that may end before a batch came of any."""
+TRIES = 100
+AGAIN_S = 0.01
+"""Seconds between two attempts to connect to a process that is about to listen, or to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +68,15 @@ class SharePlan:
             ShareError: It cannot be started.
             OSError: The system refuses.
         """
-        connection = self.place.connect()
-        if connection is not None:
-            return connection
-        with self.place.locked():
-            connection = self.place.connect()
-            if connection is None:
-                try:
-                    self._start()
-                    connection = self.place.connect()
-                except BaseException:
-                    self.place.remove()
-                    raise
-        if connection is None:
-            raise ShareError(f"share={self.facts['share']!r}: the process that makes the batches ended as it started")
-        return connection
-
-    def _start(self) -> None:
-        with self.place.listen() as listener:
-            self.start(listener)
+        for _ in range(TRIES):
+            if (connection := self.place.connect()) is not None:
+                return connection
+            if (listener := self.place.listen()) is not None:
+                with listener:
+                    self.start(listener)
+            else:
+                time.sleep(AGAIN_S)  # another training is just about to listen, or a producer to end
+        raise ShareError(f"share={self.facts['share']!r}: the process that makes the batches ended as it started")
 
 
 class SharedPool(WorkerPool):
@@ -101,7 +96,8 @@ class SharedPool(WorkerPool):
         self.handles: list[ProcessHandle] = []
         self._plan = plan
         self._refused: str | None = None
-        self._memory = SharedMemory()
+        self._arena = Arena(shared=False)
+        """Memory that batches are copied to."""
         self._held: dict[tuple[int, int], Any] = {}
         """The index of each batch that was asked for and has not come, by pass and number."""
         self._taken: list[tuple[int, int]] = []
@@ -131,7 +127,6 @@ class SharedPool(WorkerPool):
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
         self._is_writing = False
-        self._memory.clear()
         self._taken.clear()
         self._outbox.clear()
         self._put("hello", self._plan.facts, self._plan.kept_bytes)
@@ -269,12 +264,11 @@ class SharedPool(WorkerPool):
             if received is None:
                 self._connect_anew("the process that makes the batches ended")
                 continue
-            data, fds = received
-            message = marshal.loads(data)
-            if fds:
-                self._memory.map(message[1], fds)
-            else:
+            message = marshal.loads(received[0])
+            try:
                 getattr(self, f"_hear_{message[0]}")(*message[1:])
+            except OSError as error:  # of `copied`: the producer was killed after it sent this
+                self._connect_anew(f"the process that makes the batches ended ({error})")
         if self.failed is None:
             self._answer()
 
@@ -311,9 +305,6 @@ class SharedPool(WorkerPool):
         if failed is not None:
             self._fail(failed)
 
-    def _hear_forget(self, segments: list[int]) -> None:
-        self._memory.forget(segments)
-
     def _hear_notice(self, text: str, is_warning: bool) -> None:
         self._events.append(Notice(text, is_warning))
 
@@ -330,10 +321,10 @@ class SharedPool(WorkerPool):
         blamed = working_on if working_on in lost else None
         self._events.append(WorkerGone(self.name, worker, self._epoch, lost, blamed, expected, why, pid))
 
-    def _hear_made(self, results: list[tuple[bytes, bool]]) -> None:
+    def _hear_made(self, producer: int, results: list[tuple[bytes, bool]]) -> None:
         for data, is_first in results:
             epoch, number, worker, kind, node, rest, places = marshal.loads(data)
-            slots = self._memory.copied(places)
+            slots = copied(places, producer, self._arena)
             if places:
                 self._taken.append((epoch, number))
             if (epoch, number) not in self._held:
@@ -354,7 +345,6 @@ class SharedPool(WorkerPool):
         self._closed = True
         self._disconnect()
         self._epoll.close()
-        self._memory.clear()
         self._held.clear()
         self._events.clear()
         self.counts = PoolCounts()

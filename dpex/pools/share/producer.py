@@ -9,15 +9,17 @@ The producer has one thread, and ends with its last connection.
 
 Messages of a training, pickled: ``("hello", facts, kept_bytes)``, ``("resize", wanted)``, ``("tickets", epoch,
 [(number, index), ...])``, ``("taken", [(epoch, number), ...])``, ``("epoch", number)``. Its answers, marshalled:
-``("refused", why)``, ``("status", fields of a `PoolReport`)``, ``("segments", ...)`` with descriptors, ``("forget",
-numbers)``, ``("made", [(data of a `MadeBatch`, is_first), ...])``, ``("gone", worker, lost, working_on, expected, why,
-pid)``, ``("notice", text, is_warning)``.
+``("refused", why)``, ``("status", fields of a `PoolReport`)``, ``("made", process of the producer, [(data of a
+`MadeBatch`, is_first), ...])``, ``("gone", worker, lost, working_on, expected, why, pid)``, ``("notice", text,
+is_warning)``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import marshal
+import os
 import select
 import socket
 from collections import deque
@@ -31,11 +33,11 @@ from dpex.pools.local.worker_process import TICKET_BYTES, read_ticket_message, r
 from dpex.pools.share.cache import BatchCache, Key, OtherOrderError
 from dpex.pools.share.facts import Facts, difference, other_order
 from dpex.pools.share.memory import MadeBatch, SharingHandle
-from dpex.pools.share.place import MeetingPlace
-from dpex.pools.share.subscriber import Subscriber
+from dpex.pools.share.place import peer
 from dpex.schedule.events import Notice, WorkerGone
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
+from dpex.system.processes import pidfd
 
 FIRST_S = 30.0
 """Seconds for which it waits for the training that started it, which may die before it connects."""
@@ -45,6 +47,10 @@ TRY_AGAIN_MS = 10
 """Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
 MESSAGES_A_WORKER = 2
 """Messages of tickets per worker: a current one and a following one. The others wait here, lowest number first."""
+MESSAGE_BYTES = 48 << 10
+"""Bytes of batches in one message. A single batch may be larger, up to a worker's longest message."""
+BUFFER_BYTES = 1 << 20
+"""Bytes of the socket's buffer, if the system allows it: trees of a few large batches, or many tiny batches."""
 
 
 class PoolReport(NamedTuple):
@@ -89,12 +95,96 @@ class ProducerPool(LocalPool):
         )
 
 
-class Producer:
-    """See the module. ``facts``: what all trainings must have alike. The ``listener`` listens at ``place``."""
+# -- a training --------------------------------------------------------------------------------------------------------
 
-    def __init__(self, listener: socket.socket, place: MeetingPlace, facts: Facts, pool: ProducerPool) -> None:
+
+class Subscriber:
+    """A training as the producer sees it: its connection, what it is still to be sent, and what it wants.
+
+    ``wanted``: workers. ``is_behind``: it has had the notice that it is behind the others."""
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number = number
+        self.socket = connection
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        self.wanted = 0
+        self.is_admitted = False
+        self.is_behind = False
+        who = peer(connection)
+        self._is_own = who.uid == os.getuid()
+        self._process = pidfd(who.pid)
+        self._outbox: deque[bytes] = deque()
+        self._batches: list[tuple[bytes, bool]] = []
+        self._bytes = 0
+        self._told: tuple[Any, ...] = ()
+
+    def is_alive(self) -> bool:
+        """Return True if it is a process of this user that runs: processes that it forked may hold its socket."""
+        if not self._is_own or self._process < 0:
+            return self._is_own
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)
+        return not poller.poll(0)
+
+    def watch(self, poller: select.poll) -> None:
+        """Have ``poller`` wait for what it says, for room to tell it more, and for its end."""
+        poller.register(self.socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        if self._process >= 0:
+            poller.register(self._process, select.POLLIN)
+
+    def tell(self, *message: Any) -> None:
+        """Send a message of plain values after what it was sent so far."""
+        self._end_message()
+        self._outbox.append(marshal.dumps(message))
+
+    def report(self, fields: tuple[Any, ...]) -> None:
+        """Tell how the pool stands, if that has changed."""
+        if fields != self._told:
+            self._told = fields
+            self.tell("status", *fields)
+
+    def deliver(self, batch: MadeBatch, *, is_first: bool) -> None:
+        """Send a batch, after what it was sent so far."""
+        if self._bytes + len(batch.data) > MESSAGE_BYTES:
+            self._end_message()
+        self._batches.append((batch.data, is_first))
+        self._bytes += len(batch.data)
+
+    def _end_message(self) -> None:
+        if self._batches:
+            self._outbox.append(marshal.dumps(("made", os.getpid(), self._batches)))
+            self._batches, self._bytes = [], 0
+
+    def flush(self) -> bool:
+        """Send as much as the socket takes; return False if the training has gone."""
+        self._end_message()
+        try:
+            while self._outbox:
+                self.socket.send(self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Nothing more is said."""
+        self.socket.close()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+
+# -- the producer ------------------------------------------------------------------------------------------------------
+
+
+class Producer:
+    """See the module. ``facts``: what all trainings must have alike."""
+
+    def __init__(self, listener: socket.socket, facts: Facts, pool: ProducerPool) -> None:
         self._listener = listener
-        self._place = place
         self._facts = facts
         self._pool = pool
         self._cache = BatchCache(0)
@@ -121,15 +211,16 @@ class Producer:
     # -- trainings -----------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Return True, and stop listening, if no training is connected. One that connects just now is served."""
+        """Return True, and stop listening, if no training is connected. One that connects just now starts another."""
         if self._subscribers or (not self._last and monotonic() - self._idle_since < FIRST_S):
             return False
-        with self._place.locked():
-            self._accept()
-            if not self._subscribers:
-                self._place.remove()
-                self._listener.close()
-        return not self._subscribers
+        self._accept()
+        if self._subscribers:
+            return False
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # also where a process that was forked meanwhile has it
+        self._listener.close()
+        return True
 
     def _wait(self) -> None:
         poller = select.poll()
@@ -265,10 +356,8 @@ class Producer:
 
     def _tell_all(self) -> None:
         report = self._pool.report()
-        gone, SharingHandle.gone[:] = list(SharingHandle.gone), []
         for subscriber in list(self._subscribers.values()):
             if subscriber.is_admitted:
                 subscriber.report(tuple(report))
-                subscriber.forget(gone)
             if not subscriber.flush():
                 self._leave(subscriber)
