@@ -21,6 +21,7 @@ from dpex import DpexDataLoader
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import ClusterConfig
 from dpex.pools.agent.nodes import NodeNews
+from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.telemetry.loader_metrics import readings_of
 
@@ -155,6 +156,29 @@ def test_a_worker_and_an_agent_that_are_killed_change_nothing(seeding: Any, agen
     if seeding == "batch":
         reference = DpexDataLoader(Augmented(20000), seeding="batch", generator=seeded(), **SHAPE)
     assert_same(torch.cat(got), torch.cat(list(islice(reference, len(got)))))
+
+
+def test_an_interrupt_while_results_are_read_loses_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, interrupts = RemotePool._made, iter([False, False, True])
+
+    def breaks(pool: RemotePool, *frame: Any) -> None:
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        made(pool, *frame)
+
+    monkeypatch.setattr(RemotePool, "_made", breaks)
+    with remote(Augmented(120), num_workers=3, seeding="batch") as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        iterator, got, interrupted = iter(loader), [], 0
+        while len(got) < len(loader):
+            try:
+                got.append(next(iterator))
+            except KeyboardInterrupt:
+                interrupted += 1
+    assert interrupted == 1
+    assert_same(
+        torch.cat(got), torch.cat(list(DpexDataLoader(Augmented(120), seeding="batch", generator=seeded(), **SHAPE)))
+    )
 
 
 @pytest.mark.long

@@ -191,6 +191,8 @@ class RemotePool:
         self._events: deque[PoolEvent] = deque()
         self._epoch = 0
         self._last_message = 0
+        self._torn: AgentHandle | None = None
+        """The agent of which a frame is taken in."""
         self._closed = False
         self._owner = os.getpid()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -358,6 +360,11 @@ class RemotePool:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
         self._take_news()
+        if self._torn is not None:
+            if self._torn.number in self._agents:
+                self._nodes.cut_off(self._torn.number)
+                self._lose(self._torn, "a signal handler broke in while what it sent was read")
+            self._torn = None
         for agent in list(self._agents.values()):
             self._read(agent)
         self._count()
@@ -367,7 +374,9 @@ class RemotePool:
         link = agent.link
         has_ended = link.ended  # before what arrived is read: there is nothing after it then
         while link.arrived:
+            self._torn = agent  # a frame that a signal handler breaks off is not read again
             self._take_frame(agent, link.arrived.popleft())
+            self._torn = None
         if agent.number not in self._agents:
             return
         if has_ended:

@@ -21,7 +21,6 @@ import textwrap
 import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import dropwhile
 from typing import Any
 
 from dpex._ray import available_resources_per_node, is_client
@@ -86,16 +85,13 @@ def trainer_address() -> str:
 def reason_of(error: BaseException) -> str:
     """Return what Ray says about an actor's death, in one line, with the type of the error at its end.
 
-    Of an error that was raised in the actor, that is the error itself without its traceback. What Ray puts before every
-    death is left out: the sentence that its class has for all of them, and the actor's fields, one to a line that
-    begins with a tab.
+    Of an error that was raised in the actor, that is the error itself without its traceback. The fields of the actor
+    are left out, one to a line that begins with a tab.
     """
     task_error: Any = importlib.import_module("ray.exceptions").RayTaskError
     while isinstance(error, task_error) and isinstance(error.cause, BaseException):
         error = error.cause
-    lines = str(error).splitlines()
-    if len(lines) > 1 and lines[0] == getattr(error, "BASE_ERROR_MSG", None):
-        lines = list(dropwhile(lambda line: line.startswith("\t"), lines[1:])) or lines[:1]
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]
     text = textwrap.shorten(" ".join(lines), LONGEST_TEXT, placeholder=" …")
     return f"{text} [{type(error).__name__}]".lstrip()
 

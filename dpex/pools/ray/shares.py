@@ -13,7 +13,6 @@ import contextlib
 import heapq
 import importlib
 import logging
-import math
 import os
 import socket
 import sys
@@ -28,11 +27,9 @@ logger = logging.getLogger("dpex")
 
 FORGOTTEN_S = 5.0
 """Seconds after which a loader that has not reported has no share: several of its reports, as one may be late."""
-UNUSED_S = 6.0
-"""Seconds for which a loader may leave a share unused before others have it, from when it last had more workers: the
-tuner takes up to four seconds to measure their effect, and a window or two to ask for the same number again."""
-UNUSED_GROWTH = 1.25
-"""A loader that left its share unused keeps its workers, and this factor more, so that it can ask again."""
+GROWTH = 2
+"""A loader has a claim to this many times the workers that it has asked for, and one more: the tuner at most doubles
+them at a time. So a share that it leaves unused goes to others, and one that it takes grows with its requests."""
 SAME = 0.1
 """A number of useful workers that differs by less than this part does not change a share: no worker moves for noise."""
 CAPACITY_S = 5.0
@@ -78,6 +75,11 @@ class Claim:
         """Workers that would pay and do not run."""
         return max(0, self.useful - self.running)
 
+    @property
+    def reachable(self) -> Claim:
+        """The claim to what the loader may ask for next; see `GROWTH`."""
+        return replace(self, useful=min(self.useful, GROWTH * self.requested + 1))
+
 
 def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
     """Return the number of workers of each loader, of a capacity in the unit of `Claim.cpus`.
@@ -106,46 +108,13 @@ def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
     return shares
 
 
-@dataclass(eq=False, kw_only=True)
-class _Loader:
-    """A loader that has reported. ``unused_since``: when it began to leave some of its share unused, or when it last
-    had more workers after that."""
-
-    claim: Claim
-    seen_at: float
-    granted: int = 0
-    unused_since: float | None = None
-    is_held_back: bool = False
-
-    def report(self, claim: Claim, now: float) -> None:
-        """Take in a claim. A loader that leaves its share unused for a while is held back until it asks for more."""
-        before = self.claim
-        if abs(claim.useful - before.useful) <= SAME * before.useful:
-            claim = replace(claim, useful=before.useful)
-        self.claim, self.seen_at = claim, now
-        if claim.requested >= self.granted:
-            self.unused_since, self.is_held_back = None, False
-        elif claim.requested > before.requested:
-            self.unused_since, self.is_held_back = now, False
-        elif claim.running > before.running or self.unused_since is None:
-            self.unused_since = now
-        elif now - self.unused_since > UNUSED_S:
-            self.is_held_back = True
-
-    @property
-    def wanted(self) -> Claim:
-        """The claim that its share goes by."""
-        if not self.is_held_back:
-            return self.claim
-        requested = self.claim.requested
-        return replace(self.claim, most=min(self.claim.most, max(requested + 1, int(requested * UNUSED_GROWTH))))
-
-
 class ClusterShares:
     """Divides the cluster among the loaders that report. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._loaders: dict[str, _Loader] = {}
+        self._claims: dict[str, Claim] = {}
+        self._seen_at: dict[str, float] = {}
+        self._shares: dict[str, int] = {}
         self._capacities: list[tuple[float, float]] = []
         self._divided_at = -math.inf
 
@@ -159,26 +128,26 @@ class ClusterShares:
             total: What would be free if no loader had any workers.
             now: Seconds.
         """
-        is_new = name not in self._loaders
-        loader = self._loaders.setdefault(name, _Loader(claim=claim, seen_at=now))
-        loader.report(claim, now)
-        if is_new or now - self._divided_at >= DIVIDE_EVERY_S:
+        before = self._claims.get(name, claim)
+        if abs(claim.useful - before.useful) <= SAME * before.useful:
+            claim = replace(claim, useful=before.useful)
+        self._claims[name], self._seen_at[name] = claim, now
+        if name not in self._shares or now - self._divided_at >= DIVIDE_EVERY_S:
             self._divide(free, total, now)
-        return loader.granted
-
-    def claims(self) -> dict[str, tuple[Claim, int]]:
-        """Return what each loader wants, and the workers that it may have."""
-        return {name: (loader.claim, loader.granted) for name, loader in self._loaders.items()}
+        return self._shares[name]
 
     def _divide(self, free: float, total: float, now: float) -> None:
         self._divided_at = now
-        self._loaders = {name: one for name, one in self._loaders.items() if now - one.seen_at <= FORGOTTEN_S}
-        held = sum(one.claim.requested * one.claim.cpus for one in self._loaders.values())
+        self._claims = {known: one for known, one in self._claims.items() if now - self._seen_at[known] <= FORGOTTEN_S}
+        held = sum(one.requested * one.cpus for one in self._claims.values())
         self._capacities = [(at, known) for at, known in self._capacities if now - at <= CAPACITY_S]
         self._capacities.append((now, min(total, held + free)))
-        capacity = max(known for _, known in self._capacities)
-        for name, share in fair_shares(capacity, {name: one.wanted for name, one in self._loaders.items()}).items():
-            self._loaders[name].granted = share
+        reachable = {name: one.reachable for name, one in self._claims.items()}
+        self._shares = fair_shares(max(known for _, known in self._capacities), reachable)
+
+    def claims(self) -> dict[str, tuple[Claim, int]]:
+        """Return what each loader wants, and the workers that it may have."""
+        return {name: (claim, self._shares[name]) for name, claim in self._claims.items()}
 
 
 # -- the actor ---------------------------------------------------------------------------------------------------------
