@@ -13,6 +13,7 @@ import contextlib
 import heapq
 import importlib
 import logging
+import math
 import os
 import socket
 import sys
