@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import dpex
 
 COMMANDS = ("demo", "run", "top", "compare", "cluster", "replay")
-"""Modules of this package, in the order of the help. Only the called one is imported: `dpex run` must not import
-torch before the script does, and `dpex demo` needs it."""
+"""Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
 
 
-def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of these commands."""
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     found = argparse.ArgumentParser(
         prog="dpex",
         description="PyTorch's DataLoader with workers that are tuned, here or on a Ray cluster, and that explain why "
@@ -24,16 +23,14 @@ def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     )
     found.add_argument("--version", action="version", version=f"dpex {dpex.__version__}")
     subparsers = found.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in commands:
+    for name in COMMANDS:
         importlib.import_module(f"dpex.cli.{name}").register(subparsers)
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default the process's own; returns the exit status. A wrong one exits with 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    module = "run" if given[:1] == ["diagnose"] else "".join(given[:1])
-    options = parser([module] if module in COMMANDS else COMMANDS).parse_args(given)
+    options = parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except BrokenPipeError:  # the reader, such as `head`, has read enough

@@ -1,0 +1,351 @@
+"""The training of ``dpex demo``: on data that it makes itself, with ``num_workers="auto"`` and PyTorch's loader.
+
+The files, their decoding, the network and its training are real. Only the latency of the storage is a sleep, which
+dominates, so that the figures hardly depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import logging
+import re
+import sys
+import tempfile
+import textwrap
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from dpex.cli.demo import SECONDS
+from dpex.errors import ClusterError
+from dpex.options import ClusterConfig
+from dpex.system.ray_package import require_ray
+
+FIXED_WORKERS = 2
+BATCH = 8
+FILES, REPEATS = 512, 64
+"""Files that are made, and how often an epoch reads each, every time with another crop."""
+SIDE, CROP = 160, 128
+STORAGE_S = 0.04
+"""Latency of the storage for each file, as of an object store."""
+CLASSES = 4
+BUSY_RATIO = 0.25
+"""Where other programs keep this share of the CPUs busy, the figures mean little."""
+BAR = 24
+
+Sample = tuple[torch.Tensor, int]
+
+
+class StoredImages(Dataset[Sample]):
+    """Compressed images in files, each read from a storage with latency, decoded, cropped and flipped.
+
+    Sample: float32 (3, CROP, CROP) in [-1, 1], and the class, 0 to CLASSES - 1.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / f"{number:04}.z" for number in range(FILES)]
+
+    def write(self) -> None:
+        """Write the files: stripes of a width that is the class, with noise."""
+        random = np.random.default_rng(0)
+        across = np.arange(SIDE)
+        for number, path in enumerate(self.paths):
+            stripes = 96 + 64 * np.sin(across / (2.0 + number % CLASSES) + random.random() * 6)
+            image = stripes[None, :, None] + random.normal(0, 24, (SIDE, SIDE, 3))
+            path.write_bytes(zlib.compress(image.clip(0, 255).astype(np.uint8).tobytes(), 1))
+
+    def __len__(self) -> int:
+        return FILES * REPEATS
+
+    def __getitem__(self, index: int) -> Sample:
+        number = index % FILES
+        time.sleep(STORAGE_S)
+        pixels = zlib.decompress(self.paths[number].read_bytes())
+        image = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(SIDE, SIDE, 3)
+        left, top, is_flipped = torch.randint(SIDE - CROP, (3,)).tolist()
+        image = image[top : top + CROP, left : left + CROP]
+        image = image.flip(1) if is_flipped % 2 else image
+        return image.permute(2, 0, 1).to(torch.float32).div_(127.5).sub_(1.0), number % CLASSES
+
+
+class Trainer:
+    """A convolutional network with its optimizer; always the same initial weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for before, after in ((3, 32), (32, 64), (64, 32)):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
+        self.model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 16, CLASSES))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Learn from one batch."""
+        loss = nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """What a stretch of training measured: batches, seconds, and the seconds in which the loop waited for a batch."""
+
+    batches: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+
+    def add(self, *, seconds: float, wait_s: float) -> None:
+        """Count one batch."""
+        self.batches += 1
+        self.seconds += seconds
+        self.wait_s += wait_s
+
+    @property
+    def rate(self) -> float:
+        """Batches per second."""
+        return self.batches / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait_ratio(self) -> float:
+        """Share of the time in which the loop waited, 0 to 1."""
+        return self.wait_s / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Training:
+    """One pass over a loader: its batches, their checksum after each of them, and the loader's workers."""
+
+    loader: Any
+    batches: Iterator[Any]
+    trainer: Trainer = field(default_factory=Trainer)
+    checksums: list[str] = field(default_factory=list)
+    _sha256: Any = field(default_factory=hashlib.sha256)
+
+    def __post_init__(self) -> None:
+        self._told = len(self._decisions)
+
+    def run(self, seconds: float, show: Callable[[Turn, int], None], tell: Callable[[str], None]) -> Turn:
+        """Train for so long. ``show`` is called once a second of training, ``tell`` for each decision of the tuner."""
+        whole, second = Turn(), Turn()
+        while whole.seconds < seconds:
+            asked_s = time.monotonic()
+            images, labels = next(self.batches)
+            wait_s = time.monotonic() - asked_s
+            self.trainer.step(images, labels)
+            for turn in (whole, second):
+                turn.add(seconds=time.monotonic() - asked_s, wait_s=wait_s)
+            self._sha256.update(images.numpy())
+            self.checksums.append(self._sha256.hexdigest())
+            for decision in self._decisions[self._told :]:
+                self._told += 1
+                tell(decision.text)
+            if second.seconds >= 1.0:
+                show(second, self.workers)
+                second = Turn()
+        return whole
+
+    @property
+    def _decisions(self) -> Sequence[Any]:
+        return getattr(self.loader, "decisions", ())  # PyTorch's own loader has none
+
+    @property
+    def workers(self) -> int:
+        """Workers that run now."""
+        if not hasattr(self.loader, "stats"):  # PyTorch's own loader
+            return int(self.loader.num_workers)
+        pools = self.loader.stats().pools
+        return sum(pool.running for name, pool in pools.items() if name != "inline")
+
+
+class Demo:
+    """The parts of the demo. ``factor`` multiplies the seconds of each."""
+
+    def __init__(self, console: Console, folder: Path, factor: float) -> None:
+        self.console = console
+        self.seconds = {name: seconds * factor for name, seconds in SECONDS.items()}
+        self.dataset = StoredImages(folder)
+        self.rows: list[tuple[str, Turn]] = []
+        self.is_same = True
+
+    def prepare(self) -> None:
+        """Write the files, and say what is trained, and whether the machine is busy."""
+        with self._busy(f"Writing {FILES} files ..."):
+            self.dataset.write()
+            size = sum(path.stat().st_size for path in self.dataset.paths)
+            psutil.cpu_percent()
+            time.sleep(0.5)
+            load = psutil.cpu_percent() / 100
+        self._say(
+            f"A small network is trained on {FILES} compressed images ({size / 1e6:.0f} MB), in batches of {BATCH}. "
+            f"The storage takes {STORAGE_S * 1e3:.0f} ms for a file, as an object store does (a sleep); decoding, "
+            "cropping and training are real."
+        )
+        if load > BUSY_RATIO:
+            self._say(
+                f"This machine is busy: other programs use {load:.0%} of its CPUs. The figures mean little until it is "
+                "quiet.",
+                "bold red",
+            )
+
+    def run(self) -> None:
+        """Run all parts and print what each measured."""
+        from dpex import DpexDataLoader
+
+        self._head('1. DpexDataLoader, num_workers="auto", from a cold start')
+        auto: DpexDataLoader[Any]
+        with DpexDataLoader(self.dataset, **self._settings(), num_workers="auto", metrics_port=0, name="demo") as auto:
+            tuned = self._train(auto, "auto", 'dpex, "auto", from a cold start')
+            found = tuned.workers
+            self._head(f"2. torch.utils.data.DataLoader, num_workers={FIXED_WORKERS}")
+            torchs = DataLoader(self.dataset, **self._settings(), num_workers=FIXED_WORKERS)
+            self._train(torchs, "torch", f"torch, {FIXED_WORKERS} workers")
+            self._head('3. The same "auto" loader again, with what it has learned')
+            self._train(auto, "again", f'dpex, "auto", settled: {found} workers')
+            self._conclude(found)
+            self._other(tuned.checksums, found)
+        self._table()
+
+    def _other(self, checksums: list[str], found: int) -> None:
+        """Train with two workers elsewhere, diagnose the loader, and give it ``found`` workers."""
+        from dpex import DpexDataLoader
+
+        try:
+            require_ray()
+            has_ray = True
+        except ClusterError:
+            has_ray = False
+        place = "on Ray" if has_ray else "on this machine"
+        where: dict[str, Any] = {}
+        if has_ray:
+            few = {"num_cpus": 1 / (2 * max(FIXED_WORKERS, found))}  # all workers fit on the smallest machine
+            ray = ClusterConfig(ray_remote_args=few)
+            where = {"distribute_mode": True, "head_address": "local", "cluster_config": ray}
+        self._head(f"4. {FIXED_WORKERS} workers {place}, their diagnosis, and more workers in the middle of the epoch")
+        if not has_ray:
+            self._say("Ray is not installed: pip install 'dpex[ray]' adds workers on a cluster.")
+        settings = {**self._settings(), **where, "num_workers": FIXED_WORKERS, "seeding": "batch", "name": "demo 4"}
+        loader: DpexDataLoader[Any]
+        with DpexDataLoader(self.dataset, **settings) as loader:
+            with self._busy(f"Starting workers {place} ..."), _quiet():
+                training = Training(loader, iter(loader))
+                training.run(0.1, lambda *_: None, lambda _: None)
+                while training.workers < FIXED_WORKERS:
+                    training.run(0.1, lambda *_: None, lambda _: None)
+            loader.diagnose(reset=True)  # the start is not the question
+            self._run(training, "other", f"dpex, {FIXED_WORKERS} workers {place}")
+            self._quote(str(loader.diagnose()))
+            more = {"remote" if has_ray else "local": found, "prefetch": 2 * found}
+            self._say(f"loader.resize({', '.join(f'{name}={value}' for name, value in more.items())}):")
+            loader.resize(**more)
+            self._run(training, "resized", f"dpex, {found} workers {place}")
+        count = min(len(checksums), len(training.checksums))
+        self.is_same = checksums[:count] == training.checksums[:count]
+        words = "are those of part 1, bit for bit" if self.is_same else "DIFFER from those of part 1"
+        sha = training.checksums[count - 1][:12]
+        self._say(f"The first {count} batches {words} (SHA-256 {sha}...).", "green" if self.is_same else "bold red")
+
+    def _settings(self) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(0)
+        return {"batch_size": BATCH, "shuffle": True, "generator": generator, "persistent_workers": True}
+
+    def _train(self, loader: Any, part: str, row: str) -> Training:
+        with self._busy("Beginning an epoch ..."):
+            training = Training(loader, iter(loader))
+        if getattr(loader, "metrics_url", None) and not self.rows:
+            self._say(f"Live page of this run, until the demo ends: {loader.metrics_url}")
+        self._run(training, part, row)
+        return training
+
+    def _run(self, training: Training, part: str, row: str) -> None:
+        self.rows.append((row, training.run(self.seconds[part], self._second, self._decision)))
+
+    def _conclude(self, found: int) -> None:
+        (_, _), (_, torchs), (_, auto) = self.rows
+        ratio = auto.rate / torchs.rate if torchs.rate else 0.0
+        self._say(
+            f"\nPyTorch's loader with {FIXED_WORKERS} workers made {torchs.rate:.1f} batches/s and the loop waited for "
+            f'{torchs.wait_ratio:.0%} of the time. "auto" found {found} workers: {auto.rate:.1f} batches/s '
+            f"({ratio:.1f} times as many) and {auto.wait_ratio:.0%}.",
+            "bold green" if ratio > 1.0 else "bold",
+        )
+
+    # -- what is printed -----------------------------------------------------------------------------------------------
+
+    def _head(self, text: str) -> None:
+        self.console.print(f"\n[bold]{text}[/]")
+
+    def _say(self, text: str, style: str = "none") -> None:
+        self.console.print(Text(text, style))
+
+    def _quote(self, report: str) -> None:
+        """Print a report beside a bar, its paragraphs and items wrapped at the width of the terminal."""
+        for line in re.sub(r"(?<=\S)\n *(?=[^\s-])", " ", report).splitlines():
+            for part in textwrap.wrap(line, self.console.width - 4, subsequent_indent="    ") or [""]:
+                self.console.print(Text("  │ ", "dim").append(part, "none"))
+
+    def _busy(self, text: str) -> Any:
+        if self.console.is_terminal:
+            return self.console.status(text)
+        self._say(text)
+        return contextlib.nullcontext()
+
+    def _decision(self, text: str) -> None:
+        self._say(f"  {text}", "cyan")
+
+    def _second(self, turn: Turn, workers: int) -> None:
+        full = round(turn.wait_ratio * BAR)
+        style = "red" if turn.wait_ratio > 0.2 else "yellow" if turn.wait_ratio > 0.05 else "green"
+        line = Text("  wait ").append("█" * full, style).append("·" * (BAR - full))
+        self.console.print(
+            line.append(f" {turn.wait_ratio:4.0%}  {turn.rate:5.1f} batches/s  {workers:2} workers"), no_wrap=True
+        )
+
+    def _table(self) -> None:
+        table = Table("loader", box=None, pad_edge=False)
+        for heading in ("batches/s", "wait"):
+            table.add_column(heading, justify="right")
+        for name, turn in self.rows:
+            table.add_row(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}")
+        self.console.print("", table)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Ray logs at its start; errors are still shown."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run the demo; return 0, 1 if workers elsewhere made other batches, or 130 after Ctrl-C."""
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without Unicode shows "?"
+    console = Console(highlight=False)
+    torch.set_num_threads(1)  # the other CPUs are for the workers
+    try:
+        with tempfile.TemporaryDirectory(prefix="dpex-demo-") as folder:
+            shown = Demo(console, Path(folder), options.seconds / sum(SECONDS.values()))
+            shown.prepare()
+            shown.run()
+            return 0 if shown.is_same else 1
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
