@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,51 +65,6 @@ def test_the_callback_logs_and_prints_the_diagnosis(tmp_path: Path, capsys: pyte
     assert len(rows) >= 4
     assert "dpex diagnosis of train" in capsys.readouterr().out
     loader.close()
-
-
-LATE = """
-import warnings
-warnings.simplefilter("ignore")
-import lightning, torch
-from torch.utils.data import TensorDataset
-
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch[0]).pow(2).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-6)
-    def train_dataloader(self):
-        from dpex import DpexDataLoader, WorkerConfig
-        data = TensorDataset(torch.arange(64.0).reshape(-1, 1))
-        config = WorkerConfig(memory_budget=1 << 20)
-        return DpexDataLoader(data, 4, shuffle=True, num_workers="auto", name="late", worker_config=config)
-
-if __name__ == "__main__":
-    from lightning.fabric.utilities.data import _replace_dunder_methods  # what Lightning does around the hook
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
-                                enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(Model())
-    loader = trainer.train_dataloader
-    assert (type(loader).__name__, loader._is_auto, loader.stats().batches) == ("DpexDataLoader", True, 16)
-    from lightning.pytorch.utilities.data import _update_dataloader
-    from torch.utils.data import DistributedSampler
-    again = _update_dataloader(loader, DistributedSampler(loader.dataset, num_replicas=2, rank=0))
-    assert (type(again), again._is_auto, again.name) == (type(loader), True, "late")
-    assert again.worker_config.memory_budget == 1 << 20
-    assert (len(list(again)), loader.stats().batches) == (8, 8)
-    print("served")
-"""
-
-
-@pytest.mark.long
-def test_the_class_may_be_imported_inside_the_hook_and_the_loader_built_anew(tmp_path: Path) -> None:
-    script = tmp_path / "late.py"
-    script.write_text(LATE)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280, check=False)
-    assert done.stdout.splitlines()[-1:] == ["served"], done.stderr[-2000:]
 
 
 def test_fabric_uses_the_loader_itself_and_it_is_found_behind_fabrics() -> None:
