@@ -78,24 +78,6 @@ def test_a_slot_in_use_at_a_fork_stays_lent_while_the_child_lives(pair: Pair) ->
     assert held(pair) == 0
 
 
-def test_what_the_child_reads_does_not_change(pair: Pair) -> None:
-    batch = pair(torch.arange(LARGE))
-    go, gone_on = multiprocessing.Pipe()
-    answers, answer = multiprocessing.Pipe()
-    pid = os.fork()
-    if pid == 0:
-        gone_on.recv()
-        answer.send(batch.tolist() == list(range(LARGE)))
-        os._exit(0)
-    del batch
-    for _ in range(20):
-        pair(torch.zeros(LARGE, dtype=torch.int64))
-    go.send("gone on")
-    assert answers.recv()
-    os.waitpid(pid, 0)
-    assert held(pair) == 0
-
-
 def test_the_childs_children_count(pair: Pair) -> None:
     batch = pair(torch.arange(LARGE))
     told, tell = os.pipe()
@@ -141,13 +123,6 @@ def test_what_came_after_the_fork_comes_back_at_once(pair: Pair) -> None:
     assert held(pair) == 0
 
 
-def test_a_batch_that_outlives_the_child_comes_back_as_ever(pair: Pair) -> None:
-    batch = pair(torch.arange(LARGE))
-    Child().end()
-    del batch
-    assert held(pair) == 0
-
-
 def test_the_next_batch_brings_back_what_a_child_gave_up(pair: Pair) -> None:
     """Nobody calls `look` in a training loop."""
     batch = pair(torch.arange(LARGE))
@@ -157,15 +132,6 @@ def test_the_next_batch_brings_back_what_a_child_gave_up(pair: Pair) -> None:
     pair(torch.arange(LARGE))
     assert descendants.forks == []
     assert pair.slots_held() == 0
-
-
-def test_forks_without_a_batch_in_use_cost_no_descriptor(pair: Pair) -> None:
-    pair(torch.arange(LARGE))
-    before = descriptors()
-    child = Child()
-    assert descendants.forks == []
-    child.end()
-    assert descriptors() == before
 
 
 def test_one_descriptor_for_each_living_child_and_none_afterwards(pair: Pair) -> None:

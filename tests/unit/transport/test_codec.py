@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import marshal
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -129,24 +129,17 @@ TREES = st.recursive(
     ),
     max_leaves=12,
 )
-PAIR = Pair()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
 @example([[]])
 @example({True: 1, 0: [()]})
 @example("\ud800")
-def test_any_tree_arrives_as_it_was(tree: Any) -> None:
-    assert same(PAIR(tree), tree)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(TREES)
-def test_no_tree_leaves_a_slot_behind(tree: Any) -> None:
-    """Neither the batch nor, once the trainer has dropped it, any attempt at encoding it still holds memory."""
+def test_any_tree_arrives_as_it_was_and_leaves_no_slot_behind(tree: Any) -> None:
     pair = Pair()
-    pair([torch.zeros(LARGE), tree])
+    assert same(pair([torch.zeros(LARGE), tree])[1], tree)
+    assert same(pair(tree), tree)
     assert pair.slots_held() == 0
 
 
@@ -162,22 +155,12 @@ def test_every_number_type(pair: Pair, dtype: torch.dtype, nbytes: int) -> None:
     assert torch.equal(again.view(torch.uint8), tensor.view(torch.uint8))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_large_tensors_in_any_layout(pair: Pair, layout: str) -> None:
-    tensor = LAYOUTS[layout](torch.arange(LARGE).reshape(64, -1))
-    assert same(pair(tensor), tensor)
-
-
-def test_channels_last(pair: Pair) -> None:
-    images = torch.rand(2, 3, 8, 9).to(memory_format=torch.channels_last)
-    assert pair(images).is_contiguous(memory_format=torch.channels_last)
-    assert same(pair(images), images)
-
-
 def test_strides_of_extent_one_are_kept(pair: Pair) -> None:
     """Grey images in channels_last: with other strides a convolution would choose another layout."""
-    images = torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last)
-    assert pair(images).stride() == images.stride()
+    for channels in (1, 3):
+        images = torch.rand(2, channels, 4, 4).to(memory_format=torch.channels_last)
+        assert pair(images).stride() == images.stride()
+        assert same(pair(images), images)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 0, 5)])
@@ -202,26 +185,22 @@ def test_a_slice_does_not_bring_its_whole_storage(pair: Pair) -> None:
     assert pair.encoder.nbytes == 20
 
 
-@pytest.mark.parametrize("device", ["meta"])
 @pytest.mark.parametrize(
     "make",
     [
         lambda: torch.arange(LARGE),
-        lambda: [torch.arange(5), torch.empty(0, 3)],
         lambda: (lambda t: [t, t[3:9]])(torch.arange(20)),
         lambda: Point(torch.arange(LARGE), [torch.empty(0, 2)]),
         lambda: torch.eye(3).to_sparse(),
-        lambda: torch.ones(3, requires_grad=True),
         lambda: torch.empty(0, requires_grad=True),
-        lambda: torch.nn.Parameter(torch.ones(3)),
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*(prototype stage|invariant checks):UserWarning")
-def test_a_default_device_around_the_loop_changes_nothing(pair: Pair, make: Any, device: str) -> None:
+def test_a_default_device_around_the_loop_changes_nothing(pair: Pair, make: Any) -> None:
     batch = make()
     message = pair.encoder.encode(batch)
-    with torch.device(device):
+    with torch.device("meta"):
         again = pair.decode(message)
         encoded = marshal.dumps(pair.encoder.encode(batch))
     for value in (again, pair.decode(marshal.loads(encoded))):
@@ -232,17 +211,10 @@ def test_a_default_device_around_the_loop_changes_nothing(pair: Pair, make: Any,
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 
-def shared_tensor() -> torch.Tensor:
-    return torch.arange(LARGE)
-
-
 SHARED: dict[str, Callable[[], Any]] = {
-    "tensor": shared_tensor,
-    "small tensor": lambda: torch.ones(2),
+    "tensor": lambda: torch.arange(LARGE),
     "array": lambda: np.ones(LARGE),
-    "list": lambda: [1, 2],
     "list of tensors": lambda: [torch.ones(2)],
-    "dict": dict,
     "object": lambda: Sample(torch.ones(2), 1),
 }
 
@@ -253,11 +225,6 @@ def test_one_object_in_two_places_stays_one(pair: Pair, kind: str) -> None:
     again = pair({"a": value, "b": [value]})
     assert again["a"] is again["b"][0]
     assert same(again["a"], value)
-
-
-def test_equal_objects_stay_two(pair: Pair) -> None:
-    first, second = pair([[1, 2], [1, 2]])
-    assert first is not second
 
 
 def test_a_list_that_holds_itself(pair: Pair) -> None:
@@ -316,11 +283,6 @@ def test_tensors_that_share_memory_share_it_afterwards(pair: Pair, kind: str, co
 )
 def test_objects(pair: Pair, value: Any) -> None:
     assert same(pair(value), value)
-
-
-def test_a_defaultdict_keeps_its_default(pair: Pair) -> None:
-    again = pair(defaultdict(list, a=torch.ones(1)))
-    assert again["missing"] == []
 
 
 # -- messages, slots, spilling -----------------------------------------------------------------------------------------
@@ -397,13 +359,6 @@ def test_the_workers_own_array_outlives_a_change_of_its_storage(pair: Pair) -> N
     for _ in range(10):
         pair.arena.tensor((LARGE,), torch.int64).zero_()
     assert set(array.tolist()) == {5}
-
-
-def test_arrays_of_a_batch_keep_their_memory(pair: Pair) -> None:
-    row = pair([np.arange(LARGE)])[0][5:7]
-    for _ in range(10):
-        pair(np.zeros(LARGE, np.int64))
-    assert row.tolist() == [5, 6]
 
 
 def test_a_tensor_that_is_sent_twice_is_not_overwritten_under_the_first_batch(pair: Pair) -> None:
