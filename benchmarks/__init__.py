@@ -6,7 +6,6 @@ consumer.py       what every consumer does with a batch: reads each page, or cop
 course.py         one consumer from before iter() on: rate, waiting, what is left after learning
 contestants.py    who takes part, by name
 loaders.py        a contestant and a work become an iterable
-limit.py          bare loops in as many processes as cores: what the machine could do at best
 actors.py         what people write by hand on Ray; cluster.py: raylets on this machine
 rivals/           other loaders, in an environment of their own
 measure.py        one measurement in a process of its own; process.py: that process

@@ -1,6 +1,6 @@
 """Cells of the tables of a run: rates, ratios and what they are taken of. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contestants import AUTO, Contestant
@@ -8,7 +8,6 @@ from benchmarks.results import Part, RowResult, Seeding
 from benchmarks.spread import Spread
 
 NOTHING = "-"
-Figure = Callable[[RowResult], Spread | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,11 @@ def rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool =
     return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
 
 
+def ratio_cells(*ratios: Spread | None) -> list[str]:
+    """Each ratio with its range."""
+    return [shown_ratio(one) for one in ratios]
+
+
 def named_cell(result: RowResult, contestant: Contestant | None, part: Part = "whole") -> str:
     """Somebody's rate, and who it is."""
     return f"{rate_cell(result, contestant, count=False, part=part)}, {contestant.label}" if contestant else NOTHING
@@ -55,24 +59,14 @@ def table(header: Sequence[str], lines: Iterable[Line]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def same_count(seeding: Seeding | None) -> Figure:
+def same_count(result: RowResult, seeding: Seeding | None) -> Spread | None:
     """dpex over torch, both with as many workers as there are cores."""
-    return lambda result: result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
+    return result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
 
 
-def best_count(seeding: Seeding | None) -> Figure:
+def best_count(result: RowResult, seeding: Seeding | None) -> Spread | None:
     """dpex over torch, both with their best number of workers."""
-    return lambda result: result.ratio(result.best("dpex", seeding), result.best("torch"))
-
-
-def of_limit(result: RowResult) -> Spread | None:
-    """The best of dpex over loops that hand nothing over."""
-    return result.ratio(result.best("dpex"), result.limit)
-
-
-def to_oracle(part: Part) -> Figure:
-    """The rate of "auto" over that of the best fixed setting of either loader."""
-    return lambda result: result.to_oracle(part)
+    return result.ratio(result.best("dpex", seeding), result.best("torch"))
 
 
 def torch_part(result: RowResult) -> Part:
@@ -86,6 +80,6 @@ def best_torch(result: RowResult) -> Contestant | None:
     return result.best("torch", part=torch_part(result))
 
 
-def auto_over(other: Contestant | None) -> Figure:
+def auto_over(result: RowResult, other: Contestant | None) -> Spread | None:
     """The whole course of "auto" beside torch's after its start."""
-    return lambda one: one.ratio(AUTO, other, "whole", torch_part(one))
+    return result.ratio(AUTO, other, "whole", torch_part(result))

@@ -13,7 +13,6 @@ LOCAL = ("torch", "dpex")
 REMOTE = ("actors", "dpex-remote")
 THREADED = ("spdl", "grain-threads", "nodes-threads", "dali")
 RIVALS = (*THREADED, "grain-processes", "nodes-processes", "tf.data", "ray-data")
-LIMIT = "limit"
 NAMES = {
     "dpex-remote": "dpex",
     "actors": "actor calls",
@@ -32,8 +31,7 @@ class Contestant:
     """One side of a comparison.
 
     engine: "torch" and "dpex" load on this machine, "dpex-remote" on a second raylet; "actors" is one actor call per
-        batch there; "limit" is `workers` bare loops at once, each of them `dataset[i]` into a batch of memory already
-        faulted in; the others are the rivals.
+        batch there; the others are the rivals.
     workers: processes, or threads where the engine has those; "auto": dpex's controller, or tf.data's.
     seeding: dpex's, where it is not the default. prefetch: torch's `prefetch_factor`, or what "actors" keeps in
         flight per actor.
@@ -57,10 +55,9 @@ class Contestant:
     @property
     def _workers(self) -> str:
         unit = "thread" if self.engine in (*THREADED, "tf.data") else "worker"
-        unit = "process" if self.engine == LIMIT else unit
         if self.workers == "auto":
             return "auto"
-        return f"{self.workers} {unit}{'' if self.workers == 1 else 'es' if unit == 'process' else 's'}"
+        return f"{self.workers} {unit}{'' if self.workers == 1 else 's'}"
 
     @property
     def key(self) -> str:

@@ -14,9 +14,8 @@ from typing import Any
 
 from benchmarks.cluster import connected
 from benchmarks.consumer import Use
-from benchmarks.contestants import LIMIT, RIVALS, Contestant
+from benchmarks.contestants import RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive, tuning
-from benchmarks.limit import limit
 from benchmarks.loaders import open_loader
 from benchmarks.tables import read_files_in_use
 from benchmarks.works import WORKS
@@ -60,12 +59,12 @@ def measure(request: Request) -> Course:
     ballast = (bytearray(BALLAST_BYTES), [str(i) for i in range(BALLAST_OBJECTS)]) if request.ballast else None
     work = WORKS[request.work]
     cpus = [request.remote_cpus] if request.remote_cpus else []
-    with connected(cpus), work.opened(request.count) as dataset:
-        if request.contestant.engine == LIMIT:
-            processes = int(request.contestant.workers)
-            return limit(dataset, work.batch_size, processes, request.window_s, request.use)
-        with open_loader(request.contestant, dataset, work.batch_size) as loader:
-            course = _driven(loader, request)
+    with (
+        connected(cpus),
+        work.opened(request.count) as dataset,
+        open_loader(request.contestant, dataset, work.batch_size) as loader,
+    ):
+        course = _driven(loader, request)
     del ballast
     return course
 

@@ -1,8 +1,7 @@
 """Write the tables of docs/benchmarks.md and the chart of README.md: `python -m benchmarks.report`; and a row as text.
 
 Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a test fails where
-they differ. The figures of a row are those of the newest run with rows of its kind. Where other machines measured it on
-the same commit, the range of the medians over all machines stands beside its ratio. Rows in which dpex is slower come
+they differ. The figures of a row are those of the newest run with rows of its kind. Rows in which dpex is slower come
 first. The tables of whole trainings are those of `benchmarks.training.tables`.
 """
 
@@ -14,26 +13,24 @@ from pathlib import Path
 
 from benchmarks.cells import (
     NOTHING,
-    Figure,
     Line,
     auto_over,
     best_count,
     best_torch,
     named_cell,
-    of_limit,
     rate_cell,
+    ratio_cells,
     same_count,
     shown_rate,
     shown_ratio,
     table,
-    to_oracle,
     torch_part,
 )
 from benchmarks.chart import chart
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
-from benchmarks.results import Part, RowResult, Seeding, is_behind
+from benchmarks.results import RowResult, Seeding, is_behind
 from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
@@ -46,28 +43,16 @@ BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _across(results: Sequence[RowResult], figure: Figure) -> str:
-    """The newest run's ratio, and the range of the medians where there are several machines."""
-    found = [spread for result in results if (spread := figure(result)) is not None]
-    own = figure(results[0])
-    if own is None or len(found) < 2:
-        return shown_ratio(own)
-    medians = [spread.median for spread in found]
-    return f"{shown_ratio(own)}; {min(medians):.2f} to {max(medians):.2f} on {len(found)} machines"
+def _newest(runs: Sequence[Kept], kind: Kind) -> Kept | None:
+    """The newest run with rows of that kind."""
+    return next((run for run in runs if any(row.row.kind == kind for row in run.rows.values())), None)
 
 
-def _rows(runs: Sequence[Kept], kind: Kind) -> list[list[RowResult]]:
-    """The rows of a kind on the newest commit that has some, each by all machines that measured it, newest first."""
-    alike = _with_rows(runs, kind)
-    found = [[run.rows[key] for run in alike if key in run.rows] for key in BY_KEY]
-    return [results for results in found if results and results[0].row.kind == kind]
-
-
-def _with_rows(runs: Sequence[Kept], kind: Kind) -> list[Kept]:
-    """The newest run with rows of that kind, and one of each other machine that measured some on its commit."""
-    with_some = [run for run in runs if any(row.row.kind == kind for row in run.rows.values())]
-    found = {run.machine_id: run for run in reversed(with_some) if run.commit == with_some[0].commit}
-    return sorted(found.values(), key=with_some.index)
+def _rows(runs: Sequence[Kept], kind: Kind) -> list[RowResult]:
+    """The rows of a kind, of the newest run that has some, in their order."""
+    run = _newest(runs, kind)
+    found = [run.rows[key] for key in BY_KEY if key in run.rows] if run is not None else []
+    return [result for result in found if result.row.kind == kind]
 
 
 def speed_table(runs: Sequence[Kept]) -> str:
@@ -80,22 +65,17 @@ def speed_table(runs: Sequence[Kept]) -> str:
         "dpex, best",
         "dpex / torch, cores",
         "dpex / torch, best",
-        "dpex / limit",
     )
-    lines = [_speed_line(results, seeding) for results in _rows(runs, "local") for seeding in results[0].seedings]
+    lines = [_speed_line(result, seeding) for result in _rows(runs, "local") for seeding in result.seedings]
     return table(header, lines)
 
 
-def _speed_line(results: Sequence[RowResult], seeding: Seeding | None) -> Line:
-    result = results[0]
-    same, best = same_count(seeding), best_count(seeding)
+def _speed_line(result: RowResult, seeding: Seeding | None) -> Line:
+    ratios = same_count(result, seeding), best_count(result, seeding)
     who = (result.at_cores("torch"), result.best("torch"), result.at_cores("dpex", seeding))
     rates = [rate_cell(result, one) for one in (*who, result.best("dpex", seeding))]
-    limit = result.ratio(result.best("dpex"), result.limit)
     title = result.row.title + (f', `seeding="{seeding}"`' if seeding else "")
-    share = f"{limit.median:.2f}" if limit else NOTHING
-    cells = (title, *rates, _across(results, same), _across(results, best), share)
-    return Line(cells=cells, behind=is_behind(same(result), best(result)))
+    return Line(cells=(title, *rates, *ratio_cells(*ratios)), behind=is_behind(*ratios))
 
 
 def headline_table(runs: Sequence[Kept]) -> str:
@@ -108,23 +88,22 @@ def headline_table(runs: Sequence[Kept]) -> str:
         "auto / torch, cores",
         "auto / torch, best",
     )
-    return table(header, [_headline_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
+    return table(header, [_headline_line(result) for result in _rows(runs, "local") if AUTO in result.courses])
 
 
-def _headline_line(results: Sequence[RowResult]) -> Line:
+def _headline_line(result: RowResult) -> Line:
     """The whole course of auto beside torch's after its start, as for the oracle."""
-    result = results[0]
-    guess, best = result.at_cores("torch"), best_torch(result)
-    theirs = [rate_cell(result, one, part=torch_part(result)) for one in (guess, best)]
-    auto = rate_cell(result, AUTO, count=False)
-    cells = (result.row.title, *theirs, auto, _across(results, auto_over(guess)), _across(results, auto_over(best)))
-    return Line(cells=cells, behind=is_behind(auto_over(guess)(result), auto_over(best)(result)))
+    both = result.at_cores("torch"), best_torch(result)
+    theirs = [rate_cell(result, one, part=torch_part(result)) for one in both]
+    ratios = [auto_over(result, one) for one in both]
+    cells = (result.row.title, *theirs, rate_cell(result, AUTO, count=False), *ratio_cells(*ratios))
+    return Line(cells=cells, behind=is_behind(*ratios))
 
 
 def headline_chart(runs: Sequence[Kept]) -> str:
     """`num_workers="auto"` over torch at its best number of workers, as an image."""
-    found = [results[0] for results in _rows(runs, "local") if AUTO in results[0].courses]
-    ratios = [(result.row.title, auto_over(best_torch(result))(result)) for result in found]
+    found = [result for result in _rows(runs, "local") if AUTO in result.courses]
+    ratios = [(result.row.title, auto_over(result, best_torch(result))) for result in found]
     return chart(
         'dpex, num_workers="auto", over PyTorch\'s DataLoader at its best number of workers',
         f"Batches/s, {len(found)} workloads, 2 CPUs, no GPU. dpex starts cold; PyTorch's number is the best of 9.",
@@ -135,19 +114,15 @@ def headline_chart(runs: Sequence[Kept]) -> str:
 def auto_table(runs: Sequence[Kept]) -> str:
     """`num_workers="auto"` beside the best of all fixed counts."""
     header = ("work", "oracle", "auto", "auto / oracle, whole course", "auto / oracle, after learning")
-    return table(header, [_auto_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
+    return table(header, [_auto_line(result) for result in _rows(runs, "local") if AUTO in result.courses])
 
 
-def _auto_line(results: Sequence[RowResult]) -> Line:
-    result = results[0]
-    whole, settled = to_oracle("whole"), to_oracle("settled")
+def _auto_line(result: RowResult) -> Line:
+    ratios = result.to_oracle("whole"), result.to_oracle("settled")
     oracle = result.oracle("settled")
     name = f"{shown_rate(result, result.rate(oracle, 'settled').median)}, {oracle.label}" if oracle else NOTHING
-    cells = (result.row.title, name, rate_cell(result, AUTO, count=False))
-    return Line(
-        cells=(*cells, _across(results, whole), _across(results, settled)),
-        behind=is_behind(whole(result), settled(result)),
-    )
+    cells = (result.row.title, name, rate_cell(result, AUTO, count=False), *ratio_cells(*ratios))
+    return Line(cells=cells, behind=is_behind(*ratios))
 
 
 def rivals_table(runs: Sequence[Kept]) -> str:
@@ -160,71 +135,49 @@ def rivals_table(runs: Sequence[Kept]) -> str:
         "dpex / rival, whole course",
         "the same, after the start",
     )
-    found = [results for kind in ("local", "remote") for results in _rows(runs, kind)]  # type: ignore[arg-type]
-    lines = [_rival_line(results, rival) for results in found for rival in results[0].best_rivals()]
+    found = [*_rows(runs, "local"), *_rows(runs, "remote")]
+    lines = [_rival_line(result, rival) for result in found for rival in result.best_rivals()]
     return table(header, lines)
 
 
-def _rival_line(results: Sequence[RowResult], rival: Contestant) -> Line:
-    result = results[0]
+def _rival_line(result: RowResult, rival: Contestant) -> Line:
     ours = result.best_dpex()
-
-    def ratio(part: Part) -> Figure:
-        return lambda one: one.ratio(one.best_dpex(), rival, part)
-
-    whole, settled = ratio("whole"), ratio("settled")
+    ratios = result.ratio(ours, rival), result.ratio(ours, rival, "settled")
     cells = (result.row.title, named_cell(result, ours), rival.label, rate_cell(result, rival, count=False))
-    return Line(
-        cells=(*cells, _across(results, whole), _across(results, settled)),
-        behind=is_behind(whole(result), settled(result)),
-    )
+    return Line(cells=(*cells, *ratio_cells(*ratios)), behind=is_behind(*ratios))
 
 
 def start_table(runs: Sequence[Kept]) -> str:
     """The time to the first batch."""
     header = ("work", "workers", "torch", "dpex", "sooner by")
-    lines = [
-        _start_line(results, workers) for results in _rows(runs, "start") for workers in sorted({0, results[0].cores})
-    ]
+    lines = [_start_line(result, workers) for result in _rows(runs, "start") for workers in sorted({0, result.cores})]
     return table(header, lines)
 
 
-def _start_line(results: Sequence[RowResult], workers: int) -> Line:
-    result = results[0]
+def _start_line(result: RowResult, workers: int) -> Line:
     torch, dpex = (Contestant(engine=engine, workers=workers) for engine in ("torch", "dpex"))
-
-    def ratio(one: RowResult) -> Spread | None:
-        return one.ratio(dpex, torch)
-
-    cells = [rate_cell(result, who if who in result.courses else None, count=False) for who in (torch, dpex)]
-    line = (result.row.title, str(workers), *cells, _across(results, ratio))
-    return Line(cells=line, behind=is_behind(ratio(result)))
+    ratio = result.ratio(dpex, torch)
+    rates = [rate_cell(result, who if who in result.courses else None, count=False) for who in (torch, dpex)]
+    return Line(cells=(result.row.title, str(workers), *rates, shown_ratio(ratio)), behind=is_behind(ratio))
 
 
 def remote_table(runs: Sequence[Kept]) -> str:
     """Workers on another raylet, beside actor calls written by hand."""
     header = ("work", "actor calls, best", "dpex", "dpex / actor calls, whole course", "the same, after the start")
-    return table(header, [_remote_line(results) for results in _rows(runs, "remote")])
+    return table(header, [_remote_line(result) for result in _rows(runs, "remote")])
 
 
-def _remote_line(results: Sequence[RowResult]) -> Line:
-    result = results[0]
-    theirs = result.best("actors")
-
-    def ratio(part: Part) -> Figure:
-        return lambda one: one.ratio(one.best("dpex-remote"), one.best("actors"), part)
-
-    whole, settled = ratio("whole"), ratio("settled")
-    ours = rate_cell(result, result.best("dpex-remote"), count=False)
-    cells = (result.row.title, named_cell(result, theirs), ours, _across(results, whole), _across(results, settled))
-    return Line(cells=cells, behind=is_behind(whole(result), settled(result)))
+def _remote_line(result: RowResult) -> Line:
+    ours, theirs = result.best("dpex-remote"), result.best("actors")
+    ratios = result.ratio(ours, theirs), result.ratio(ours, theirs, "settled")
+    cells = (result.row.title, named_cell(result, theirs), rate_cell(result, ours, count=False), *ratio_cells(*ratios))
+    return Line(cells=cells, behind=is_behind(*ratios))
 
 
 def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
     """What the rows of a kind were measured on."""
-    if not (measured := _with_rows(runs, kind)):
+    if (run := _newest(runs, kind)) is None:
         return "Not measured yet."
-    run = measured[0]
     machine, versions = run.machine, run.versions
     sizes = (
         f"{machine['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {machine['memory_bytes'] / 2**30:.0f} GB"
@@ -232,8 +185,7 @@ def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
     return (
         f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}. Python {versions['python']}, "
         f"torch {versions['torch']}, Ray {versions['ray']}. Commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}. "
-        f"Rounds: {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median (range). "
-        f"Machines: {len(measured)}."
+        f"Rounds: {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median (range)."
     )
 
 
@@ -310,12 +262,12 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
     found = []
     for seeding in result.seedings:
         note = f', seeding="{seeding}"' if seeding else ""
-        found.append((f"dpex / torch, workers = cores{note}", same_count(seeding)(result)))
-        found.append((f"dpex / torch, best{note}", best_count(seeding)(result)))
-    found += [(f"auto / oracle, {part}", to_oracle(part)(result)) for part in ("whole", "settled")]  # type: ignore[arg-type]
+        found.append((f"dpex / torch, workers = cores{note}", same_count(result, seeding)))
+        found.append((f"dpex / torch, best{note}", best_count(result, seeding)))
+    found += [(f"auto / oracle, {part}", result.to_oracle(part)) for part in ("whole", "settled")]  # type: ignore[arg-type]
     found.append(("dpex / actor calls", result.ratio(result.best("dpex-remote"), result.best("actors"))))
     found += [(f"dpex, best / {one.label}", result.ratio(result.best_dpex(), one)) for one in result.best_rivals()]
-    return [*found, ("dpex, best / limit", of_limit(result))]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -333,7 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    CHART.write_text(headline_chart(runs))
+    if not options.documents:
+        CHART.write_text(headline_chart(runs))
     for path, text in texts.items():
         path.write_text(text)
         print(f"{len(BLOCK.findall(text))} tables of {path.name} made of {len(runs)} kept runs")

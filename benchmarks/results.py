@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from benchmarks.contestants import AUTO, LIMIT, LOCAL, RIVALS, Contestant
+from benchmarks.contestants import AUTO, LOCAL, RIVALS, Contestant
 from benchmarks.course import Course
 from benchmarks.journal import Measurement
 from benchmarks.rows import BY_KEY, Row
@@ -98,11 +98,6 @@ class RowResult:
     def best_dpex(self) -> Contestant | None:
         """The best of dpex, "auto" and every seeding included: what stands beside the rivals."""
         return self.best_of([*self.fixed("dpex", "dpex-remote"), *([AUTO] if AUTO in self.courses else [])])
-
-    @property
-    def limit(self) -> Contestant | None:
-        """The bare loops."""
-        return next(iter(self.fixed(LIMIT)), None)
 
     @property
     def seedings(self) -> list[Seeding | None]:

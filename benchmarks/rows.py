@@ -1,6 +1,6 @@
 """The rows: which work, under which consumer, and who takes part.
 
-Everybody is measured in the same rounds: torch and dpex with every count of workers, dpex's "auto", the limit, and the
+Everybody is measured in the same rounds: torch and dpex with every count of workers, dpex's "auto", and the
 rivals where they are asked for. A row's name says what is not a default.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.consumer import Use
-from benchmarks.contestants import AUTO, LIMIT, Contestant
+from benchmarks.contestants import AUTO, Contestant
 
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64)
 WAITING_COUNTS = (16, 32, 64)
@@ -74,8 +74,7 @@ def _local(row: Row, cores: int) -> tuple[Contestant, ...]:
         ]
     if row.waits and not row.step_s:
         found += [Contestant(engine="dpex", workers=count, seeding="batch") for count in counts]
-    limit = () if row.waits or row.step_s else (Contestant(engine=LIMIT, workers=cores),)
-    return (*found, AUTO, *limit)
+    return (*found, AUTO)
 
 
 def _start(_row: Row, cores: int) -> tuple[Contestant, ...]:
