@@ -29,7 +29,7 @@ from benchmarks.runner import request as request_for
 from benchmarks.spread import Spread
 from benchmarks.works import WORKS
 
-ROWS = [row.key for row in ALL_ROWS if row.kind == "local" and not row.needs]
+ROWS = [row.key for row in ALL_ROWS if row.kind == "local"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +69,6 @@ def with_dpex_of(checkout: Path) -> Iterator[Surroundings]:
 def run_module(module: str, argument: str, limit_s: float, surroundings: Surroundings | None = None) -> str:
     """Run a module of this package in a fresh process and return what it printed. Raises MeasurementError."""
     return run(surroundings or Surroundings(), "-m", module, argument, limit_s=limit_s)
-
-
-def has_modules(surroundings: Surroundings, modules: Sequence[str]) -> bool:
-    """Whether the interpreter can import them all."""
-    try:
-        run(surroundings, "-c", f"import {', '.join(modules)}", limit_s=IMPORT_LIMIT_S)
-    except MeasurementError:
-        return False
-    return True
 
 
 def run(surroundings: Surroundings, *arguments: str, limit_s: float) -> str:

@@ -31,7 +31,7 @@ class Row:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
     waits: workers wait rather than compute, so more of them than cores pay, and dpex is measured with
     `seeding="batch"` too, beside its default, unless a step hides the difference. rivals: whether those of the other
-    environment know the work. needs: packages beyond those that dpex is developed with.
+    environment know the work.
     """
 
     key: str
@@ -44,7 +44,6 @@ class Row:
     waits: bool = False
     use: Use = "read"
     rivals: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
 
     @property
     def same_length(self) -> bool:
@@ -162,17 +161,12 @@ ROWS = (
         counted=True,
         waits=True,
     ),
-    Row(key="filters", title="OpenCV's filters with its own threads, 512x512, batch 8", work="filters"),
-    Row(key="compressed", title="Blosc chunks of 1 MiB, batch 16", work="compressed", needs=("numcodecs",)),
     Row(
         key="tokens",
         title="Hugging Face tokenizers, 16 documents a sample, batch 8",
         work="tokens",
-        needs=("tokenizers",),
     ),
-    Row(key="columns", title="memory-mapped columns, random rows, batch 256", work="columns"),
     Row(key="http", title="64 KB files over HTTP, 12 ms to the answer, batch 16", work="http", waits=True),
-    Row(key="sqlite", title="SQLite, 32 rows a sample, batch 64", work="sqlite"),
     Row(key="video", title="MJPG video, 4 frames at a random place, batch 8", work="video"),
     Row(key="text", title="text of 1 KB into words in Python, batch 64", work="text"),
     Row(key="audio", title="wave files of 2 s resampled, batch 16", work="audio"),

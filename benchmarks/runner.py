@@ -8,13 +8,14 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.contestants import AUTO, RIVALS, Contestant
 from benchmarks.course import Course
 from benchmarks.journal import QUOTED_ROUNDS, Journal, Measurement, Settings, now
 from benchmarks.machine import load
 from benchmarks.measure import Request
-from benchmarks.process import MeasurementError, Surroundings, has_modules, run, run_module
+from benchmarks.process import MeasurementError, Surroundings, run, run_module
 from benchmarks.results import Part, RowResult, results_of
 from benchmarks.rows import Row
 
@@ -41,19 +42,11 @@ class Turn:
     contestant: Contestant
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interpreters:
-    """Who runs what: `own` everything, `rivals` (None: not there) the rivals, and rows whose packages `own` lacks."""
+class Interpreters(NamedTuple):
+    """Who runs what: `own` everything, `rivals` (None: not there) the rivals."""
 
     own: Surroundings
     rivals: Surroundings | None = None
-
-    def for_row(self, row: Row) -> Surroundings | None:
-        """The first that has what the row needs; None if neither does."""
-        if not row.needs:
-            return self.own
-        found = (one for one in (self.own, self.rivals) if one is not None and has_modules(one, row.needs))
-        return next(found, None)
 
 
 def turns(
@@ -113,16 +106,12 @@ def run_turns(
     if not planned:
         return
     row = planned[0].row
-    surroundings = interpreters.for_row(row)
-    if surroundings is None:
-        journal.skip(row.key, f"it needs {', '.join(row.needs)}: make bench-rivals installs that")
-        return
     say(f"{row.key}: making its data")
-    run(surroundings, "-m", "benchmarks.measure", "--prepare", row.work, limit_s=PREPARE_LIMIT_S)
+    run(interpreters.own, "-m", "benchmarks.measure", "--prepare", row.work, limit_s=PREPARE_LIMIT_S)
     for number, turn in enumerate(planned, 1):
         say(f"{row.key}, {number} of {len(planned)}: round {turn.round + 1}, {turn.contestant.label}")
-        where = interpreters.rivals if turn.contestant.engine in RIVALS else surroundings
-        journal.add(_measured(turn, settings, where or surroundings))
+        where = interpreters.rivals if turn.contestant.engine in RIVALS else interpreters.own
+        journal.add(_measured(turn, settings, where or interpreters.own))
 
 
 def _measured(turn: Turn, settings: Settings, surroundings: Surroundings) -> Measurement:

@@ -2,11 +2,10 @@
 
     python -m benchmarks.soak --batches 1000000 --resize-every 5000      # tiny batches
     python -m benchmarks.soak --kind large --batches 60000 --resize-every 500
-    python -m benchmarks.soak --kind loaders --batches 16000             # 50 loaders at once, 40 times
     python -m benchmarks.soak --seconds 300
 
 The training process is looked at just before a resize, always with the same number of workers, once all others have
-ended; of many loaders, when all of them are closed. The curves are printed, and a line is fitted through what came
+ended. The curves are printed, and a line is fitted through what came
 after the first quarter: the exit status is 1 where it rises.
 """
 
@@ -29,8 +28,6 @@ from dpex import DpexDataLoader
 
 SIZES = {"tiny": 16, "large": 1 << 20}
 """Numbers in a sample: 64 bytes, and 4 MB."""
-LOADERS, EACH = 50, 8
-"""Loaders that are open at once, and the batches that each makes until all are closed."""
 WORKERS = (2, 4, 1, 3)
 """The numbers of workers, one after the other; each look is at the end of the first."""
 TEMPLATES = 1
@@ -108,25 +105,6 @@ def looks(loader: DpexDataLoader[Any], *, batches: int, seconds: float, resize_e
             loader.resize(local=workers)
 
 
-def loader_looks(*, batches: int, seconds: float) -> Iterator[Look]:
-    """Open many loaders, take batches from them in turn, close them all, and look; again and again."""
-    number, ends_at = 0, time.monotonic() + seconds
-    while number < batches and time.monotonic() < ends_at:
-        loaders = [loader_of("tiny", workers=1) for _ in range(LOADERS)]
-        iterators = [iter(loader) for loader in loaders]
-        number += sum(len(next(iterator)) > 0 for _ in range(EACH) for iterator in iterators)
-        for loader in loaders:
-            if loader.stats().deaths:
-                raise RuntimeError(f"a worker died: {loader.stats()}")
-            loader.close()
-        yield look(number)
-
-
-def loader_of(kind: str, workers: int) -> DpexDataLoader[torch.Tensor]:
-    """A loader of such batches."""
-    return DpexDataLoader(Samples(SIZES[kind]), batch_size=2, num_workers=workers, seeding="batch")
-
-
 def rise(values: Sequence[float]) -> float:
     """How much the line of least squares through these rises from the first to the last."""
     count = len(values)
@@ -160,23 +138,18 @@ def report(found: Sequence[Look]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Soak, print, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=[*SIZES, "loaders"], default="tiny", help="batches of that size, or loaders")
+    parser.add_argument("--kind", choices=SIZES, default="tiny", help="the size of batches")
     parser.add_argument("--batches", type=int, default=1_000_000, help="how many, at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="how long, at most")
     parser.add_argument("--resize-every", type=int, default=1000, help="batches between two resizes")
     given = parser.parse_args(arguments)
     began = time.monotonic()
-    if given.kind == "loaders":
-        found = list(loader_looks(batches=given.batches, seconds=given.seconds))
-        flat, deaths = report(found), 0
-        told = f"{found[-1].batches:,} batches, {len(found):,} times {LOADERS} loaders"
-    else:
-        with loader_of(given.kind, WORKERS[0]) as loader:
-            limits = {"batches": given.batches, "seconds": given.seconds, "resize_every": given.resize_every}
-            found = list(looks(loader, **limits))
-            stats = loader.stats()
-        flat, deaths = report(found), stats.deaths
-        told = f"{stats.batches:,} {given.kind} batches, {len(found) * len(WORKERS):,} resizes"
+    dataset = Samples(SIZES[given.kind])
+    with DpexDataLoader(dataset, batch_size=2, num_workers=WORKERS[0], seeding="batch") as loader:
+        found = list(looks(loader, batches=given.batches, seconds=given.seconds, resize_every=given.resize_every))
+        stats = loader.stats()
+    flat, deaths = report(found), stats.deaths
+    told = f"{stats.batches:,} {given.kind} batches, {len(found) * len(WORKERS):,} resizes"
     print(f"{told}, {deaths} deaths, {time.monotonic() - began:.0f} s: {'flat' if flat else 'NOT FLAT'}")
     return 0 if flat and not deaths else 1
 

@@ -53,7 +53,6 @@ def train_with_all() -> None:
 
 
 def test_fifty_loaders_in_one_process_leave_nothing() -> None:
-    """`make soak SOAK_ARGS='--kind loaders'` does so again and again, and looks at the memory as well."""
     with DpexDataLoader(Augmented(4), **SHAPE, num_workers=1) as loader:
         assert len(list(loader)) == 1
     before = held()
