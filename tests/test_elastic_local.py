@@ -403,38 +403,6 @@ def test_resize_from_another_thread_without_end() -> None:
     assert_same(got, stacked(elastic(Augmented(400), 0, batch_size=2)))
 
 
-def test_a_leave_that_nobody_took_is_cancelled_by_growth() -> None:
-    """All workers are busy with their first sample until there are four again: none may have been forked anew."""
-    gate = torch.zeros(5).share_memory_()
-    loader = elastic(Gated(gate), 4, batch_size=1)
-    iterator = iter(loader)
-    pids = worker_pids(iterator, 4)
-    until(lambda: gate[:4].all())
-    for size in (1, 3, 2, 4):
-        loader.resize(local=size)
-    assert loader.stats().pools["local"].requested == 4
-    gate[4] = 1
-    assert stacked(iterator).tolist() == list(range(40))
-    assert {worker.pid for worker in iterator._workers} == set(pids)
-    assert len(iterator._workers) == 4
-
-
-class Gated(Dataset[int]):
-    """Samples wait until ``gate[4]`` is set; the first four tell in the others that they do."""
-
-    def __init__(self, gate: torch.Tensor) -> None:
-        self.gate = gate
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> int:
-        if index < 4:
-            self.gate[index] = 1
-        until(lambda: self.gate[4])
-        return index
-
-
 def test_a_new_worker_takes_the_place_of_one_that_ended_in_the_list_of_workers() -> None:
     """All news of workers are taken in by `next`, so batches are taken until they are there."""
     loader = elastic(WhoMadeIt(10**6, 0.001), 2, batch_size=1)

@@ -27,8 +27,8 @@ from waiting import until
 import dpex
 from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
 from dpex.system.interrupts import is_interrupt, keep_result, with_lock
-from dpex.worker.in_process import InProcessMaker
-from dpex.worker.modes import modes_here
+from dpex.worker.batch_seeding import InProcessMaker
+from dpex.worker.setup import modes_here
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -31,7 +31,7 @@ from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
 from dpex.schedule.events import PoolEvent as Event
 from dpex.schedule.progress import START
 from dpex.schedule.schedule import Ticket
-from dpex.worker.outcome import Failure
+from dpex.worker.fetch import Failure
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import unpack_state
 

@@ -19,9 +19,8 @@ from dpex.engine.sample_errors import LEAST
 from dpex.loader.states import index_of, plain_index
 from dpex.options import WorkerConfig
 from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
-from dpex.worker import sample_watch
-from dpex.worker.sample_guard import SampleGuard
-from dpex.worker.sample_watch import LOOKS, SampleWatch
+from dpex.worker import sample_guard
+from dpex.worker.sample_guard import LOOKS, SampleGuard, SampleWatch
 
 COUNT = 40
 TIMEOUT_S = 1.0
@@ -216,7 +215,7 @@ def watched(timeout_s: float = 8.0) -> tuple[SampleWatch, list[Any]]:
 @pytest.fixture
 def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     codes: list[int] = []
-    monkeypatch.setattr(sample_watch.os, "_exit", codes.append)
+    monkeypatch.setattr(sample_guard.os, "_exit", codes.append)
     return codes
 
 
@@ -228,7 +227,7 @@ def test_a_watch_counts_its_own_looks(no_exit: list[int]) -> None:
         watch.look()
         assert not no_exit
     watch.look()
-    assert no_exit == [sample_watch.EXIT_CODE]
+    assert no_exit == [sample_guard.EXIT_CODE]
     ((place, index, stack),) = told
     assert (place, index) == (2, "index")
     assert "test_a_watch_counts_its_own_looks" in stack

@@ -31,9 +31,8 @@ from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
 from dpex.errors import CapturedGraphError
 from dpex.schedule.seeding import mix64
 from dpex.system.interrupts import is_interrupt
-from dpex.worker.batch_seeding import TicketSeeds, call_seeded
+from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
 from dpex.worker.current_batch import current
-from dpex.worker.in_process import one_at_a_time
 
 Pin = Callable[[torch.Tensor], torch.Tensor]
 """Returns a tensor of the host in page-locked memory: itself if it lies in such memory, else a copy."""

@@ -28,7 +28,7 @@ from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
-from dpex.worker.outcome import Failure
+from dpex.worker.fetch import Failure
 
 _LOCKED_BYTES = 1 << 62
 """Page-locked memory has no budget of its own: `Ahead` allows few batches, and many only where they are small."""

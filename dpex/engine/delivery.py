@@ -23,7 +23,7 @@ from dpex.schedule.schedule import MadeBatch
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.worker.decoded_stream import FailedRead
-from dpex.worker.outcome import Failure
+from dpex.worker.fetch import Failure
 
 if TYPE_CHECKING:
     from dpex.device.pinning import Pinner

@@ -37,12 +37,12 @@ from dpex.system.gpu.events import cuda_stall
 from dpex.system.run_queue import OwnQueue
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
+from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.fetch import SampleClock
-from dpex.worker.in_process import InProcessMaker
-from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import SampleGuard
+from dpex.worker.setup import modes_here
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
@@ -56,7 +56,7 @@ INLINE_ARENA_BYTES = 1 << 20
 class InProcessIterator(SingleProcessDataLoaderIter):
     """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory.
 
-    Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.in_process`).
+    Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.batch_seeding`).
 
     Args:
         loader: The loader.

@@ -24,8 +24,7 @@ from dpex.schedule.streams import Splitting
 from dpex.stats import LastStats
 from dpex.system.gpu.events import cuda_stall
 from dpex.system.gpu.stall import SHARE
-from dpex.worker.modes import modes_here
-from dpex.worker.setup import WorkerSetup
+from dpex.worker.setup import WorkerSetup, modes_here
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner

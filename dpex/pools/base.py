@@ -23,8 +23,7 @@ from dpex.measure.pool_times import PoolTimes
 from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
-from dpex.worker.fetch import Fetcher
-from dpex.worker.outcome import Failure, where
+from dpex.worker.fetch import Failure, Fetcher, where
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import RngState
 

@@ -19,8 +19,8 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.streams import ALL
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
+from dpex.worker.fetch import Failure, StreamEnd, where
 from dpex.worker.logical import Logical, LogicalStart, ignore
-from dpex.worker.outcome import Failure, StreamEnd, where
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 from dpex.worker.states import RngState

@@ -1,5 +1,7 @@
 """Gets the samples of a ticket and collates them, as torch's fetchers do, and times the two stages.
 
+`StreamEnd` and `Failure` stand in place of a batch.
+
 CPU time is that of the process, which a worker has to itself. So it includes threads that libraries start for a batch.
 """
 
@@ -12,6 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from dpex._torch import ExceptionWrapper
 from dpex.measure.batch_times import NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
@@ -19,6 +22,25 @@ from dpex.worker.first_stream import FirstStream
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import DatasetState, load_state
+
+
+class StreamEnd:
+    """The stream behind the ticket is exhausted."""
+
+
+class Failure:
+    """An error, as torch wraps it, to be raised where the batch would have been."""
+
+    __slots__ = ("wrapper",)
+
+    def __init__(self, wrapper: ExceptionWrapper) -> None:
+        self.wrapper = wrapper
+
+
+def where(number: int) -> str:
+    """Return the place that torch names in an error that a worker caught."""
+    return f"in DataLoader worker process {number}"
+
 
 TINY_S = 0.0003
 """Seconds of a ticket below which reading a CPU clock, up to 1 µs, is a noticeable cost."""

@@ -17,9 +17,8 @@ from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_w
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.streams import ALL, ONE, UNKNOWN
 from dpex.worker.decoded_stream import users_dataset
-from dpex.worker.fetch import Fetcher
+from dpex.worker.fetch import Fetcher, where
 from dpex.worker.first_stream import FirstStream
-from dpex.worker.outcome import where
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup

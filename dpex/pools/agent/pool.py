@@ -41,7 +41,7 @@ from dpex.schedule.streams import ALL
 from dpex.system.clock import monotonic
 from dpex.transport.codec import Decoder, codec_signature
 from dpex.transport.pickling import cloud_dumps
-from dpex.worker.outcome import Failure, StreamEnd
+from dpex.worker.fetch import Failure, StreamEnd
 from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from dpex.pools.local import signals
-from dpex.pools.local.forking import Kinship, Names, die_with_parent, fork_process, helper
+from dpex.pools.local.forking import Names, die_with_parent, fork_process, helper
 from dpex.pools.local.handles import ProcessHandle, readable_within
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
@@ -135,23 +135,20 @@ class _Template:
         if message[0] == "end":
             return float(message[1])
         _, number, arguments, kinship = message
-        if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
-            self._tell("refused", number, os.strerror(errno.EMFILE))
-        else:
-            self._fork(number, fds, arguments, kinship)
-        for fd in fds:
-            os.close(fd)
-        return None
-
-    def _fork(self, number: int, fds: list[int], arguments: tuple[Any, ...], kinship: Kinship) -> None:
         body = partial(self._enter_worker, os.getpid(), fds, arguments)
         try:
+            if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = fork_process(body, kinship, self._lives)
         except OSError as error:
-            self._tell("refused", number, str(error))
+            answer: tuple[Any, ...] = ("refused", number, str(error))
         else:
             self._children[pid] = number
-            self._tell("up", number, pid)
+            answer = ("up", number, pid)
+        for fd in fds:
+            os.close(fd)
+        self._tell(*answer)
+        return None
 
     def _enter_worker(self, template_pid: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
         """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""

@@ -21,7 +21,7 @@ from dpex.system.clock import monotonic
 from dpex.system.processes import pidfd
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
-from dpex.worker.outcome import Failure, StreamEnd
+from dpex.worker.fetch import Failure, StreamEnd
 
 UNKNOWN_EXIT = 255
 """The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""

@@ -130,7 +130,6 @@ class LocalPool:
         counts = self.counts
         surplus = self._staying() - (counts.wanted if counts.most is None else min(counts.wanted, counts.most))
         if self._queue is not None:
-            surplus += self._queue.cancel_leaves(-surplus)
             self._crowded = not self._queue.ask_to_leave(surplus)
         self._promised = max(0, -surplus) if self.failed is None else 0
         self._keep_promises()

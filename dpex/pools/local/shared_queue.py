@@ -4,13 +4,13 @@ The kernel hands each message of the shared socket to exactly one worker. The *b
 shared memory where each worker has a row (see `worker_process`). The trainer's own row holds the epoch, and shows when
 to end.
 
-A request to leave is a message in the same socket: the worker that takes it leaves. To cancel a request, the trainer
-takes messages that no worker has taken out again.
+A request to leave is a message in the same socket: the worker that takes it leaves.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import mmap
 import os
@@ -18,7 +18,6 @@ import pickle
 import socket
 import termios
 from collections import deque
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -112,23 +111,6 @@ class TicketQueue:
             self.leaves += 1
         return True
 
-    def cancel_leaves(self, most: int) -> int:
-        """Withdraw up to that many requests to leave which no worker has taken; returns how many."""
-        if not self.leaves or most <= 0:
-            return 0
-        cancelled = 0
-        for data, fds in list(self._take_out()):  # what goes back fits, as it did before
-            if data == LEAVE and cancelled < most:
-                cancelled += 1
-                continue
-            if fds:
-                socket.send_fds(self._ours, [data], fds)
-                _close_all(fds)
-            else:
-                self._ours.send(data)
-        self.leaves -= cancelled
-        return cancelled
-
     def is_empty(self) -> bool:
         """Return True if workers have taken all messages (SIOCOUTQ: bytes that the other end has not read)."""
         number = array.array("i", [0])
@@ -137,22 +119,14 @@ class TicketQueue:
 
     def forget(self) -> tuple[int, ...]:
         """Numbers of all tickets that are out; no request to leave is out either. For when no worker holds any."""
-        for _, fds in self._take_out():
-            _close_all(fds)
+        with contextlib.suppress(BlockingIOError):
+            while received := receive(self._theirs, self._buffer, socket.MSG_DONTWAIT):
+                for fd in received[1]:
+                    os.close(fd)
         self.leaves = 0
         lost = tuple(ticket.number for tickets in self.groups.values() for ticket in tickets)
         self.groups.clear()
         return lost
-
-    def _take_out(self) -> Iterator[tuple[bytes, list[int]]]:
-        while True:
-            try:
-                received = receive(self._theirs, self._buffer, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            if received is None:
-                return
-            yield bytes(received[0]), received[1]
 
     def shut_down(self) -> None:
         """Wake every worker that waits for a message: none will follow."""
@@ -162,11 +136,6 @@ class TicketQueue:
         """Idempotent."""
         self._ours.close()
         self._theirs.close()
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def hang_up(sock: socket.socket) -> None:

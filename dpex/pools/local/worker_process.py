@@ -38,9 +38,8 @@ from dpex.transport.pickling import cloud_dumps, dump_far
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.core import WorkerCore
 from dpex.worker.current_batch import current
-from dpex.worker.fetch import SampledCpu
-from dpex.worker.outcome import Failure, StreamEnd, where
-from dpex.worker.sample_watch import begin_watch
+from dpex.worker.fetch import Failure, SampledCpu, StreamEnd, where
+from dpex.worker.sample_guard import begin_watch
 from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
 
 TICKET_BYTES = 1 << 18

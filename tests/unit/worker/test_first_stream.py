@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from dpex._torch import WorkerInfo, set_worker_info
 from dpex.schedule.streams import ALL, ONE, UNKNOWN
 from dpex.worker.core import WorkerCore
+from dpex.worker.fetch import Failure, StreamEnd
 from dpex.worker.first_stream import FirstStream
-from dpex.worker.outcome import Failure, StreamEnd
 from dpex.worker.setup import WorkerSetup
 
 BATCH = [None] * 3
