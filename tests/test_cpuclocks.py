@@ -74,18 +74,6 @@ def test_threads_of_a_library_are_counted(name: str) -> None:
     assert 0.6 * used_s < found.cpu_s < 1.5 * used_s + 0.1
 
 
-@pytest.mark.parametrize("name", ["process", "in-process"])
-def test_the_diagnosis_calls_it_computing(name: str) -> None:
-    _, options = POOLS[name]
-    loader: DpexDataLoader[Any]
-    with DpexDataLoader(Threaded(160, 0.004), batch_size=2, **options) as loader:
-        loader.diagnose()
-        for _ in loader:
-            pass
-        verdict = loader.diagnose().verdict
-    assert verdict.cause == "cpu", str(loader.diagnose())
-
-
 # -- tiny tickets ------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from families import Augmented, assert_same, kill, seeded, stacked, worker_pids
 from torch.utils.data import IterableDataset, get_worker_info
 from torch_features import HAS_ACCELERATOR
 from trainers import Forker
-from waiting import until
+from waiting import ManualClock, until
 
 import dpex.device.pinning
 import dpex.engine.delivery
@@ -33,7 +33,6 @@ from dpex.device.ahead import MOST, USUAL
 from dpex.device.pinning import Pinner, _Job
 from dpex.options import WorkerConfig
 from dpex.schedule.schedule import Schedule
-from dpex.system.clock import ManualClock
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 THREAD = "dpex-pin"

@@ -22,7 +22,7 @@ import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import IterableDataset
-from waiting import until
+from waiting import ManualClock, until
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
@@ -39,7 +39,6 @@ from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import GpuSample
 from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_runnable
 

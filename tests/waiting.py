@@ -39,3 +39,19 @@ def meet(place: Path, many: int, patience_s: float = PATIENCE_S) -> None:
     """
     (place / f"{os.getpid()} {threading.get_native_id()}").touch()
     until(lambda: len(list(place.iterdir())) >= many, patience_s, told=lambda: f"{many} of {list(place.iterdir())}")
+
+
+class ManualClock:
+    """A clock that stands still until `advance` is called."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward by ``seconds`` (not negative)."""
+        if seconds < 0:
+            raise ValueError(f"a clock cannot go back, got {seconds} s")
+        self.now_s += seconds

@@ -87,7 +87,7 @@ class Device:
 
 
 class QueueDevice(Device):
-    """An accelerator of torch's with streams and events: CUDA, ROCm, XPU and their like."""
+    """An accelerator of torch's with streams and events, such as CUDA, ROCm and XPU. `Device` describes the methods."""
 
     _refuses_locks = False
     """True once the platform has refused to lock memory. It is not asked again."""
@@ -98,11 +98,9 @@ class QueueDevice(Device):
         self._copies = module.Stream(device=target)
 
     def begin_thread(self) -> None:
-        """See `Device`."""
         set_index(self.target.type, int(self.target.index))
 
     def copying(self) -> contextlib.AbstractContextManager[Any]:
-        """See `Device`."""
         stream: contextlib.AbstractContextManager[Any] = self._module.stream(self._copies)
         return stream
 
@@ -111,29 +109,23 @@ class QueueDevice(Device):
         return self._module.current_stream(self.target)
 
     def mark(self) -> Mark:
-        """See `Device`."""
         event = self._module.Event(enable_timing=True)
         event.record(self._fed())
         return event
 
     def is_passed(self, mark: Mark) -> bool:
-        """See `Device`."""
         return bool(mark.query())
 
     def apart_s(self, first: Mark, second: Mark) -> float:
-        """See `Device`."""
         return float(first.elapsed_time(second)) / 1e3
 
     def wait(self, mark: Mark) -> None:
-        """See `Device`."""
         self._fed().wait_event(mark)
 
     def await_mark(self, mark: Mark) -> None:
-        """See `Device`."""
         mark.synchronize()
 
     def record_use(self, tensor: torch.Tensor) -> None:
-        """See `Device`."""
         if tensor.device.type == self.target.type:
             tensor.record_stream(self._fed())
 
@@ -146,16 +138,13 @@ class QueueDevice(Device):
         return True
 
     def is_capturing(self) -> bool:
-        """See `Device`."""
         ask = getattr(self._module, "is_current_stream_capturing", None)
         return ask is not None and bool(ask())
 
     def catch_up(self) -> None:
-        """See `Device`."""
         self._copies.wait_event(self.mark())
 
     def seeded(self, seed: int) -> contextlib.AbstractContextManager[Any]:
-        """See `Device`."""
         return _seeded(self._module, seed)
 
     def lock_pages(self, address: int, nbytes: int) -> bool:

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
@@ -44,25 +43,16 @@ def parse_runnable(loadavg: str) -> int:
     return max(0, int(loadavg.split()[3].partition("/")[0]) - 1)
 
 
-class _Processes:
-    """The CPU seconds of processes. A psutil object of each is kept, because it takes as long to make as to read."""
+def _spent_s(pids: Iterable[int]) -> float:
+    """Return the CPU seconds of this process and of these; of those that have ended 0."""
+    import psutil
 
-    def __init__(self) -> None:
-        self._known: dict[int, Any] = {}
-
-    def cpu_s(self, pids: Collection[int]) -> float:
-        """Return the CPU seconds of these processes together; 0 for those that have ended."""
-        import psutil
-
-        self._known = {pid: one for pid, one in self._known.items() if pid in pids}
-        total_s = 0.0
-        for pid in pids:
-            with contextlib.suppress(OSError, psutil.Error):
-                if pid not in self._known:
-                    self._known[pid] = psutil.Process(pid)
-                times = self._known[pid].cpu_times()
-                total_s += times.user + times.system
-        return total_s
+    total_s = time.process_time()
+    for pid in pids:
+        with contextlib.suppress(OSError, psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 class MachineMeter:
@@ -78,7 +68,6 @@ class MachineMeter:
         self._affinity = _affinity()
         self.cpus = max(0.5, usable_cpus() / self._ranks)
         self._limited = cgroup_cpus() is not None
-        self._processes = _Processes()
         self._others = 0.0
         self._others_at = -math.inf
         self._others_known = False
@@ -132,7 +121,7 @@ class MachineMeter:
             busy = busy_s(self._affinity)
         except OSError:  # /proc is closed to this process
             return
-        own = time.process_time() + self._processes.cpu_s(pids)
+        own = _spent_s(pids)
         if self._others_at > -math.inf and not self._pids - pids:  # of workers that ended, the CPU time is not known
             seconds = now - self._others_at
             own_cpus = (own - self._own) / seconds
@@ -158,4 +147,4 @@ def free_memory() -> int | None:
 
 def cpu_used(pids: Iterable[int]) -> tuple[float, float]:
     """Return the CPU seconds spent on the CPUs that this process may use, and those of it and these processes."""
-    return busy_s(_affinity()), time.process_time() + _Processes().cpu_s(list(pids))
+    return busy_s(_affinity()), _spent_s(pids)

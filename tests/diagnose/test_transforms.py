@@ -134,24 +134,6 @@ def test_batches_are_the_same_with_all_of_them_timed(
     assert any(f"${SWITCH} forbids it" in gap for gap in without.unmeasured)
 
 
-def test_what_cannot_be_seen_is_said() -> None:
-    class Plain(Dataset[Any]):
-        def __len__(self) -> int:
-            return 4000
-
-        def __getitem__(self, index: int) -> Any:
-            return torch.zeros(64, 64).sin().sum()
-
-    with DpexDataLoader(Plain(), batch_size=4, seeding="batch") as loader:
-        loader.diagnose()
-        list(loader)
-        found = loader.diagnose()
-        assert "the dataset has none that can be seen" in found.full
-        assert {one.name for one in found.facts.transforms} == {"Plain.__getitem__", "collate"}
-        loader.diagnose(reset=True)
-        assert "no batch was timed yet" in loader.diagnose().full
-
-
 def test_only_what_came_since_a_reset_is_told() -> None:
     with DpexDataLoader(Transformed(120), batch_size=2, seeding="batch") as loader:
         loader.diagnose()

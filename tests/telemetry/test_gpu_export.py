@@ -133,49 +133,6 @@ answer = before, found, exporter.port
     assert 'dpex_collect_errors_total{collector="gpu"}' in found
 
 
-@pytest.mark.parametrize("options", ["num_workers=0", "num_workers=2"])
-def test_stall_is_kept_over_iterators_by_loader(forker: Forker, options: str) -> None:
-    script = f"""
-used[0] = first
-
-class Slow:
-    __len__ = lambda self: 8
-    def __getitem__(self, index):
-        wait_as_work(0.002)
-        return index
-
-def stall_s(found, loader):
-    return float(found.get(f'dpex_gpu_stall_seconds_total{{{{loader="{{loader}}"}}}}', 0.0))
-
-def inside_s(found, loader):
-    series = f'dpex_consumer_seconds_total{{{{loader="{{loader}}",state='
-    return sum(float(found[f'{{series}}"{{state}}"}}}}']) for state in ("wait", "transfer"))
-
-seen = []
-one = DpexDataLoader(Slow(), metrics_port=0, name="one", {options})
-other = DpexDataLoader(Slow(), metrics_port=0, name="other", {options})
-for _ in range(3):
-    list(one)
-    gc.collect()
-    seen.append(sum(stall.total_s for stall in stalls))
-    until(lambda: abs(stall_s(scrape(), "one") - seen[-1]) < 1e-9)
-list(other)
-rest = sum(stall.total_s for stall in stalls) - seen[-1]
-found = until(lambda: abs(stall_s(now := scrape(), "other") - rest) < 1e-9 and now)
-one.close()
-other.close()
-both = [(stall_s(found, name), inside_s(found, name)) for name in ("one", "other")]
-answer = seen, rest, both
-"""
-    seen, rest, ((one, one_inside), (other, other_inside)) = run(script, forker)
-    assert 0 < seen[0] < seen[1] < seen[2]
-    assert one == pytest.approx(seen[2])
-    assert other == pytest.approx(rest)
-    assert other > 0
-    assert one < one_inside + 1e-6
-    assert other < other_inside + 1e-6
-
-
 def test_a_forked_process_has_no_gpus(forker: Forker) -> None:
     script = """
 used[0] = first

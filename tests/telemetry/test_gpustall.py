@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
+from waiting import ManualClock
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.engine.plan import EnginePlan
-from dpex.system.clock import ManualClock
 from dpex.system.gpu import events as cudaevents
 from dpex.system.gpu.stall import AT_ONCE, PENDING, SHARE, GpuStall
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
+from waiting import ManualClock
 
 from dpex import DpexDataLoader
 from dpex.engine import in_process
 from dpex.measure.sums import Sums
 from dpex.profile.live_timer import SWITCH
-from dpex.system.clock import ManualClock
 
 STEP_S, LOAD_S = 20e-6, 10e-6
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from nvmlstub import built_in
+from waiting import ManualClock
 
-from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import PERIOD_S, TRIES, Gpus, cuda_devices, process_gpus
 
 ROOT = Path(__file__).parents[2]

@@ -50,7 +50,6 @@ class CudaEvents:
         return device in self._used
 
     def record(self, like: CudaMark | None = None) -> CudaMark:
-        """See `Events`."""
         stream = torch.cuda.current_stream(self._device) if like is None else like.stream
         idle = self._idle[stream.device_index]
         event = idle.pop() if idle else torch.cuda.Event(enable_timing=True)
@@ -58,19 +57,15 @@ class CudaEvents:
         return CudaMark(event, stream)
 
     def is_passed(self, mark: CudaMark) -> bool:
-        """See `Events`."""
         return bool(mark.event.query())
 
     def apart_s(self, first: CudaMark, second: CudaMark) -> float:
-        """See `Events`."""
         return float(first.event.elapsed_time(second.event)) / 1e3
 
     def share_stream(self, first: CudaMark, second: CudaMark) -> bool:
-        """See `Events`."""
         return bool(first.stream == second.stream)
 
     def reuse(self, mark: CudaMark) -> None:
-        """See `Events`."""
         self._idle[mark.stream.device_index].append(mark.event)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from waiting import ManualClock
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.room import RoomFound, RoomWanted
@@ -17,7 +18,6 @@ from dpex.autotune.types import Settings
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Sizes
-from dpex.system.clock import ManualClock
 
 BATCH_BYTES = 1e6
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from stub_pool import StubPool
+from waiting import ManualClock
 
 from dpex.engine.engine import Engine
 from dpex.engine.plan import EnginePlan
@@ -15,7 +16,7 @@ from dpex.errors import BatchTimeoutError, WorkerDiedError
 from dpex.measure.batch_times import BatchTimes
 from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.prefetch import STRAGGLER_BYTES, Sizes
-from dpex.system.clock import ManualClock, monotonic
+from dpex.system.clock import monotonic
 
 
 def taken(engine: Engine) -> Any:

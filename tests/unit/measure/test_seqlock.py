@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import ManualClock
 
 from dpex.measure import seqlock
 from dpex.measure.consumer_time import Tally
 from dpex.measure.seqlock import PATIENCE_S, Seqlock
-from dpex.system.clock import ManualClock
 
 
 class Reader:

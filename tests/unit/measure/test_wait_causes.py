@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import ManualClock
 
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import LONG_S, STEP_BUCKETS, WAIT_BUCKETS, Tally
@@ -27,7 +28,6 @@ from dpex.measure.wait_causes import (
     by_stage,
     split,
 )
-from dpex.system.clock import ManualClock
 
 MAKING = BatchTimes(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
 seconds = st.floats(0.0, 100.0)
