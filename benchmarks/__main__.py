@@ -14,7 +14,7 @@ from benchmarks.process import ROOT, MeasurementError, Surroundings
 from benchmarks.report import row_text
 from benchmarks.results import results_of
 from benchmarks.rows import BY_KEY
-from benchmarks.runner import Interpreters, Turn, estimate_s, further_turns, missing, run_turns, turns
+from benchmarks.runner import Interpreters, Turn, estimate_s, missing, run_turns, turns
 
 RESULTS = Path(__file__).resolve().parent / "results"
 QUICK = Settings(rounds=2, window_s=2.0, learning_window_s=2.0)
@@ -90,16 +90,9 @@ def measure(plan: dict[str, list[Turn]], journal: Journal, settings: Settings, o
     for key, row_turns in plan.items():
         try:
             run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
-            further = further_planned(key, journal, settings, options)
-            run_turns(missing(further, journal), journal, settings, interpreters, say)
         except MeasurementError as error:
             journal.skip(key, f"its data could not be made: {error}")
         print_row(key, journal)
-
-
-def further_planned(key: str, journal: Journal, settings: Settings, options: argparse.Namespace) -> list[Turn]:
-    """The further rounds of "auto", unless contestants were chosen."""
-    return [] if options.only else further_turns(BY_KEY[key], journal, settings, len(os.sched_getaffinity(0)))
 
 
 def main(arguments: list[str]) -> int:
@@ -111,7 +104,7 @@ def main(arguments: list[str]) -> int:
         plan = planned(options, settings)
         left = [turn for row_turns in plan.values() for turn in missing(row_turns, journal)]
         hours = estimate_s(left, settings) / 3600
-        print(f'{len(left)} measurements, about {hours:.1f} hours, and further rounds of "auto"', flush=True)
+        print(f"{len(left)} measurements, about {hours:.1f} hours", flush=True)
         if options.plan:
             return 0
         head, dirty = commit(ROOT)
@@ -124,8 +117,7 @@ def main(arguments: list[str]) -> int:
         print(f"note: other work runs on this machine (load {load()}); figures will be noisy\n")
     measure(plan, journal, settings, options)
     print(f"written to {os.path.relpath(journal.path)}")
-    further = [turn for key in plan for turn in further_planned(key, journal, settings, options)]
-    failed = missing([*(turn for row_turns in plan.values() for turn in row_turns), *further], journal)
+    failed = missing([turn for row_turns in plan.values() for turn in row_turns], journal)
     expected = {turn for turn in failed if turn.contestant.engine in RIVALS or turn.row.key in journal.skipped}
     return 1 if set(failed) - expected else 0
 

@@ -185,25 +185,19 @@ def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
     return (
         f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}. Python {versions['python']}, "
         f"torch {versions['torch']}, Ray {versions['ray']}. Commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}. "
-        f"Rounds: {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median (range)."
+        f"Rounds: at least {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median "
+        "(range)."
     )
 
 
 def _lengths(run: Kept, kind: Kind) -> str:
     settings = run.settings
     lengths = {
-        "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"{_further(run)}',
+        "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
         "remote": f" of {settings.window_s:g} s",
         "start": "",
     }
     return lengths[kind]
-
-
-def _further(run: Kept) -> str:
-    """The rounds that "auto" and the best fixed settings have beyond everybody's, in every row."""
-    numbers = [len(row.courses[AUTO]) for row in run.rows.values() if row.row.kind == "local" and AUTO in row.courses]
-    fewest = min(numbers, default=0)
-    return f" (which has {fewest} rounds, as have the best fixed settings)" if fewest > run.settings.rounds else ""
 
 
 BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {

@@ -81,11 +81,7 @@ class RowResult:
 
     def oracle(self, part: Part = "whole") -> Contestant | None:
         """The best of all fixed counts of torch and dpex."""
-        return next(iter(self.best_fixed(part)), None)
-
-    def best_fixed(self, part: Part = "whole") -> list[Contestant]:
-        """All fixed counts of torch and dpex, the fastest first."""
-        return sorted(self.fixed(*LOCAL), key=lambda one: -self.rate(one, part).median)
+        return self.best_of(self.fixed(*LOCAL), part)
 
     def best_rivals(self) -> list[Contestant]:
         """Of each rival its best setting, the fastest first."""

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from benchmarks.contestants import AUTO, RIVALS, Contestant
 from benchmarks.course import Course
-from benchmarks.journal import QUOTED_ROUNDS, Journal, Measurement, Settings, now
+from benchmarks.journal import Journal, Measurement, Settings, now
 from benchmarks.machine import load
 from benchmarks.measure import Request
 from benchmarks.process import MeasurementError, Surroundings, run, run_module
-from benchmarks.results import Part, RowResult, results_of
 from benchmarks.rows import Row
 
 START_LIMIT_S = 180.0
@@ -25,11 +24,6 @@ SLOWEST = 8.0
 PREPARE_LIMIT_S = 1800.0
 START_S = 4.0
 """Seconds that a process takes to start and to end, for the estimate alone."""
-FURTHER_ROUNDS = 2
-"""Rounds of "auto" and the best fixed settings beyond everybody's: a course that is learnt varies most."""
-CANDIDATES = 3
-"""How many of the best fixed settings take part in these, as further rounds may change which is best."""
-
 Say = Callable[[str], None]
 
 
@@ -57,30 +51,6 @@ def turns(
     for number in range(rounds):
         for contestant in contestants[:: -1 if number % 2 else 1]:
             yield Turn(row=row, round=number, contestant=contestant)
-
-
-def further_turns(row: Row, journal: Journal, settings: Settings, cores: int) -> list[Turn]:
-    """The rounds of "auto" and the best fixed settings beyond everybody's; none in a run that cannot be quoted.
-
-    The settings are chosen by everybody's rounds alone, so that a run that is continued chooses the same.
-    """
-    everybodys = (one for one in journal.measurements if one.row == row.key and one.round < settings.rounds)
-    found = results_of(everybodys, cores).get(row.key)
-    if found is None or AUTO not in found.courses or row.kind != "local" or settings.rounds < QUOTED_ROUNDS:
-        return []
-    contestants = [*candidates(found), AUTO]
-    numbers = range(settings.rounds, settings.rounds + FURTHER_ROUNDS)
-    return [
-        Turn(row=row, round=number, contestant=contestant)
-        for number in numbers
-        for contestant in contestants[:: -1 if number % 2 else 1]
-    ]
-
-
-def candidates(result: RowResult) -> list[Contestant]:
-    """The fixed settings that may turn out to be the oracle."""
-    parts: tuple[Part, ...] = ("whole", "settled") if result.row.same_length else ("settled",)
-    return list(dict.fromkeys(one for part in parts for one in result.best_fixed(part)[:CANDIDATES]))
 
 
 def missing(planned: Sequence[Turn], journal: Journal) -> list[Turn]:

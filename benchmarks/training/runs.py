@@ -101,11 +101,6 @@ def quoted(block: str, subject: str, folder: Path | None = None) -> Run:
     return run
 
 
-def too_few(fewest: int, quoted_rounds: int) -> list[str]:
-    """What speaks against a run whose rows have that many rounds at least."""
-    return [] if fewest >= quoted_rounds else [f"it has rows of {fewest} rounds, and {quoted_rounds} are quoted"]
-
-
 def keep(run: Run, name: str, problems: Callable[[Run], list[str]], folder: Path | None = None) -> list[str]:
     """Keep the run under that name, unless something speaks against quoting it: that is returned."""
     found = problems(run) + ([] if run.is_of_a_commit else ["it was not measured on a commit without changes"])
