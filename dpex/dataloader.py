@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import parse
+from dpex.errors import OptionError
 from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
 from dpex.loader.rebuilt import Source, own_number, remember, source_of
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, worker_count
@@ -312,6 +315,35 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             100
         """
         Sizing(self).resize(local, remote, prefetch)
+
+    def timeline(self, path: str | Path) -> AbstractContextManager[None]:
+        """Record what each worker and the training loop do, within ``with``, and write it to a file at the end.
+
+        The file is in Chrome's trace format, which https://ui.perfetto.dev shows: a row for each worker with its
+        batches and their stages, and a row for the training loop with its calls of ``next()`` and its steps. The
+        latest 200,000 batches are kept. Times of workers on other machines are those at which their batches arrived.
+
+        Args:
+            path: The file, such as ``"run.json"``; ``~`` is the home directory.
+
+        Raises:
+            OptionError: The loader has no workers of dpex's own, so there is nothing to record.
+            OSError: The file cannot be written, at the end of ``with``.
+
+        Examples:
+            >>> from dpex import DpexDataLoader
+            >>> loader = DpexDataLoader(range(8), batch_size=4, num_workers=1)
+            >>> with loader, loader.timeline("/dev/null"):
+            ...     for batch in loader:
+            ...         pass
+        """
+        sizing = Sizing(self)
+        if self.num_workers == 0 or sizing.why_torch is not None or sizing.is_piped:
+            raise OptionError(
+                f"timeline({str(path)!r}): this loader has no workers of dpex's own, so there is nothing to record; "
+                "give num_workers of at least 1, or 'auto'"
+            )
+        return self._runtime.record(Path(path).expanduser())
 
     def stats(self) -> LoaderStats:
         """Return a snapshot of the latest iterator: workers by pool, batches in flight, bytes and times.

@@ -64,7 +64,7 @@ HAVE_EXAMPLES = (
         "LoaderStats",
         "MetricsConfig",
     ),
-    *("batch_seed", "decode_in_workers", "prefetch"),
+    *("batch_seed", "decode_in_workers"),
 )
 """Public names whose docstrings must have an example."""
 

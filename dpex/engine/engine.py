@@ -32,6 +32,7 @@ from dpex.engine.wakeup import Wakeup
 from dpex.errors import IteratorClosedError
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.sums import Sums
+from dpex.measure.timeline import Timeline
 from dpex.measure.wait_causes import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER
 from dpex.pools.base import WorkerPool
 from dpex.schedule.names import REMOTE
@@ -210,6 +211,8 @@ class Engine:
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
                 tally.leave(delivery.opened_at, now, over=over)
+                if self._pools.timeline is not None:
+                    self._pools.timeline.call(entered, now, over)
 
     def next_if_ready(self, hand: list[Any]) -> bool:
         """As `next`, but without a wait: return False, and put nothing into ``hand``, if the batch is not there yet.
@@ -492,6 +495,10 @@ class Engine:
     def sums(self) -> Sums:
         """Return the counts for metrics. Any thread may call it; it does not wait for the consumer."""
         return self._view.sums(self._consumer)
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Record batches and calls of `next` there from now on; None: no longer."""
+        self._pools.timeline = timeline
 
     def first_logical_worker(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""

@@ -18,6 +18,7 @@ from typing import Any
 from dpex.engine.sample_errors import SampleErrors
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import SlowestSamples
+from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import PoolEvent, PoolStatus, Snapshot, TicketMade
@@ -58,6 +59,7 @@ class Pools:
         awaited: The number of the batch that the consumer waits for, or `NOT_BLOCKED` or `ANY`.
         awaited_times: The times of that batch, once it is here.
         slow_samples: The slowest samples.
+        timeline: Receives each batch while a timeline is recorded.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Pools:
         self.awaited = NOT_BLOCKED
         self.awaited_times: BatchTimes | None = None
         self.slow_samples = SlowestSamples()
+        self.timeline: Timeline | None = None
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when workers have something to report."""
@@ -142,6 +145,8 @@ class Pools:
             or self.sample_errors.is_on
         ):
             self._measure(event)
+        if self.timeline is not None:
+            self.timeline.made(event.epoch, number, event.worker, event.times)
         self._state.made(event, now)
 
     def _measure(self, event: TicketMade) -> None:

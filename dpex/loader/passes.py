@@ -71,6 +71,7 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     make_pool, resume = _pool_factory(loader), runtime.take_resume()
     iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume)
     runtime.iterators.add(iterator)
+    iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
 

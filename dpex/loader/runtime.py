@@ -6,15 +6,21 @@ loaders that frameworks make from it. It keeps no loader alive.
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
 from dpex.engine.loader_counters import LoaderCounters
+from dpex.measure.timeline import Timeline
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
+from dpex.system.clock import monotonic
 from dpex.transport.arena import ArenaCache
 
 if TYPE_CHECKING:
@@ -45,6 +51,7 @@ class LoaderRuntime:
         is_diagnosed: A diagnosis was asked for.
         passes: Passes that were begun with workers.
         splitting: Findings about an iterable dataset under "auto".
+        timeline: Is recorded now.
     """
 
     def __init__(self) -> None:
@@ -61,6 +68,7 @@ class LoaderRuntime:
         self.asks_states = False
         self.is_diagnosed = False
         self.splitting: Splitting | None = None
+        self.timeline: Timeline | None = None
         self.passes = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._registration: Registration | None = None
@@ -69,6 +77,20 @@ class LoaderRuntime:
         """Have ``stats()`` and ``state_dict()`` read this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
         return iterator
+
+    @contextmanager
+    def record(self, path: Path) -> Iterator[None]:
+        """Record a timeline of all iterators with workers, and write it at the end."""
+        self.timeline = timeline = Timeline(monotonic())
+        for iterator in list(self.iterators):
+            iterator._engine.record(timeline)
+        try:
+            yield
+        finally:
+            self.timeline = None
+            for iterator in list(self.iterators):
+                iterator._engine.record(None)
+            path.write_text(json.dumps(timeline.trace(os.getpid()), separators=(",", ":")), encoding="utf-8")
 
     def ask_states(self) -> None:
         """Have workers ask datasets for their states from now on. Idempotent."""

@@ -35,6 +35,8 @@ class BatchTimes(NamedTuple):
         encode_cpu_s: CPU seconds of all but loading and collating. Clocks have errors, so it may be below 0.
         nbytes: Bytes of the batch's buffers.
         transit_s: Seconds on the network while the worker had nothing else to do.
+        ended_at: When the batch was encoded, or arrived from another machine, in seconds of this machine's clock that
+            does not jump.
     """
 
     samples: int = 0
@@ -49,6 +51,7 @@ class BatchTimes(NamedTuple):
     encode_cpu_s: float = 0.0
     nbytes: int = 0
     transit_s: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def busy_s(self) -> float:
@@ -60,15 +63,16 @@ class BatchTimes(NamedTuple):
         """CPU seconds of all stages."""
         return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
 
-    def encoded(self, encode_s: float, cpu_s: float, nbytes: int) -> tuple[Any, ...]:
+    def encoded(self, encode_s: float, cpu_s: float, nbytes: int, ended_at: float) -> tuple[Any, ...]:
         """Return the times of a batch that was encoded, as a plain tuple, which `marshal` takes.
 
         Args:
             encode_s: Wall seconds for encoding.
             cpu_s: CPU seconds for the whole batch.
             nbytes: Bytes of its buffers.
+            ended_at: When it was encoded.
         """
-        return (*self[:-_ENCODED], encode_s, cpu_s - self.load_cpu_s - self.collate_cpu_s, nbytes, 0.0)
+        return (*self[:-_ENCODED], encode_s, cpu_s - self.load_cpu_s - self.collate_cpu_s, nbytes, 0.0, ended_at)
 
 
 batch_times: Callable[[tuple[Any, ...]], BatchTimes] = partial(tuple.__new__, BatchTimes)

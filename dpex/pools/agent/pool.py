@@ -409,7 +409,8 @@ class RemotePool:
         for worker, epoch, number, kind, node, fields, places, here_s in results:
             times = batch_times(fields)
             if epoch == self._epoch:
-                times = times._replace(transit_s=agent.answered(number, here_s, arrived.at))
+                transit_s = agent.answered(number, here_s, arrived.at)
+                times = times._replace(transit_s=transit_s, ended_at=arrived.at)
                 slots = {(segment, slot): arrived.buffers[which] for segment, slot, which in places}
                 value = RemoteResult(kind, node, slots)
                 self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))

@@ -297,7 +297,7 @@ class LocalWorker:
             keep_for(nbytes)
         now = time.perf_counter()
         cpu_s = self._cpu.end(now - entered)
-        self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s, nbytes)))
+        self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s, nbytes, now)))
         return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:

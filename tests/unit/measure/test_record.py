@@ -162,7 +162,7 @@ def test_a_smaller_value_has_the_fields_of_the_record_under_their_names(
 def test_what_a_pool_counts_is_told() -> None:
     times = PoolTimes()
     first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, steps=(("load", 3, 0.5, 0.25),))
-    times.count(BatchTimes(*first.encoded(0.25, 0.5, 100)))
+    times.count(BatchTimes(*first.encoded(0.25, 0.5, 100, 3.0)))
     times.count(BatchTimes(4, 1.0, steps=(("load", 1, 0.5, 0.25),)))
     pool = times.sums(running=2)
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
