@@ -179,25 +179,6 @@ def test_what_a_gpu_cannot_tell_has_no_series() -> None:
     assert found["dpex_gpu_info", frozenset({("gpu", "GPU-1"), ("index", "3"), ("model", "X")})] == 1.0
 
 
-def test_every_gpu_metric_of_the_catalogue_can_be_had() -> None:
-    full = replace(
-        BARE,
-        kernel_active_ratio=0.9,
-        sm_active_ratio=0.5,
-        sm_occupancy_ratio=0.25,
-        dram_active_ratio=0.1,
-        memory_used_bytes=1,
-        memory_total_bytes=2,
-        pcie_rx_bytes=3,
-        pcie_tx_bytes=4,
-    )
-    ledger = LoaderMetrics("a")
-    ledger.watch(Engine(gpu_stall_s=1.5))
-    found = samples(Collector(lambda: [ledger], Gpus(full)))
-    assert {name for name, _ in found if "gpu" in name} == {m.name for m in METRICS if "gpu" in m.name}
-    assert found["dpex_gpu_stall_seconds_total", frozenset({("loader", "a")})] == 1.5
-
-
 def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def latest(self) -> tuple[GpuSample, ...]:

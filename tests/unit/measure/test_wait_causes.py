@@ -176,17 +176,7 @@ def test_a_long_wait_is_put_down_as_it_lasts_by_the_batch_before() -> None:
     assert consumer.causes == pytest.approx({READ: 0.125 + 4 * LONG_S})
 
 
-@pytest.mark.parametrize("cause", [STRAGGLER, H2D, STARTUP])
-def test_a_wait_whose_cause_is_known_is_seen_while_it_lasts(cause: int) -> None:
-    consumer = Consumer()
-    consumer.call()
-    consumer.tally.enter(consumer.clock())
-    consumer.tally.block(consumer.clock(), cause)
-    consumer.clock.advance(7.0)
-    assert consumer.causes == pytest.approx({cause: 7.0})
-
-
-def test_the_start_of_a_pass_and_a_step_are_seen_while_they_last() -> None:
+def test_a_start_a_step_and_a_wait_of_known_cause_are_seen_while_they_last() -> None:
     consumer = Consumer()
     consumer.tally.enter(consumer.clock())
     consumer.clock.advance(5.0)
@@ -195,6 +185,10 @@ def test_the_start_of_a_pass_and_a_step_are_seen_while_they_last() -> None:
     consumer.step(3.0)
     assert consumer.tally.sums(consumer.clock()).work_s == 3.0
     assert consumer.causes == {STARTUP: 5.0}
+    consumer.tally.enter(consumer.clock())
+    consumer.tally.block(consumer.clock(), STRAGGLER)
+    consumer.clock.advance(7.0)
+    assert consumer.causes == {STARTUP: 5.0, STRAGGLER: 7.0}
 
 
 def test_between_passes_nothing_is_counted() -> None:

@@ -179,12 +179,6 @@ def test_what_arrives_can_be_written_and_is_nobody_elses(pair: Pair, count: int)
         assert float(source[0]) == 1
 
 
-def test_a_slice_does_not_bring_its_whole_storage(pair: Pair) -> None:
-    huge = torch.zeros(1 << 20)
-    pair(huge[5:10])
-    assert pair.encoder.nbytes == 20
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -323,14 +317,6 @@ def test_a_tensor_in_a_slot_is_not_copied(pair: Pair) -> None:
     assert pair.slots_held() == 0
 
 
-def test_views_of_a_batch_keep_its_memory(pair: Pair) -> None:
-    row = pair([torch.arange(LARGE)])[0][5:7]
-    for _ in range(10):
-        pair(torch.zeros(LARGE, dtype=torch.int64))
-    assert row.tolist() == [5, 6]
-    assert pair.slots_held() == 1
-
-
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: Point(t, 1)], ids=["plain", "pickled"])
 @pytest.mark.parametrize("count", [8, LARGE])
 def test_an_array_of_a_batch_outlives_a_change_of_the_batchs_storage(pair: Pair, count: int, wrap: Any) -> None:
@@ -400,12 +386,6 @@ def test_a_batch_that_cannot_be_pickled_holds_no_slot(pair: Pair, placed: bool) 
     assert pair([1, torch.ones(2)])[0] == 1
 
 
-def test_an_unfinished_decode_leaves_nothing_behind(pair: Pair) -> None:
-    node = pair.encoder.encode([torch.ones(LARGE), torch.ones(LARGE)])
-    pair.decode(node)
-    assert pair.slots_held() == 0
-
-
 def test_nbytes_counts_buffers_of_the_last_batch(pair: Pair) -> None:
     pair([torch.zeros(LARGE, dtype=torch.uint8), torch.zeros(10, dtype=torch.uint8)])
     assert pair.encoder.nbytes == LARGE + 10
@@ -422,11 +402,6 @@ def test_many_small_objects_are_pickled_at_once(pair: Pair, count: int) -> None:
     batch = {"boxes": [{"id": n, "label": f"kind {n}"} for n in range(count)], "images": torch.arange(5)}
     assert (pair.encoder.encode(batch)[0] == _PICKLE) == (count > MANY_OBJECTS)
     assert same(pair(batch), batch)
-
-
-def test_many_tensors_travel_as_tensors(pair: Pair) -> None:
-    batch = [torch.full((7,), float(n)) for n in range(3 * MANY_OBJECTS)]
-    assert pair.encoder.encode(batch)[0] != _PICKLE
 
 
 @pytest.mark.parametrize("kind", [bytes, str])

@@ -77,16 +77,6 @@ def test_a_bound_method_stays_bound_to_the_same_dataset():
     assert method() is out
 
 
-def test_what_comes_out_can_be_written():
-    out = carry(Holder(array=np.zeros(5000), small=np.zeros(2), tensor=torch.zeros(5000)))
-    out.array[0] = out.small[0] = out.tensor[0] = 1
-
-
-def test_lambdas_and_closures_travel():
-    five = 5
-    assert carry(lambda x: x + five)(1) == 6
-
-
 def test_a_lock_is_named_by_its_attribute():
     with pytest.raises(ShippingError, match=r"^dataset\.parts\['a'\]\[1\] \(a _thread\.lock\) cannot be pickled"):
         pack(Holder(setup=Holder(dataset=Holder(fine=1, parts={"a": [1, threading.Lock()]}))))
