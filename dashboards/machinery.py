@@ -84,6 +84,33 @@ WORKERS = Row(
             unit="s",
         ),
         graph(
+            title="Samples from the cache",
+            description=about("dpex_cache_hits_total", "dpex_cache_misses_total", "dpex_cache_saved_seconds_total"),
+            queries=(
+                query(
+                    expr=f"sum({rate('dpex_cache_hits_total')}) / "
+                    f"(sum({rate('dpex_cache_hits_total')}) + sum({rate('dpex_cache_misses_total')}))",
+                    legend="share of samples from it",
+                ),
+            ),
+            unit="percentunit",
+            width=12,
+            none="no cache",
+        ),
+        graph(
+            title="Bytes of the cache",
+            description=about("dpex_cache_memory_bytes", "dpex_cache_disk_bytes"),
+            queries=tuple(
+                query(
+                    expr=f"max by (run_id, rank, loader) ({of(f'dpex_cache_{where}_bytes')})", legend=f"{where} {RANK}"
+                )
+                for where in ("memory", "disk")
+            ),
+            unit="bytes",
+            width=12,
+            none="no cache",
+        ),
+        graph(
             title="Workers lost, batches made again or for others",
             description=about(
                 "dpex_worker_restarts_total",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
     from dpex.autotune.types import Decision, Outcome, Settings
+    from dpex.cache.dataset import cached
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
     from dpex.diagnose.facts import Facts, TransformFacts
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dpex.diagnose.what_if import Prediction
     from dpex.errors import (
         BatchTimeoutError,
+        CacheError,
         CapturedGraphError,
         ClusterError,
         DpexError,
@@ -58,6 +60,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),
     "dpex.autotune.types": ("Decision", "Outcome", "Settings"),
+    "dpex.cache.dataset": ("cached",),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),
     "dpex.diagnose.facts": ("Facts", "TransformFacts"),
@@ -65,6 +68,7 @@ _NAMES = {
     "dpex.diagnose.what_if": ("Prediction",),
     "dpex.errors": (
         "BatchTimeoutError",
+        "CacheError",
         "CapturedGraphError",
         "ClusterError",
         "DpexError",
@@ -98,6 +102,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "AutotuneConfig",
     "BatchTimeoutError",
+    "CacheError",
     "CapturedGraphError",
     "ClusterConfig",
     "ClusterError",
@@ -137,6 +142,7 @@ __all__ = [
     "WorkerConfig",
     "WorkerDiedError",
     "batch_seed",
+    "cached",
     "decode_in_workers",
     "loader_behind",
     "log_to",

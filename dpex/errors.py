@@ -7,6 +7,7 @@ is a `DpexError`, and also the built-in error in brackets, which code written fo
 
     DpexError
     ├── OptionError(ValueError)         an option of dpex, or an argument of a call, makes no sense
+    ├── CacheError(RuntimeError)        a cache of samples cannot be used, or what it is to keep is random
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
     ├── SampleTimeoutError(RuntimeError)  a sample took longer than ``SamplePolicy.timeout_s`` in two workers
@@ -42,6 +43,10 @@ class DpexError(Exception):
 
 class OptionError(DpexError, ValueError):
     """An option has a value that makes no sense; the message holds the value and what is accepted."""
+
+
+class CacheError(DpexError, RuntimeError):
+    """A cache of `dpex.cached` cannot be used; the message names the folder or the random step, and the remedy."""
 
 
 class FixedWorkersError(DpexError, ValueError):

@@ -22,6 +22,7 @@ ALLOWED = (
     "says what happens without an accelerator",
     "this kernel does not count it",
     "only root can give a directory away",
+    "only root can mount a file system",
     "network namespaces need root",
     "this machine's root may not make network namespaces",
     "this torch has no",  # see `torch_features`

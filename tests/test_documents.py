@@ -61,6 +61,7 @@ HAVE_EXAMPLES = (
         "Diagnosis",
         "DpexDataLoader",
         "DpexError",
+        "cached",
         "LoaderStats",
         "MetricsConfig",
     ),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("demo", "run", "top", "compare", "cluster", "replay")
+COMMANDS = ("demo", "run", "top", "compare", "cluster", "replay", "cache")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
 
 

@@ -195,6 +195,8 @@ def _rows(one: WatchedProcess, loader: State, found: State | None) -> Iterator[t
     made = sum(one.latest(loader, f"{pool}_in_flight") for pool in WORKER_POOLS)
     ready, most = one.latest(loader, "ready"), one.latest(loader, "prefetch")
     yield "queue", f"{ready} ready, {made} in flight, prefetch {most}"
+    if loader.get("cache") is not None:
+        yield "cache", _cached(loader["cache"], now["cache_hit_ratio"])
     for decision in loader["decisions"][-DECISIONS:]:
         yield time.strftime("%H:%M:%S", time.localtime(decision["at"])), _decided(decision)
 
@@ -204,6 +206,12 @@ def _workers(one: WatchedProcess, loader: State) -> Iterator[str]:
         running, wanted = (one.latest(loader, f"{pool}_{level}") for level in ("running", "wanted"))
         if running or wanted:
             yield f"{running} {pool}" + (f" ({wanted} wanted)" if wanted != running else "")
+
+
+def _cached(cache: State, ratio: float | None) -> str:
+    sizes = ((cache["memory_bytes"], "in memory"), (cache["disk_bytes"], "on disk"))
+    words = ", ".join(f"{size / 1e6:,.0f} MB {where}" for size, where in sizes if size is not None)
+    return f"{_percent(ratio)} of the samples came from it; {words}; {cache['saved_s']:,.0f} s of workers' time saved"
 
 
 def _decided(decision: State) -> str:

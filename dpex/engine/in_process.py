@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled
 from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
 from dpex.engine.sample_errors import NO_ERRORS, SampleErrors
-from dpex.measure.batch_times import BatchTimes
+from dpex.measure.batch_times import CACHE_USE, BatchTimes
 from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading
 from dpex.measure.pool_times import PoolTimes
@@ -259,6 +259,7 @@ class InlineMeter:
         self._clock = SampleClock()
         self._slow_samples = SlowestSamples()
         self._index: Any = None
+        CACHE_USE.take()  # of batches that were made before, and not measured
 
     def enter(self) -> None:
         """Note that the consumer asks for a batch."""
@@ -302,7 +303,8 @@ class InlineMeter:
             slowest = self._clock.slowest(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])
-            times = BatchTimes(samples, load_s, load_cpu_s, collate_s, collate_cpu_s, slowest=slowest)
+            loaded = (samples, load_s, load_cpu_s, collate_s, collate_cpu_s, (), slowest, ())
+            times = BatchTimes(*loaded, *CACHE_USE.take())
             if self._is_timed:
                 self._end_timing()
                 times = self._timer.finished(self._dataset, times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -137,7 +138,14 @@ def _exported(loader: Any) -> LoaderMetrics | None:
     metrics: LoaderMetrics | None = loader._runtime.metrics(loader)
     if metrics is not None:
         metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
+        metrics.cache_bytes = _cache_bytes_of(loader.dataset)
     return metrics
+
+
+def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
+    """Return a function that tells how large the caches in a dataset are; it keeps no dataset alive."""
+    module = sys.modules.get("dpex.cache.dataset")
+    return dict if module is None else module.bytes_of(dataset)
 
 
 def diagnosis_source(loader: Any) -> DiagnosisSource:

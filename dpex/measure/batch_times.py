@@ -31,6 +31,9 @@ class BatchTimes(NamedTuple):
         steps: Transforms and other steps, if this batch was one of those in which they were timed.
         slowest: Seconds of the slowest sample and its place in the batch; empty if samples were not timed.
         failed: Index and error, as text, of each sample that could not be loaded.
+        cache_hits: Samples that came from a cache (`dpex.cached`).
+        cache_misses: Samples that a cache did not have.
+        cache_saved_s: Seconds that preparing the former would have taken, less those that reading them took.
         encode_s: Wall seconds in which the batch was written into shared memory.
         encode_cpu_s: CPU seconds of all but loading and collating. Clocks have errors, so it may be below 0.
         nbytes: Bytes of the batch's buffers.
@@ -47,6 +50,9 @@ class BatchTimes(NamedTuple):
     steps: tuple[StepRow, ...] = ()
     slowest: tuple[()] | tuple[float, int] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_saved_s: float = 0.0
     encode_s: float = 0.0
     encode_cpu_s: float = 0.0
     nbytes: int = 0
@@ -83,6 +89,28 @@ _ENCODED = len(BatchTimes._fields) - BatchTimes._fields.index("encode_s")
 NOT_ENCODED = NO_TIMES[-_ENCODED:]
 
 
+class CacheUse:
+    """Counts what caches did for the batch that is being made in this process. A process makes one batch at a time."""
+
+    __slots__ = ("hits", "misses", "saved_s")
+
+    def __init__(self) -> None:
+        self.hits = self.misses = 0
+        self.saved_s = 0.0
+
+    def take(self) -> tuple[int, int, float]:
+        """Return the hits, the misses and the seconds saved since the last call, as `BatchTimes` has them."""
+        if not self.hits and not self.misses:
+            return _NO_USE
+        found = self.hits, self.misses, self.saved_s
+        self.__init__()  # type: ignore[misc]
+        return found
+
+
+_NO_USE = (0, 0, 0.0)
+CACHE_USE = CacheUse()
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageSums(Record):
     """Times of batches by stage, added up over all workers of a pool."""
@@ -108,6 +136,22 @@ class StageSums(Record):
     encode_cpu_s: float = counter("CPU seconds of that writing.", "seconds", stage="encode", metric=_CPU)
     transit_s: float = counter(
         "Seconds on the way from a remote worker, while it had nothing else to do.", "seconds", stage="transit"
+    )
+    cache_hits: int = counter(
+        "Samples that came from a cache (`dpex.cached`).",
+        metric="dpex_cache_hits_total",
+        how_to_read="Over hits and dpex_cache_misses_total: the part of the samples that cost nearly nothing.",
+    )
+    cache_misses: int = counter(
+        "Samples that a cache did not have, so that they were prepared.",
+        metric="dpex_cache_misses_total",
+        how_to_read="All of the first epoch. If it rises after that, the cache is full: the log says how much fits.",
+    )
+    cache_saved_s: float = counter(
+        "Seconds that preparing the samples of all hits would have taken, less those that reading them took.",
+        "seconds",
+        metric="dpex_cache_saved_seconds_total",
+        how_to_read="Its rate is the number of workers that the cache replaces.",
     )
 
     @property

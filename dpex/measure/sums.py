@@ -282,6 +282,20 @@ class Sums(Record):
         "The same without the first batch of each pass.", "seconds", default=None
     )
     pools: Mapping[str, PoolStats] = by_name("Worker pools.")
+    cache_memory_bytes: int | None = state(
+        "Bytes of shared memory of this machine in which `dpex.cached` keeps samples.",
+        "bytes",
+        default=None,
+        metric="dpex_cache_memory_bytes",
+        how_to_read="It grows in the first epoch and then stays. All loaders and trainings with this cache share it.",
+    )
+    cache_disk_bytes: int | None = state(
+        "Bytes of the disk in which it keeps samples.",
+        "bytes",
+        default=None,
+        metric="dpex_cache_disk_bytes",
+        how_to_read="It is kept for later runs; `dpex cache rm` removes it.",
+    )
     slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
     latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpex.autotune.types import Decision
 from dpex.diagnose.source import DiagnosisSource, HasTuner
@@ -58,6 +58,7 @@ class LoaderMetrics:
         info: Labels of ``dpex_loader_info`` after the name.
         tuner: Of the loader that was iterated last; None if it is not tuned.
         case: Of the loader that was iterated last; None if it cannot be diagnosed.
+        cache_bytes: Returns the fields of `Sums` about the cache of samples of that loader; empty if it has none.
     """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
@@ -65,6 +66,7 @@ class LoaderMetrics:
         self.info = tuple(info)
         self.tuner: HasTuner | None = None
         self.case: DiagnosisSource | None = None
+        self.cache_bytes: Callable[[], dict[str, Any]] = dict
         self._ledger: Ledger[IteratorCounts] = Ledger(Sums.plus)
         self._reading = threading.Lock()
         self._seen: dict[Key, float] = {}
@@ -77,7 +79,7 @@ class LoaderMetrics:
 
     def sums(self) -> Sums:
         """Return the present counts of all iterators together."""
-        return self._ledger.read()
+        return replace(self._ledger.read(), **self.cache_bytes())
 
     def read(self) -> Readings:
         """Return the counts and the tuner's decisions under the catalogue's names; readers take turns."""

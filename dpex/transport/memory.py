@@ -40,20 +40,29 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_memory(fd: int, size: int) -> Any:
-    """Map ``size`` writable bytes of the file behind ``fd`` (shared), or for ``fd=-1`` private ones.
+def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False) -> Any:
+    """Map ``size`` writable bytes of the file behind ``fd`` from ``offset`` on, or for ``fd=-1`` private ones.
 
     The result offers the buffer protocol; it is unmapped when the last view of it is gone. The caller keeps the
     descriptor.
 
+    Args:
+        fd: The descriptor of a file, or -1.
+        size: Bytes to map.
+        offset: Where they begin in the file; a multiple of the size of a page.
+        private: Writes change copies of the pages, which only this map has, instead of the file.
+
     Raises:
         OSError: As mmap(2) does.
-        ValueError: The file is shorter than ``size``.
+        ValueError: The file is shorter than that.
     """
-    if fd >= 0 and os.fstat(fd).st_size < size:
-        raise ValueError(f"cannot map {size} bytes of a file of {os.fstat(fd).st_size}: the rest would be a bus error")
-    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if fd >= 0 and os.fstat(fd).st_size < offset + size:
+        raise ValueError(
+            f"cannot map {size} bytes at {offset} of a file of {os.fstat(fd).st_size}: the rest would be a bus error"
+        )
+    flags = mmap.MAP_PRIVATE if private or fd < 0 else mmap.MAP_SHARED
+    flags |= mmap.MAP_ANONYMOUS if fd < 0 else 0
+    address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)}: cannot map {size} bytes of memory")

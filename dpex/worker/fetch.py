@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from dpex._torch import ExceptionWrapper
-from dpex.measure.batch_times import NOT_ENCODED, BatchTimes, batch_times
+from dpex.measure.batch_times import CACHE_USE, NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.first_stream import FirstStream
@@ -142,6 +142,7 @@ class Fetcher:
         self._timer = timer or TicketTimer(is_on=False)
         self._clock = SampleClock()
         self._guard = SampleGuard(dataset, setup.samples, setup.base_seed) if setup.samples.is_on else None
+        CACHE_USE.take()  # of batches that were made elsewhere before this process was forked
 
     @property
     def stream(self) -> Any:
@@ -191,7 +192,7 @@ class Fetcher:
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
         failed = self._guard.taken() if self._guard is not None else ()
         loaded = (samples, load_s, load_s * load_ratio, collate_s, collate_s * collate_ratio, (), slowest, failed)
-        return batch, batch_times((*loaded, *NOT_ENCODED))
+        return batch, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 
     def _fetch_timed(self, index: Any) -> tuple[Any, BatchTimes]:
         """Fetch as `fetch` does, and time the transforms."""

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dpex.cache.memory_store import hold_all
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
 from dpex.pools.agent.tcp import TrafficMeter
 from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
@@ -92,6 +93,8 @@ class Agent:
         self._reported: tuple[Any, ...] = ()
         self._backlog: dict[int | None, deque[tuple[Any, ...]]] = {}
         """Requests that the pool does not take yet, in order, by worker; None: of any worker."""
+        self._caches: list[Any] = []
+        """Holds the caches of samples on this node, which would go with the last worker of a pool."""
         self._came_at: dict[tuple[int, int], float] = {}
         """When each ticket came here, by epoch and number."""
         self._replays: set[tuple[int, int]] = set()
@@ -143,6 +146,7 @@ class Agent:
 
     def _do_close(self, grace_s: float) -> None:
         if self._pool is not None:
+            self._caches = hold_all()
             self._pool.close(grace_s)
         self._pool, self._reported, self._delay = None, (), DelayMeter()
         self._backlog.clear()

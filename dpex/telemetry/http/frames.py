@@ -30,6 +30,7 @@ Frame = Mapping[str, Any]
 * ``network_bytes``: Bytes from machines of the cluster. ``network_sending_s``: Seconds in which a machine was sending,
   added up over ``links`` machines.
 * ``made``: Batches made by workers. ``make_*_s``: Seconds that these took, by stage.
+* ``cache_hits``, ``cache_misses``: Samples that a cache of samples had, and had not.
 * ``ready``, ``prefetch``: The queue at the end of the frame.
 * ``local_*``, ``remote_*``: Workers and their batches at the end of the frame, see `LEVELS`.
 """
@@ -54,6 +55,8 @@ def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> 
         "links": sum(pool.links for pool in pools),
         "made": sum(pool.tickets for pool in pools),
         **{f"make_{stage}_s": round(sum(parts[index] for parts in made), 6) for index, stage in enumerate(STAGES)},
+        "cache_hits": sum(pool.cache_hits for pool in pools),
+        "cache_misses": sum(pool.cache_misses for pool in pools),
         "ready": new.ready,
         "prefetch": new.prefetch,
         **{f"{name}_{one}": getattr(new.pools.get(name, _NO_POOL), one) for name in WORKER_POOLS for one in LEVELS},
@@ -87,6 +90,7 @@ def summary(frames: Sequence[Frame]) -> Mapping[str, Any]:
         "samples_per_second": _ratio(_sum(frames, "samples"), seconds),
         "network_bytes_per_second": _ratio(_sum(frames, "network_bytes"), seconds, digits=0),
         "network_ratio": _ratio(_sum(frames, "network_sending_s"), linked_s),
+        "cache_hit_ratio": _ratio(hits := _sum(frames, "cache_hits"), hits + _sum(frames, "cache_misses")),
         "stages_s": {stage: _ratio(_sum(frames, f"make_{stage}_s"), made, digits=6) for stage in STAGES},
     }
 

@@ -189,8 +189,26 @@ class LoaderHistory:
             "now": now,
             "machines": self._machines,
             "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
+            "cache": _cache(sums),
             "decisions": [encoded(number, at, decision) for number, (at, decision) in decisions],
         }
+
+
+def _cache(sums: Sums) -> Mapping[str, Any] | None:
+    """Return what a cache of samples has done and has; None if no sample came through one."""
+    pools = sums.pools.values()
+    hits, misses = sum(pool.cache_hits for pool in pools), sum(pool.cache_misses for pool in pools)
+    return (
+        {
+            "hits": hits,
+            "misses": misses,
+            "saved_s": round(sum(pool.cache_saved_s for pool in pools), 3),
+            "memory_bytes": sums.cache_memory_bytes,
+            "disk_bytes": sums.cache_disk_bytes,
+        }
+        if hits + misses
+        else None
+    )
 
 
 def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:

@@ -98,10 +98,20 @@ function showLoader(loader) {
   put("ready", last("prefetch") ? `${count(last("ready"))} of ${count(last("prefetch"))}` : count(last("ready")));
   put("ready-note", `${count(last("local_in_flight") + last("remote_in_flight"))} in flight; ${count(loader.batches)} delivered so far`);
 
+  $("cache").hidden = !loader.cache;
+  if (loader.cache) put("cache", cached(loader.cache, now.cache_hit_ratio));
+
   const range = Number(document.querySelector("[name=range]:checked").value);
   for (const plot of plots) plot.show(columns, range);
   showDecisions(loader);
   showMachines(loader);
+}
+
+function cached({ hits, misses, saved_s, memory_bytes, disk_bytes }, ratio) {
+  const size = (bytes, where) => (bytes === null ? "" : `, ${count(bytes / 1e6)} MB ${where}`);
+  const now = ratio === null ? "" : ` (${percent(ratio)} in the last 5 s)`;
+  return `Cache: ${plural(hits, "sample")} of ${count(hits + misses)} came from it${now}, which saved ` +
+    `${count(saved_s)} s of workers' time${size(memory_bytes, "in memory")}${size(disk_bytes, "on disk")}.`;
 }
 
 function showMachines({ machines, left_alone }) {

@@ -1,0 +1,215 @@
+"""Encoded samples in a file on disk, kept by LMDB: a folder for each cache, shared by processes and by later runs.
+
+LMDB publishes a sample with one write of a page, so a process that is killed while it writes leaves the file as it was.
+A checksum before each sample finds what the disk damaged. Nothing is flushed to the disk at once: when the machine
+itself fails, the samples of the last half minute may be damaged, and are made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import stat
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from dpex.cache.encoding import Encoded
+from dpex.cache.memory_store import Stored, own_folder
+from dpex.errors import CacheError, OptionError
+
+logger = logging.getLogger("dpex")
+
+_HEAD = struct.Struct("<II")
+"""Before each sample: its checksum (CRC-32), and the microseconds that it took to prepare."""
+_LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
+"""The part of the file system that is left free, and its maximum in bytes."""
+_LEAST_MAP = 1 << 20
+_DATA, _ABOUT = "data.mdb", "about.json"
+_READERS = 1024
+"""Processes that may read at the same time."""
+_stores: WeakValueDictionary[Path, DiskStore] = WeakValueDictionary()
+
+
+class DiskStore:
+    """The samples of one cache on disk. One object serves one process, and the processes that are forked from it."""
+
+    def __init__(self, folder: Path, budget: int, name: str, samples: int) -> None:
+        """Open the folder of a cache, or make it. Use `opened`: LMDB opens a file once in a process.
+
+        Args:
+            folder: It has the files of this cache alone.
+            budget: Bytes that the file may take.
+            name: The class of the dataset, for people.
+            samples: Samples of the dataset.
+
+        Raises:
+            OptionError: The package lmdb is not installed.
+            CacheError: The folder belongs to another user, or cannot be made.
+        """
+        try:
+            import lmdb
+        except ImportError as error:
+            raise OptionError(
+                f"disk={str(folder.parent)!r} needs the package lmdb: pip install 'dpex[cache]'"
+            ) from error
+        self._lmdb = lmdb
+        self._folder, self._budget, self._name, self._samples = folder, budget, name, samples
+        self._is_read_only = _is_read_only(folder)
+        if not self._is_read_only:
+            own_folder(folder)
+            (folder / _ABOUT).write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
+        self.why_full = "it is read-only" if self._is_read_only else ""
+        self._pid, self._env = os.getpid(), self._open()
+
+    def _open(self) -> Any:
+        options: dict[str, Any] = {
+            "map_size": max(self._budget, _LEAST_MAP),
+            "max_readers": _READERS,
+            "sync": False,
+            "metasync": False,
+        }
+        folder, file = str(self._folder), self._folder / _DATA
+        if self._is_read_only:
+            if not file.exists():
+                return None
+            return self._whole(self._lmdb.open(folder, readonly=True, lock=False, **options))
+        with contextlib.suppress(self._lmdb.InvalidError, self._lmdb.CorruptedError, self._lmdb.VersionMismatchError):
+            if (env := self._whole(self._lmdb.open(folder, **options))) is not None:
+                env.reader_check()  # processes that were killed have left their marks
+                return env
+        logger.warning("the cache in %s is damaged or was cut off: it begins anew", folder)
+        for name in (_DATA, "lock.mdb"):
+            (self._folder / name).unlink(missing_ok=True)
+        return self._lmdb.open(folder, **options)
+
+    def _whole(self, env: Any) -> Any:
+        """Return ``env`` unless its file was cut off: reading a page that is missing would be a bus error."""
+        pages = env.info()["last_pgno"] + 1
+        if (self._folder / _DATA).stat().st_size >= pages * env.stat()["psize"]:
+            return env
+        env.close()
+        return None
+
+    def _current(self) -> Any:
+        """Return the environment of this process: after a fork it is to be closed and opened again."""
+        if self._pid != os.getpid():
+            if self._env is not None:
+                self._env.close()
+            self._pid, self._env = os.getpid(), self._open()
+        return self._env
+
+    def get(self, index: int) -> tuple[Any, int] | None:
+        """Return the encoded sample and the microseconds that it took to prepare; None if it is missing or damaged."""
+        env = self._current()
+        if env is None:
+            return None
+        try:
+            with self._reading(env) as transaction:
+                found = transaction.get(_key(index))
+                if found is None or len(found) < _HEAD.size:
+                    return None
+                crc, cost_us = _HEAD.unpack_from(found)
+                memory = bytearray(found[_HEAD.size :])
+        except self._lmdb.Error:
+            return None
+        return (memory, cost_us) if zlib.crc32(memory) == crc else None
+
+    def _reading(self, env: Any) -> Any:
+        try:
+            return env.begin(buffers=True)
+        except self._lmdb.MapResizedError:  # another training has a larger budget
+            env.set_mapsize(0)
+            return env.begin(buffers=True)
+
+    def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
+        """Keep a sample, in place of a damaged one too. Return False if it does not fit or the folder is read-only."""
+        if self.why_full:
+            return False
+        body = b"".join(sample.parts)
+        record = _HEAD.pack(zlib.crc32(body), cost_us) + body
+        if not _has_room(self._folder, len(record)):
+            self.why_full = "its file system is full"
+            return False
+        try:
+            with self._current().begin(write=True) as transaction:
+                transaction.put(_key(index), record)
+        except self._lmdb.MapFullError:
+            self.why_full = f"its budget of {self._budget:,} bytes is used"
+            return False
+        except self._lmdb.Error as error:
+            self.why_full = f"it cannot be written ({error})"
+            return False
+        return True
+
+    def stored(self) -> Stored:
+        """Return what the store has now."""
+        env, file = self._current(), self._folder / _DATA
+        kept = 0 if env is None else int(env.stat()["entries"])
+        nbytes = file.stat().st_blocks * 512 if file.exists() else 0
+        return Stored(self._name, self._samples, kept, nbytes, self._budget)
+
+
+def opened(folder: Path, budget: int, name: str, samples: int) -> DiskStore:
+    """Return the store in that folder; it is made, or shared with others of this process. Raises as `DiskStore`."""
+    found = _stores.get(folder)
+    if found is None:
+        found = _stores[folder] = DiskStore(folder, budget, name, samples)
+    return found
+
+
+def stores(place: Path) -> list[tuple[Path, Stored]]:
+    """Return the caches in the folder that was given as ``disk=``, and what each has."""
+    found = []
+    for about in sorted(place.glob(f"*/{_ABOUT}")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            known = json.loads(about.read_text())
+            found.append(
+                (about.parent, opened(about.parent, known["budget"], known["name"], known["samples"]).stored())
+            )
+    return found
+
+
+def remove(folder: Path) -> None:
+    """Remove a cache. Processes that use it keep it until they end."""
+    shutil.rmtree(folder)
+
+
+def free_bytes(place: Path) -> int:
+    """Return the bytes that are free for caches in that folder, which may not exist yet."""
+    while not place.exists():
+        place = place.parent
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Return True if this process cannot write there. Raises CacheError if the folder is not safe to use."""
+    place = folder.parent
+    with contextlib.suppress(FileNotFoundError):
+        owner = place.stat().st_uid
+        if owner not in (os.getuid(), 0):
+            raise CacheError(
+                f"{place} belongs to user {owner}, who could change what the cache has; give a folder of yours"
+            )
+    if not folder.exists():
+        return place.exists() and not os.access(place, os.W_OK)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise CacheError(f"{folder} is not a folder of yours (user {found.st_uid}); remove it, or give another disk=")
+    return not os.access(folder, os.W_OK)
+
+
+def _has_room(folder: Path, nbytes: int) -> bool:
+    found = os.statvfs(folder)
+    left = min(_MOST_LEFT_FREE, int(_LEFT_FREE_RATIO * found.f_blocks * found.f_frsize))
+    return found.f_bavail * found.f_frsize >= nbytes + left
+
+
+def _key(index: int) -> bytes:
+    return index.to_bytes(8, "big")

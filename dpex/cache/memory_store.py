@@ -1,0 +1,412 @@
+"""Encoded samples in one file of shared memory, for all processes of a machine.
+
+The file lies in ``/dev/shm`` and has a header, an entry for each sample, and the samples. Space is given out in order,
+and is not given back before the file goes, so a sample that is there never changes. Every user of the file holds a
+shared lock on it (flock(2)), which the kernel takes back when the process ends, however it ends. Only the holder of an
+exclusive lock makes or removes the file. So the last user removes it, and a file that killed processes left is removed
+by the next process that opens another store.
+
+A writer claims an entry, writes the sample, and publishes its place last. So a reader never sees a part of a sample.
+The claim of a process that ended is taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import stat
+import struct
+import threading
+import weakref
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpex.cache.encoding import ALIGNMENT, Encoded
+from dpex.errors import CacheError
+from dpex.system.machine import free_memory
+from dpex.transport.memory import map_memory
+
+logger = logging.getLogger("dpex")
+
+SHARED_MEMORY = Path("/dev/shm")
+PAGE = 4096
+COPIED_BYTES = 1 << 16
+"""A shorter sample is copied out. Of a longer one the pages are mapped, and copied when they are written to."""
+_SUFFIX = ".samples"
+_MAGIC = 0x6470_6578_6361_6368
+_VERSION = 1
+_HEADER = np.dtype([("magic", "<u8"), ("version", "<u8"), ("samples", "<u8"), ("capacity", "<u8"), ("used", "<u8"),
+                    ("is_full", "<u8"), ("is_random", "<u8"), ("told", "<u8"), ("name", "S128")])  # fmt: skip
+_ENTRY = struct.Struct("<QQIIQ")
+"""Place, bytes, microseconds to prepare it, checksum of this entry, and the process that writes the sample."""
+_PLACED = struct.Struct("<QQII")
+_OFFSET, _CLAIM = struct.Struct("<Q"), struct.Struct("<Q")
+_CLAIM_AT = _PLACED.size
+_TRIES = 1000
+"""A file may go again and again, when its last user ends, before another process has its lock on it."""
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+class Stored(NamedTuple):
+    """What a store has.
+
+    Attributes:
+        name: The class of the dataset.
+        samples: Samples of the dataset.
+        kept: Samples in the store.
+        nbytes: Bytes that they take.
+        budget: Bytes that they may take.
+    """
+
+    name: str
+    samples: int
+    kept: int
+    nbytes: int
+    budget: int
+
+
+class MemoryStore:
+    """The samples of one cache in shared memory.
+
+    One object serves one process with all its threads, and the processes that are forked from it.
+    """
+
+    def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
+        """Open the file, or make it.
+
+        Args:
+            path: Its place. The folder is made, for this user alone.
+            samples: Samples of the dataset.
+            budget: Bytes that samples may take. None: half of what is free. If others use the file, theirs counts.
+            name: The class of the dataset, for people.
+
+        Raises:
+            CacheError: The folder belongs to another user, or shared memory has no room for the table of samples.
+        """
+        own_folder(path.parent)
+        _remove_unused(path.parent, but=path)
+        self._claims = _ClaimLock(path.parent / "lock")
+        self._file = _HeldFile(path, _opened(path, samples, budget, name))
+        self._begins = _data_begins(samples)
+        self._memory = map_memory(self._file.fd, self._begins)
+        self._table = memoryview(self._memory).cast("B")
+        self._header = np.frombuffer(self._table[: _HEADER.itemsize], _HEADER)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get(self, index: int) -> tuple[Any, int] | None:
+        """Return the encoded sample and the microseconds that it took to prepare; None if it is not there."""
+        offset, nbytes, cost_us, crc = _PLACED.unpack_from(self._table, PAGE + index * _ENTRY.size)
+        if not offset or crc != _checksum(index, offset, nbytes, cost_us):
+            return None
+        if nbytes < COPIED_BYTES:
+            memory: Any = bytearray(nbytes)
+            return (memory, cost_us) if os.preadv(self._file.fd, [memory], offset) == nbytes else None
+        try:
+            return map_memory(self._file.fd, nbytes, offset=offset, private=True), cost_us
+        except ValueError:  # the file was cut off
+            return None
+
+    def stored(self) -> Stored:
+        """Return what the store has now."""
+        return _stored(self._header[0], np.frombuffer(self._table[PAGE : self._begins], np.uint8))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def is_full(self) -> bool:
+        """True once a sample did not fit. The samples that came first are kept, and no other is taken in."""
+        return bool(self._header["is_full"][0])
+
+    @property
+    def is_random(self) -> bool:
+        """True once the dataset turned out to be random, so that no sample may be read."""
+        return bool(self._header["is_random"][0])
+
+    def note_random(self) -> None:
+        """Have no process read from the store any more."""
+        self._header["is_random"] = 1
+
+    def is_first_full_disk(self) -> bool:
+        """Return True to the first process that asks: it tells the user that the disk is full."""
+        with self._claims:
+            is_first = not self._header["told"][0]
+            self._header["told"] = 1
+        return bool(is_first)
+
+    def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
+        """Keep a sample, unless it is there, does not fit, or another process writes it. Return True if it is kept."""
+        offset = self._claim(index, sample.nbytes)
+        if not offset:
+            return False
+        at = PAGE + index * _ENTRY.size
+        try:
+            _write(self._file.fd, sample, offset)
+        except OSError as error:  # shared memory is full before the budget is
+            _CLAIM.pack_into(self._table, at + _CLAIM_AT, 0)
+            if error.errno not in _FULL:
+                raise
+            self._header["is_full"] = 1
+            return False
+        crc = _checksum(index, offset, sample.nbytes, cost_us)
+        _PLACED.pack_into(self._table, at, 0, sample.nbytes, cost_us, crc)
+        _OFFSET.pack_into(self._table, at, offset)
+        return True
+
+    def _claim(self, index: int, nbytes: int) -> int:
+        """Return where this process may write the sample; 0 if it may not."""
+        at = PAGE + index * _ENTRY.size
+        with self._claims:
+            (offset,), (claim,) = _OFFSET.unpack_from(self._table, at), _CLAIM.unpack_from(self._table, at + _CLAIM_AT)
+            if offset or (claim and _is_alive(claim)) or self.is_full():
+                return 0
+            unit = PAGE if nbytes >= COPIED_BYTES else ALIGNMENT
+            used = int(self._header["used"][0])
+            offset = used + -used % unit
+            if offset + nbytes - self._begins > int(self._header["capacity"][0]):
+                self._header["is_full"] = 1
+                return 0
+            self._header["used"] = offset + nbytes
+            _CLAIM.pack_into(self._table, at + _CLAIM_AT, os.getpid())
+            return int(offset)
+
+
+def _stored(header: Any, table: np.ndarray[Any, Any]) -> Stored:
+    samples = int(header["samples"])
+    places = table[: samples * _ENTRY.size].view("<u8").reshape(samples, -1)[:, 0]
+    return Stored(
+        name=header["name"].decode(),
+        samples=samples,
+        kept=int(np.count_nonzero(places)),
+        nbytes=int(header["used"]) - _data_begins(samples),
+        budget=int(header["capacity"]),
+    )
+
+
+# -- folders and files -------------------------------------------------------------------------------------------------
+
+
+def memory_folder() -> Path:
+    """Return the folder of this user's stores in shared memory."""
+    return SHARED_MEMORY / f"dpex-{os.getuid()}"
+
+
+def room() -> int:
+    """Return the bytes that a store of this process may take at present, of shared memory and of all memory."""
+    found = os.statvfs(SHARED_MEMORY)
+    free = free_memory()
+    shared = found.f_bavail * found.f_frsize
+    return shared if free is None else min(shared, free)
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder for this user alone. Raises CacheError if it is another user's, or others may write into it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(folder)
+    except OSError as error:
+        raise CacheError(
+            f"the folder {folder} of a cache cannot be made: {error.strerror}; give another one"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise CacheError(
+            f"other users can change {folder} (user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), so "
+            "a cache in it is not safe to read; remove it, or give another one"
+        )
+
+
+def stores(folder: Path) -> list[tuple[Path, Stored, bool]]:
+    """Return the stores in a folder, what each has, and whether a process uses it."""
+    found = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            header = np.frombuffer(file.read(_HEADER.itemsize).ljust(_HEADER.itemsize, b"\0"), _HEADER)[0]
+            file.seek(PAGE)
+            table = np.frombuffer(file.read(int(header["samples"]) * _ENTRY.size), np.uint8)
+            found.append((path, _stored(header, table), not _is_alone(file.fileno())))
+    return found
+
+
+def is_used(key: str) -> bool:
+    """Return True if a process uses the cache with that key."""
+    with contextlib.suppress(FileNotFoundError), path_of(key).open("rb") as file:
+        return not _is_alone(file.fileno())
+    return False
+
+
+def remove(path: Path) -> None:
+    """Remove a store. Processes that use it keep it until they end."""
+    path.unlink(missing_ok=True)
+
+
+def hold_all() -> list[Any]:
+    """Use all stores of this user on this machine, without reading them, for as long as the result lives."""
+    held = []
+    for path in memory_folder().glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            held.append(_HeldFile(path, fd))
+    return held
+
+
+def path_of(key: str) -> Path:
+    """Return the file of the cache with that key."""
+    return memory_folder() / f"{key}{_SUFFIX}"
+
+
+class _ClaimLock:
+    """A lock between all threads and processes that claim space. The kernel takes it back from a process that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        """Open the lock for this process: one that was inherited by a fork would not exclude the parent."""
+        self._pid, self._threads = os.getpid(), threading.RLock()
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._open()
+        self._threads.acquire()
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._threads.release()
+
+
+class _HeldFile:
+    """The open file of a store, with a shared lock. At the end of this object the last user removes the file."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, _release, fd, path, os.getpid())
+
+
+def _release(fd: int, path: Path, pid: int) -> None:
+    try:
+        if (
+            os.getpid() == pid and _is_alone(fd) and _is_there(path, fd)
+        ):  # a forked process shares the lock of its parent
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _opened(path: Path, samples: int, budget: int | None, name: str) -> int:
+    """Open the file with a shared lock, and make it if nobody has made it."""
+    for _ in range(_TRIES):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if _is_alone(fd):
+                _begin(fd, samples, budget, name)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if _is_there(path, fd) and _is_whole(fd, samples):
+                return fd
+            os.close(fd)  # the last user has removed it, or was killed before it was whole
+        except BaseException:
+            os.close(fd)
+            raise
+    raise CacheError(f"{path} is used by processes that did not make it; end these, or remove it (dpex cache rm)")
+
+
+def _is_alone(fd: int) -> bool:
+    """Return True, with an exclusive lock, if no other process uses the file; else the lock may be lost."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_there(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(folder: Path, but: Path) -> None:
+    """Remove the stores of processes that were killed."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        if path != but:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                if _is_alone(file.fileno()) and _is_there(path, file.fileno()):
+                    path.unlink()
+
+
+def _is_whole(fd: int, samples: int) -> bool:
+    found = os.pread(fd, _HEADER.itemsize, 0)
+    if len(found) < _HEADER.itemsize or os.fstat(fd).st_size < _data_begins(samples):
+        return False
+    header = np.frombuffer(found, _HEADER)[0]
+    return (int(header["magic"]), int(header["version"]), int(header["samples"])) == (_MAGIC, _VERSION, samples)
+
+
+def _begin(fd: int, samples: int, budget: int | None, name: str) -> None:
+    """Make the file, or take over the samples that killed processes left. The caller has an exclusive lock.
+
+    Header and entries are allocated now, so that no later access is a bus error.
+    """
+    begins = _data_begins(samples)
+    header = np.zeros(1, _HEADER)
+    if _is_whole(fd, samples):
+        header["used"] = np.frombuffer(os.pread(fd, _HEADER.itemsize, 0), _HEADER)["used"]
+    else:
+        try:
+            os.ftruncate(fd, 0)
+            os.posix_fallocate(fd, 0, begins)
+        except OSError as error:
+            raise CacheError(
+                f"shared memory has no room for the table of {samples} samples ({begins} bytes): {error.strerror}; "
+                f"enlarge {SHARED_MEMORY} (docker run --shm-size=...)"
+            ) from error
+        header["used"] = begins
+    free = room() + int(header["used"][0]) - begins
+    if budget is not None and budget > free:
+        logger.warning(
+            "memory=%s for a cache of %s, and %s bytes of shared memory are free: it takes these at most. Enlarge %s "
+            "(docker run --shm-size=...), or give disk=", f"{budget:,}", name, f"{free:,}", SHARED_MEMORY
+        )  # fmt: skip
+    header["capacity"] = free // 2 if budget is None else min(budget, free)
+    header["magic"], header["version"], header["samples"] = _MAGIC, _VERSION, samples
+    header["name"] = name.encode()[:128]
+    os.pwrite(fd, header.tobytes(), 0)
+
+
+def _write(fd: int, sample: Encoded, offset: int) -> None:
+    """Write all pieces. A write to shared memory that is full is an error, where a store through a map would kill."""
+    for piece in sample.parts:
+        view = memoryview(piece).cast("B")
+        while len(view):
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+
+
+def _data_begins(samples: int) -> int:
+    end = PAGE + samples * _ENTRY.size
+    return end + -end % PAGE
+
+
+def _checksum(*values: int) -> int:
+    """Return the checksum of an entry: some CPUs let other processes see its parts in another order."""
+    return zlib.crc32(struct.pack(f"<{len(values)}Q", *values))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,159 @@
+"""The steps of a dataset's Compose: a copy of the dataset that runs the first ones only, and the rest, to be run later.
+
+A Compose is any object with a list ``transforms`` that it applies in order to one value, such as torchvision's. The
+result of the first steps is found in the sample by its identity: as the sample itself, or in tuples, lists and dicts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dpex.cache.determinism import prepared_twice, random_step
+from dpex.errors import CacheError, OptionError
+
+_ATTRIBUTES = ("transform", "transforms")
+Place = tuple[Any, ...]
+"""Where a value lies in a sample: the indices and keys that lead to it."""
+
+
+class Cut(NamedTuple):
+    """A dataset in two parts.
+
+    Attributes:
+        dataset: A copy that runs the first steps only.
+        first: These steps, in the place of the Compose.
+        later: The other steps; None if there are none.
+    """
+
+    dataset: Any
+    first: FirstSteps
+    later: Any
+
+
+class FirstSteps:
+    """Stands in the place of a Compose, runs its first steps, and remembers their input and result."""
+
+    def __init__(self, compose: Any) -> None:
+        self.compose = compose
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the values of the last sample."""
+        self.is_done, self.given, self.result = False, None, None
+
+    def __call__(self, *values: Any) -> Any:
+        if len(values) != 1:
+            raise CacheError(
+                f"{_label(self.compose)} gets {len(values)} values at once, and upto= needs one that goes through all "
+                "steps; cache a dataset that makes the deterministic part, and transform in another one around it"
+            )
+        self.given = values[0]
+        self.result = self.compose(values[0])
+        self.is_done = True
+        return self.result
+
+    def __getstate__(self) -> Any:
+        return {"compose": self.compose}
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(state["compose"])  # type: ignore[misc]
+
+
+def cut(dataset: Any, upto: str) -> Cut:
+    """Divide a dataset after the last step of its Compose whose class is ``upto``.
+
+    Raises:
+        OptionError: The dataset has no Compose, or this has no such step.
+    """
+    path, compose = _compose_of(dataset)
+    if not path:
+        raise OptionError(
+            f"upto={upto!r}: {type(dataset).__name__} has no attribute transform or transforms with a list of steps; "
+            "leave upto= out, or cache a dataset within"
+        )
+    names = [_label(step) for step in compose.transforms]
+    if upto not in names:
+        raise OptionError(f"upto={upto!r}: give one of {', '.join(dict.fromkeys(names))}, the steps of its {path[-1]}")
+    number = len(names) - names[::-1].index(upto)
+    first = FirstSteps(_part(compose, slice(number)))
+    later = _part(compose, slice(number, None)) if number < len(names) else None
+    return Cut(_with(dataset, path, first), first, later)
+
+
+def place_of(value: Any, sample: Any) -> Place | None:
+    """Return where this very object lies in a sample; None if it does not."""
+    if sample is value:
+        return ()
+    for key, part in _items(sample):
+        place = place_of(value, part)
+        if place is not None:
+            return (key, *place)
+    return None
+
+
+def changed_at(place: Place, sample: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the sample with what lies there changed."""
+    if not place:
+        return change(sample)
+    key, *rest = place
+    items = {each: changed_at(tuple(rest), part, change) if each == key else part for each, part in _items(sample)}
+    if isinstance(sample, Mapping):
+        changed: Any = copy.copy(sample)
+        changed.update(items)
+        return changed
+    return type(sample)(*items.values()) if hasattr(sample, "_fields") else type(sample)(items.values())
+
+
+def random_place(dataset: Any, index: int) -> str:
+    """Return the first random step of a dataset's Compose in words, and what to do; "" if there is none."""
+    path, compose = _compose_of(dataset)
+    if not path:
+        return ""
+    compose = compose.compose if isinstance(compose, FirstSteps) else compose
+    watch = FirstSteps(compose)
+    watched = _with(dataset, path, watch)
+    prepared_twice(lambda: watched[index], watched)  # for the input of the steps; it leaves the generators alone
+    number = random_step(compose.transforms, watch.given) if watch.is_done else None
+    if number is None:
+        return ""
+    remedy = f"upto={_label(compose.transforms[number - 1])!r}" if number else "a dataset without transforms"
+    return f"step {number + 1} of its {path[-1]}, {_label(compose.transforms[number])}, is random: cache {remedy}"
+
+
+def _compose_of(dataset: Any) -> tuple[list[str], Any]:
+    """Return the attributes that lead to the Compose of a dataset, or of one within it, and the Compose."""
+    for attribute in _ATTRIBUTES:
+        value = getattr(dataset, "__dict__", {}).get(attribute)
+        if isinstance(value, FirstSteps) or isinstance(getattr(value, "transforms", None), (list, tuple)):
+            return [attribute], value
+    within = getattr(dataset, "dataset", None)
+    path, compose = ([], None) if within is None else _compose_of(within)
+    return ["dataset", *path] if path else [], compose
+
+
+def _with(dataset: Any, path: Sequence[str], compose: Any) -> Any:
+    """Return a copy of the dataset, and of those in it, with this in the place of its Compose."""
+    attribute, *further = path
+    changed = copy.copy(dataset)
+    setattr(changed, attribute, _with(getattr(dataset, attribute), further, compose) if further else compose)
+    return changed
+
+
+def _part(compose: Any, part: slice) -> Any:
+    found = copy.copy(compose)
+    found.transforms = compose.transforms[part]
+    return found
+
+
+def _items(sample: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(sample, Mapping):
+        yield from sample.items()
+    elif isinstance(sample, (list, tuple)):
+        yield from enumerate(sample)
+
+
+def _label(step: Any) -> str:
+    name = getattr(step, "__name__", None)
+    return name if isinstance(name, str) else type(step).__name__

@@ -1,0 +1,94 @@
+"""``dpex cache``: list and remove the caches of prepared samples (`dpex.cached`) of this user on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dpex.cli import common
+
+_DESCRIPTION = """
+List or remove the caches of prepared samples that dpex.cached made on this machine: in shared memory, and in the
+folders that were given as disk=.
+"""
+_EPILOG = """examples:
+  dpex cache ls                         caches in shared memory
+  dpex cache ls --disk /scratch/cache   those in this folder as well
+  dpex cache rm 4c73                    the cache whose key begins so, if no process uses it
+  dpex cache rm --all --disk /scratch/cache"""
+
+
+_SHOWN = 12
+"""Digits of a key that are shown: more than enough to tell caches apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cache:
+    key: str
+    where: str
+    path: Path
+    stored: Any
+    is_used: bool
+
+
+def register(subparsers: Any) -> None:
+    """Add this command."""
+    summary = "list and remove the caches of dpex.cached"
+    found = common.add(subparsers, "cache", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
+    actions = found.add_subparsers(title="actions", metavar="ls|rm", required=True)
+    listing = actions.add_parser("ls", help="list caches")
+    removing = actions.add_parser("rm", help="remove caches that no process uses")
+    for one in (listing, removing):
+        one.add_argument("--disk", metavar="DIR", type=Path, action="append", default=[], help="a folder with caches")
+    removing.add_argument("key", nargs="*", help="the key of a cache, or how it begins")
+    removing.add_argument("--all", action="store_true", help="all caches")
+    listing.set_defaults(command=_list)
+    removing.set_defaults(command=_remove)
+
+
+def _caches(disks: list[Path]) -> Iterator[_Cache]:
+    from dpex.cache import disk_store, memory_store
+
+    for path, stored, is_used in memory_store.stores(memory_store.memory_folder()):
+        yield _Cache(key=path.stem, where="memory", path=path, stored=stored, is_used=is_used)
+    for place in disks:
+        for path, stored in disk_store.stores(place.absolute()):
+            is_used = memory_store.is_used(path.name)
+            yield _Cache(key=path.name, where=str(place), path=path, stored=stored, is_used=is_used)
+
+
+def _list(options: argparse.Namespace) -> int:
+    table = Table("key", "dataset", "samples", "MB", "of MB", "where", "", box=None)
+    for one in _caches(options.disk):
+        stored = one.stored
+        sizes = (f"{size / 1e6:,.0f}" for size in (stored.nbytes, stored.budget))
+        kept = f"{stored.kept:,} of {stored.samples:,}"
+        table.add_row(one.key[:_SHOWN], stored.name, kept, *sizes, one.where, "in use" if one.is_used else "")
+    if table.row_count:
+        Console().print(table)
+    else:
+        print("There is no cache in shared memory, nor in the folders given by --disk.")
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from dpex.cache import disk_store, memory_store
+
+    chosen = [one for one in _caches(options.disk) if options.all or any(map(one.key.startswith, options.key))]
+    if not chosen:
+        print("No such cache: `dpex cache ls` lists the keys. Give one, or --all.", file=sys.stderr)
+        return 1
+    for one in chosen:
+        if one.is_used:
+            print(f"{one.key} in {one.where} is in use and stays", file=sys.stderr)
+            continue
+        (memory_store if one.where == "memory" else disk_store).remove(one.path)
+        print(f"{one.key} in {one.where} is removed")
+    return int(any(one.is_used for one in chosen))

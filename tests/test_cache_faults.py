@@ -1,0 +1,345 @@
+"""`dpex.cached` with real workers and trainings: torch's batches, one copy for all, and each fault of a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import traceback
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import seeded
+from torch.utils.data import DataLoader, Dataset
+from waiting import meet
+
+import dpex
+from dpex import DpexDataLoader
+from dpex.cache import disk_store, memory_store
+from dpex.cache.disk_store import DiskStore
+from dpex.cache.encoding import encoded
+from dpex.cli.main import main
+from dpex.errors import CacheError
+
+pytest.importorskip("lmdb")
+pytestmark = pytest.mark.timeout(240)
+only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+LENGTH = 24
+NOBODY = 65534
+
+
+class Steps:
+    """A Compose: the first step is deterministic, and the second draws from all generators."""
+
+    def __init__(self) -> None:
+        self.transforms = [Decode(), Augment()]
+
+    def __call__(self, index: int) -> torch.Tensor:
+        for step in self.transforms:
+            index = step(index)
+        return index  # type: ignore[return-value]
+
+
+class Decode:
+    def __call__(self, index: int) -> torch.Tensor:
+        return torch.full((30_000,), float(index))
+
+
+class Augment:
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        image += torch.rand(1) + random.random() + np.random.rand()  # in place: no other epoch may see it
+        return image
+
+
+class Images(Dataset[torch.Tensor]):
+    """Notes each sample that is prepared as a file in ``made``, if given."""
+
+    def __init__(self, made: Path | None = None, transform: Any = None) -> None:
+        self.made, self.transform = made, transform or Steps()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        image: torch.Tensor = self.transform(index)
+        if self.made is not None:
+            (self.made / f"{index} {uuid.uuid4().hex}").touch()
+        return image
+
+
+def cached(dataset: Any, **options: Any) -> Any:
+    return dpex.cached(dataset, **{"memory": "20MB", "cache_version": uuid.uuid4().hex, **options})
+
+
+def batches(make: Callable[..., Any], dataset: Any, **options: Any) -> list[torch.Tensor]:
+    """Return the batches of two epochs, and numbers that the trainer draws afterwards."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    loader = make(dataset, batch_size=4, shuffle=True, generator=seeded(), **options)
+    found = [batch for _ in range(2) for batch in loader]
+    return [*found, torch.tensor([random.random(), np.random.rand(), torch.rand(1)])]
+
+
+def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
+    assert len(one) == len(other)
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def started(work: Callable[[], Any]) -> int:
+    """Run the work in a forked process, which ends with 0 if it raises nothing; return its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        torch.set_num_threads(1)  # the threads of a library do not survive a fork
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def ended(pid: int) -> int:
+    """Return how the process ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_torchs_and_the_second_epoch_is_read(workers: int, tmp_path: Path) -> None:
+    expected = batches(DataLoader, Images(), num_workers=workers)
+    dataset = cached(Images(tmp_path), upto="Decode")
+    assert_same(expected, batches(DpexDataLoader, dataset, num_workers=workers))
+    checked = 2 * (workers or 1)
+    assert len(list(tmp_path.iterdir())) == LENGTH + checked
+    assert dataset.stored()["memory"].kept == LENGTH
+
+
+def test_seeding_by_batch_is_as_without_a_cache(tmp_path: Path) -> None:
+    options = {"num_workers": 2, "seeding": "batch"}
+    dataset = cached(Images(), upto="Decode", disk=tmp_path, memory=0)
+    assert_same(batches(DpexDataLoader, Images(), **options), batches(DpexDataLoader, dataset, **options))
+    assert (dataset.stored()["memory"].kept, dataset.stored()["disk"].kept) == (0, LENGTH)
+
+
+def test_spawned_workers_share_the_cache(tmp_path: Path) -> None:
+    dataset = cached(Images(tmp_path), upto="Decode")
+    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    with DpexDataLoader(dataset, batch_size=4, **options) as loader:
+        for misses in (LENGTH, 0):
+            list(loader)
+            pool = loader.stats().pools["local"]
+            assert (pool.cache_hits, pool.cache_misses) == (LENGTH - misses, misses)
+    assert len(list(tmp_path.iterdir())) == LENGTH + 2
+
+
+def test_a_random_dataset_is_an_error_in_the_training_loop() -> None:
+    with (
+        DpexDataLoader(cached(Images()), num_workers=1) as loader,
+        pytest.raises(CacheError, match=r"step 2 of its transform, Augment, is random.*upto='Decode'"),
+    ):
+        list(loader)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_worker_that_is_killed_while_writing_leaves_no_half_sample(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed with half of the sample written, and in the middle of a transaction."""
+    killed = tmp_path / "killed"
+    write = memory_store._write
+
+    def kill_once() -> None:
+        with contextlib.suppress(FileExistsError):
+            killed.touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def half_written(fd: int, sample: Any, offset: int) -> None:
+        if not killed.exists():
+            os.pwrite(fd, bytes(sample.parts[0]) + b"\xff" * 1000, offset)
+        kill_once()
+        write(fd, sample, offset)
+
+    class Killing:
+        def __init__(self, env: Any) -> None:
+            self._env = env
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._env, name)
+
+        @contextlib.contextmanager
+        def begin(self, **options: Any) -> Iterator[Any]:
+            with self._env.begin(**options) as transaction:
+                yield transaction
+                if options.get("write"):
+                    kill_once()
+
+    if kind == "memory":
+        monkeypatch.setattr(memory_store, "_write", half_written)
+        dataset = cached(Images(transform=Decode()))
+    else:
+        current = DiskStore._current
+        monkeypatch.setattr(DiskStore, "_current", lambda store: Killing(current(store)))
+        dataset = cached(Images(transform=Decode()), memory=0, disk=tmp_path / "disk")
+    with DpexDataLoader(dataset, batch_size=2, num_workers=2) as loader:
+        for _ in range(2):
+            with warnings.catch_warnings(action="ignore"):  # of the worker that was killed
+                found = torch.cat(list(loader))
+            assert torch.equal(found, torch.arange(float(LENGTH)).repeat_interleave(30_000).view(LENGTH, -1))
+        assert loader.stats().pools["local"].cache_misses == 0
+    assert killed.exists()
+    assert dataset.stored()[kind].kept == LENGTH
+
+
+def test_two_trainings_fill_one_cache_and_the_last_one_removes_it(tmp_path: Path) -> None:
+    made, met = tmp_path / "made", tmp_path / "met"
+    made.mkdir()
+    met.mkdir()
+    options = {"disk": tmp_path / "disk", "cache_version": uuid.uuid4().hex}
+
+    def train(step: int) -> None:
+        dataset = cached(Images(made, Decode()), **options)
+        meet(met, 2)
+        for _ in range(3):
+            for index in range(LENGTH)[::step]:
+                assert (dataset[index] == index).all()
+        assert dataset.stored()["memory"].kept == LENGTH
+
+    assert [ended(pid) for pid in [started(partial(train, step)) for step in (1, -1)]] == [0, 0]
+    assert LENGTH <= len(list(made.iterdir())) <= 2 * LENGTH
+    again = cached(Images(made, Decode()), **options)
+    assert (again.stored()["memory"].kept, again.stored()["disk"].kept) == (0, LENGTH)
+    path = memory_store.path_of(again.key)
+    assert path.exists()
+    del again
+    assert not path.exists()
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Path]:
+    """The file with what this process and its workers log."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("dpex").addHandler(handler)
+    yield tmp_path / "log"
+    logging.getLogger("dpex").removeHandler(handler)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_full_disk_ends_the_filling_with_one_warning_and_is_read_on(small_disk: Path, logged: Path) -> None:
+    dataset = cached(Images(transform=Decode()), memory=0, disk=small_disk, disk_budget="100MB")
+    with DpexDataLoader(dataset, batch_size=4, num_workers=2) as loader:
+        for _ in range(2):
+            assert [batch[:, 0].tolist() for batch in loader] == torch.arange(float(LENGTH)).view(-1, 4).tolist()
+        kept = dataset.stored()["disk"].kept
+        assert 10 <= kept < LENGTH
+        assert loader.stats().pools["local"].cache_hits == kept
+    assert logged.read_text().count("its file system is full") == 1
+
+
+def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when others take it after the cache was made: the budget is not used up."""
+    monkeypatch.setattr(memory_store, "SHARED_MEMORY", small_disk)
+    monkeypatch.setattr(memory_store, "room", lambda: 1 << 30)
+    dataset = cached(Images(transform=Decode()), memory="100MB")
+    for _ in range(2):
+        assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
+    assert 10 <= dataset.stored()["memory"].kept < LENGTH
+
+
+@only_root
+@pytest.mark.parametrize("place", ["disk", "disk/key", "memory"])
+def test_a_folder_of_another_user_is_refused(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = cached(Images(transform=Decode()), cache_version="1", disk=tmp_path / "disk")
+    dataset[0]
+    key = dataset.key
+    del dataset
+    monkeypatch.setattr(memory_store, "SHARED_MEMORY", tmp_path / "shm")
+    memory_store.own_folder(memory_store.memory_folder())
+    folders = {"disk": tmp_path / "disk", "disk/key": tmp_path / "disk" / key, "memory": memory_store.memory_folder()}
+    os.chown(folders[place], NOBODY, NOBODY)
+    with pytest.raises(CacheError, match=f"user {NOBODY}"):
+        cached(Images(transform=Decode()), cache_version="1", disk=tmp_path / "disk")
+
+
+def test_a_read_only_folder_is_read_only() -> None:
+    place = Path(tempfile.mkdtemp())
+    version = uuid.uuid4().hex
+
+    def filled_and_read() -> None:
+        if os.getuid() == 0:  # to whom nothing is read-only
+            os.chown(place, NOBODY, NOBODY)
+            os.setuid(NOBODY)
+        dataset = cached(Images(transform=Decode()), memory=0, disk=place, cache_version=version)
+        for index in range(10):
+            dataset[index]
+        folder = place / dataset.key
+        del dataset
+        for file in folder.iterdir():
+            file.chmod(0o400)
+        folder.chmod(0o500)
+        dataset = cached(Images(transform=Decode()), memory=0, disk=place, cache_version=version)
+        assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
+        assert dataset.stored()["disk"].kept == 10
+        folder.chmod(0o700)
+
+    assert ended(started(filled_and_read)) == 0
+    shutil.rmtree(place)
+
+
+def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "key"
+
+    def fill() -> None:
+        store = disk_store.opened(folder, 1 << 26, "Images", 100)
+        store._budget = 1 << 26
+        for index in range(100):
+            assert store.put(index, encoded(np.zeros(100_000, np.uint8)), 1)
+
+    small = disk_store.opened(folder, 1 << 20, "Images", 100)
+    assert ended(started(fill)) == 0
+    assert all(small.get(index) is not None for index in range(100))
+
+
+def test_the_command_lists_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = cached(Images(transform=Decode()), disk=tmp_path)
+    dataset[0]
+    options = ["--disk", str(tmp_path)]
+    assert main(["cache", "ls", *options]) == 0
+    told = capsys.readouterr().out
+    assert told.count(dataset.key[:12]) == 2
+    assert "1 of 24" in told
+    assert main(["cache", "rm", dataset.key, *options]) == 1
+    assert capsys.readouterr().err.count("is in use and stays") == 2
+    key = dataset.key
+    del dataset
+    disk_store._stores.clear()
+    assert main(["cache", "rm", key[:8], *options]) == 0
+    assert "is removed" in capsys.readouterr().out
+    assert main(["cache", "rm", key, *options]) == 1
+    assert list(tmp_path.iterdir()) == []

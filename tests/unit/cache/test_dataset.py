@@ -1,0 +1,323 @@
+"""A deterministic dataset is prepared once; generators and samples are those of the dataset without a cache."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+import dpex
+from dpex.cache import memory_store
+from dpex.cache.dataset import CHECKED_FIRST, bytes_of
+from dpex.errors import CacheError, OptionError
+from dpex.measure.batch_times import CACHE_USE
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the caches of a test in a folder of its own."""
+    monkeypatch.setattr(memory_store, "SHARED_MEMORY", tmp_path)
+    return tmp_path
+
+
+class Compose:
+    """As torchvision's."""
+
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> Any:
+        for step in self.transforms:
+            image = step(image)
+        return image
+
+
+class Decode:
+    def __call__(self, index: int) -> Any:
+        return torch.full((3, 8, 8), float(index))
+
+
+class Resize:
+    def __call__(self, image: Any) -> Any:
+        return image[:, ::2, ::2]
+
+
+class Jitter:
+    def __call__(self, image: Any) -> Any:
+        return image + torch.rand(3, 1, 1) + random.random() + np.random.rand()
+
+
+class Images(Dataset[Any]):
+    """Counts the samples that it prepares."""
+
+    def __init__(self, steps: list[Any] | None = None, change: Callable[[Any], Any] | None = None) -> None:
+        self.transform = Compose(steps if steps is not None else [Decode(), Resize()])
+        self.change = change
+        self.made: list[int] = []
+        self.label_of_first = "zero"
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
+        self.made.append(index)
+        image = self.transform(index)
+        return {"image": image if self.change is None else self.change(image), "label": index}
+
+
+def cached(dataset: Any, **options: Any) -> Any:
+    return dpex.cached(dataset, **{"memory": "1MB", "cache_version": uuid.uuid4().hex, **options})
+
+
+def generators() -> tuple[Any, ...]:
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_each_sample_is_prepared_once_and_two_are_checked() -> None:
+    images = Images()
+    found = cached(images)
+    for _ in range(3):
+        assert [int(found[index]["label"]) for index in range(20)] == list(range(20))
+    assert len(images.made) == 20 + CHECKED_FIRST
+    assert torch.equal(found[5]["image"], torch.full((3, 4, 4), 5.0))
+    assert found.stored()["memory"].kept == 20
+
+
+def test_it_behaves_as_the_dataset_within() -> None:
+    found = cached(Images())
+    assert len(found) == 20
+    assert found.label_of_first == "zero"
+    assert found[-1]["label"] == found[np.int64(19)]["label"] == 19
+    with pytest.raises(IndexError):
+        found[20]
+    with pytest.raises(AttributeError, match="missing"):
+        found.missing  # noqa: B018
+    assert cached([1, 2, 3])[2] == 3
+    assert Subset(found, [4])[0]["label"] == 4
+
+
+def test_an_index_that_is_no_number_goes_to_the_dataset() -> None:
+    class Batches:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: Any) -> Any:
+            return index
+
+    assert cached(Batches())[[1, 2]] == [1, 2]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+def test_a_copy_has_the_same_cache(copied: Callable[[Any], Any]) -> None:
+    found = cached(Images())
+    found[3]
+    other = copied(found)
+    assert (other.key, other.stored()["memory"].kept) == (found.key, 1)
+    assert other[3]["label"] == 3
+    assert other.made.count(3) == len(found.made)
+
+
+def test_hits_misses_and_what_they_saved_are_counted() -> None:
+    found = cached(Images())
+    CACHE_USE.take()
+    for index in (1, 2, 3, 1, 2):
+        found[index]
+    assert CACHE_USE.take()[:2] == (2, 3)
+    assert CACHE_USE.take() == (0, 0, 0.0)
+
+
+def test_bytes_are_told_of_caches_within_and_keep_no_dataset_alive() -> None:
+    class Outer:
+        def __init__(self, inner: Any) -> None:
+            self.parts = [inner]
+
+    found = cached(Images())
+    found[0]
+    told = bytes_of(Outer(found))
+    assert told() == {"cache_memory_bytes": found.stored()["memory"].nbytes}
+    del found
+    assert told() == {}
+    assert bytes_of(Outer(3))() == {}
+
+
+# -- the first steps of a Compose --------------------------------------------------------------------------------------
+
+
+def seeded_samples(dataset: Any) -> list[Any]:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    return [dataset[index]["image"] for _ in range(2) for index in (3, 1, 4)] + [generators()]
+
+
+@pytest.mark.parametrize("upto", ["Decode", "Resize"])
+def test_first_steps_are_cached_and_the_others_run_each_time(upto: str) -> None:
+    steps = [Decode(), Resize(), Jitter()]
+    plain, found = seeded_samples(Images(steps)), seeded_samples(cached(Images(steps), upto=upto))
+    assert plain[-1] == found[-1], "the generators are elsewhere"
+    assert all(torch.equal(*pair) for pair in zip(plain[:-1], found[:-1], strict=True))
+    assert not torch.equal(found[0], found[3])
+
+
+def test_first_steps_of_a_dataset_within_and_of_other_kinds_of_samples() -> None:
+    inner = Images([Decode(), Jitter()])
+    assert cached(Subset(inner, [7, 8]), upto="Decode")[1]["image"].shape == (3, 8, 8)
+    for change in (lambda sample: (1, (2, sample)), lambda sample: sample):
+
+        class Other(Images):
+            def __getitem__(self, index: int, change: Any = change) -> Any:
+                return change(self.transform(index))
+
+        assert str(cached(Other([Decode(), Resize(), lambda image: image * 0]), upto="Resize")[3]).count("0.") >= 48
+
+
+def test_all_steps_may_be_cached() -> None:
+    found = cached(Images(), upto="Resize")
+    assert found.later_transform is None
+    assert torch.equal(found[2]["image"], Images()[2]["image"])
+
+
+def test_upto_says_what_it_needs() -> None:
+    with pytest.raises(OptionError, match="give one of Decode, Resize, the steps of its transform"):
+        cached(Images(), upto="Crop")
+    with pytest.raises(OptionError, match="no attribute transform"):
+        cached([1, 2], upto="Crop")
+    with pytest.raises(CacheError, match="changes what its first steps return"):
+        cached(Images([Decode(), Jitter()], change=lambda image: image + 1), upto="Decode")[0]
+
+
+# -- what is random ----------------------------------------------------------------------------------------------------
+
+
+class OwnGenerator:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, image: Any) -> Any:
+        self.rng.random()  # drawn, and not used
+        return image
+
+
+RANDOM = {
+    "torch": Jitter(),
+    "drawn and not used": lambda image: (np.random.rand(), image)[1],
+    "unseeded": lambda image: image + float(np.random.default_rng().random()),
+    "own generator": OwnGenerator(),
+    "seed of the batch": lambda image: image + dpex.batch_seed() % 1000,
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_random_step_is_named(name: str) -> None:
+    found = cached(Images([Decode(), Resize(), RANDOM[name]]))
+    label = getattr(RANDOM[name], "__name__", type(RANDOM[name]).__name__)
+    with pytest.raises(
+        CacheError, match=f"sample 3 of Images is random.*step 3 of its transform, {label}.*upto='Resize'"
+    ):
+        found[3]
+    assert found.stored()["memory"].kept == 0
+
+
+def test_a_dataset_that_is_random_without_steps_says_so() -> None:
+    found = cached(Images([], change=lambda index: index + random.random()))
+    with pytest.raises(CacheError, match="put what is random into a dataset around"):
+        found[3]
+
+
+def test_a_draw_is_seen_in_samples_that_are_not_prepared_twice() -> None:
+    found = cached(Images([], change=lambda index: index if index < 10 else random.random()))
+    for index in range(10):
+        found[index]
+    with pytest.raises(CacheError, match="sample 10 of Images is random"):
+        found[10]
+
+
+@pytest.mark.parametrize("steps", [[Decode(), Jitter()], [Decode(), OwnGenerator(), Jitter()]])
+def test_what_is_skipped_gives_the_batches_of_the_dataset_alone(
+    steps: list[Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    disk = {} if steps[1:] == [] else {"disk": tmp_path / "disk"}
+    pytest.importorskip("lmdb")
+    plain = seeded_samples(Images(copy.deepcopy(steps)))
+    found = seeded_samples(cached(Images(steps), on_random="skip", **disk))
+    assert plain[-1] == found[-1]
+    assert all(torch.equal(*pair) for pair in zip(plain[:-1], found[:-1], strict=True))
+    assert caplog.text.count("is not cached, as its sample 3 is random") == 1
+    assert list((tmp_path / "disk").glob("*")) == []
+
+
+def test_another_bit_generator_of_numpy_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    numpys: Any = np.random
+    before = numpys.get_bit_generator()
+    try:
+        numpys.set_bit_generator(np.random.Philox(3))
+        expected = [np.random.rand() for _ in range(2)]
+        numpys.set_bit_generator(np.random.Philox(3))
+        found = [np.random.rand(), cached(Images())[0], np.random.rand()]
+        assert [found[0], found[2]] == expected
+    finally:
+        numpys.set_bit_generator(before)
+
+
+# -- budgets and options -----------------------------------------------------------------------------------------------
+
+
+def test_the_log_says_how_much_fits(caplog: pytest.LogCaptureFixture) -> None:
+    images = Images([lambda index: torch.zeros(100_000)])
+    found = cached(images, memory=1_000_000)
+    for _ in range(2):
+        for index in range(20):
+            found[index]
+    assert found.stored()["memory"].kept == 2
+    assert caplog.text.count("keeps 2 of 20 samples") == 1
+    assert len(images.made) == CHECKED_FIRST + 20 + 18, "samples that fit are prepared once, the others in each epoch"
+
+
+def test_samples_come_from_disk_where_memory_is_full(tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    images = Images([lambda index: torch.full((50_000,), float(index))])
+    found = cached(images, memory=600_000, disk=tmp_path / "disk", disk_budget="100MB")
+    for _ in range(2):
+        assert [found[index]["image"][-1].item() for index in range(20)] == list(range(20))
+    assert len(images.made) == CHECKED_FIRST + 20
+    assert (found.stored()["memory"].kept, found.stored()["disk"].kept) == (2, 20)
+    again = cached(images, memory=600_000, disk=tmp_path / "disk", cache_version="other")
+    assert again.stored()["disk"].kept == 0
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (Stream(), {}, "a Stream has no __getitem__"),
+        (object(), {}, "a object has no __getitem__"),
+        ([1], {"on_random": "ignore"}, "give 'raise' or 'skip'"),
+        ([1], {"memory": "much"}, "memory='much'"),
+        ([1], {"disk_budget": -1}, "disk_budget=-1"),
+        ([1], {"memory": 0}, "memory=0 without disk="),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_options_that_make_no_sense_are_refused(dataset: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        cached(dataset, **options)
+
+
+def test_a_sample_that_cannot_be_pickled_is_an_error() -> None:
+    with pytest.raises(CacheError, match="cannot be cached"):
+        cached(Images([lambda index: lambda: index]))[0]

@@ -1,0 +1,98 @@
+"""The key of a cache changes with all that its samples depend on, and with nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpex.cache.fingerprint import fingerprint
+from dpex.errors import CacheError
+
+
+class Data:
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+def key(version: str = "", paths: Any = (), samples: int = 3, **parts: Any) -> str:
+    return fingerprint(Data(**parts), samples, version, paths)
+
+
+def test_the_same_dataset_has_the_same_key() -> None:
+    def parts() -> dict[str, Any]:
+        return {
+            "files": ["a.jpg", "b.jpg"],
+            "tensor": torch.arange(2000.0),
+            "parameter": torch.nn.Parameter(torch.ones(3)),
+            "sparse": torch.eye(3).to_sparse(),
+            "array": np.arange(5),
+        }
+
+    assert key(**parts()) == key(**parts())
+    assert len(key()) == 32
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": ["a", "c"]},
+        {"tensor": torch.tensor([0.0, -0.0])},
+        {"array": np.array([1, 2], np.int8)},
+        {"version": "2"},
+        {"samples": 4},
+        {"function": len},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_state_has_another_key(change: dict[str, Any]) -> None:
+    parts: dict[str, Any] = {"files": ["a", "b"], "tensor": torch.zeros(2), "array": np.array([1, 2]), "function": max}
+    assert key(**parts) != key(**{**parts, **change})
+
+
+def test_another_source_of_a_class_inside_has_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = set()
+    for body in ("return 1", "return 2", "return 1"):
+        (tmp_path / "decoder_of_user.py").write_text(f"class Decoder:\n    def __call__(self):\n        {body}\n")
+        os.utime(tmp_path / "decoder_of_user.py", (len(keys), len(keys)))
+        sys.modules.pop("decoder_of_user", None)
+        importlib.invalidate_caches()
+        keys.add(key(decoder=importlib.import_module("decoder_of_user").Decoder()))
+    assert len(keys) == 2
+
+
+def test_files_are_looked_at_where_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / "data.bin"
+    file.write_bytes(b"one")
+    before = key(paths=[tmp_path])
+    assert key(paths=[tmp_path]) == before
+    file.write_bytes(b"longer")
+    longer = key(paths=[tmp_path])
+    os.utime(file, ns=(1, 1))
+    assert len({before, longer, key(paths=[tmp_path])}) == 3
+    with pytest.raises(CacheError, match="does not exist"):
+        key(paths=[tmp_path / "missing"])
+
+
+def test_functions_without_a_name_count_with_their_variables() -> None:
+    def scaled(factor: int) -> Any:
+        return lambda image: image * factor
+
+    assert key(step=scaled(2)) == key(step=scaled(2)) != key(step=scaled(3))
+    assert key(step=scaled(2)) != key(step=lambda image: image)
+
+
+def test_a_dataset_that_cannot_be_pickled_needs_a_version() -> None:
+    with pytest.raises(CacheError, match="cache_version="):
+        key(lock=threading.Lock())
+    assert key(version="1", lock=threading.Lock()) == key(version="1", lock=threading.Lock())
+    assert key(version="1", lock=threading.Lock()) != key(version="2", lock=threading.Lock())
