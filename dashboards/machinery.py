@@ -85,7 +85,7 @@ WORKERS = Row(
         ),
         graph(
             title="Samples from the cache",
-            description=about("dpex_cache_hits_total", "dpex_cache_misses_total", "dpex_cache_saved_seconds_total"),
+            description=about("dpex_cache_hits_total", "dpex_cache_misses_total"),
             queries=(
                 query(
                     expr=f"sum({rate('dpex_cache_hits_total')}) / "
@@ -94,7 +94,13 @@ WORKERS = Row(
                 ),
             ),
             unit="percentunit",
-            width=12,
+            none="no cache",
+        ),
+        graph(
+            title="Workers that the cache replaces",
+            description=about("dpex_cache_saved_seconds_total"),
+            queries=(query(expr=f"sum by (pool) ({rate('dpex_cache_saved_seconds_total')})", legend="{{pool}}"),),
+            unit="none",
             none="no cache",
         ),
         graph(
@@ -107,7 +113,6 @@ WORKERS = Row(
                 for where in ("memory", "disk")
             ),
             unit="bytes",
-            width=12,
             none="no cache",
         ),
         graph(
