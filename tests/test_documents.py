@@ -55,19 +55,6 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-HAVE_EXAMPLES = (
-    *(
-        "AutotuneConfig",
-        "Diagnosis",
-        "DpexDataLoader",
-        "DpexError",
-        "cached",
-        "LoaderStats",
-        "MetricsConfig",
-    ),
-    *("batch_seed", "decode_in_workers"),
-)
-"""Public names whose docstrings must have an example."""
 
 
 class Block(NamedTuple):
@@ -175,11 +162,6 @@ def test_the_examples_of_docstrings_run(module: str, tidy: dict[str, Any]) -> No
         test.globs = tidy
         told: list[str] = []
         assert runner.run(test, out=told.append, clear_globs=False).failed == 0, "".join(told)
-
-
-@pytest.mark.parametrize("name", HAVE_EXAMPLES)
-def test_what_users_meet_first_has_an_example(name: str) -> None:
-    assert ">>>" in (inspect.getdoc(getattr(dpex, name)) or "")
 
 
 # -- links -------------------------------------------------------------------------------------------------------------

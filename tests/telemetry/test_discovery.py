@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -60,17 +59,6 @@ def test_a_file_as_prometheus_wants_it(tmp_path: Path) -> None:
     found.withdraw()
     found.withdraw()
     assert targets(directory) == []
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
-def test_promtool_accepts_it(tmp_path: Path) -> None:
-    Announcement(tmp_path, "[::1]:9", {**LABELS, "__scheme__": "https"})
-    config = tmp_path / "prometheus.yml"
-    config.write_text(f"scrape_configs:\n- job_name: dpex\n  file_sd_configs:\n  - files: ['{tmp_path}/dpex-*.json']\n")
-    done = subprocess.run(
-        ["promtool", "check", "config", str(config)], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_two_ranks_with_one_fixed_port_are_both_found_by_their_labels_and_leave(tmp_path: Path) -> None:

@@ -17,16 +17,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import Augmented
-from torch.utils.data import IterableDataset
 from waiting import until
-from workload import wait_as_work
 
 from dpex import DpexDataLoader, MetricsConfig, TLSConfig
 from dpex.errors import OptionError
@@ -81,19 +78,11 @@ def announced(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text())[0] for path in sorted(directory.glob("*.json"))]
 
 
-class Endless(IterableDataset[torch.Tensor]):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while True:
-            yield torch.zeros(3)
-
-
 KINDS: dict[str, dict[str, Any]] = {
     "in-process": {"num_workers": 0},
-    "in-process, batch seeds": {"num_workers": 0, "seeding": "batch"},
     "logical workers": {"num_workers": 2},
     "shared queue": {"num_workers": 2, "seeding": "batch"},
     "tuned": {"num_workers": "auto"},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
 }
 
 
@@ -138,23 +127,6 @@ def test_counts_go_on_over_epochs_and_from_close_to_the_next_iter(kind: str) -> 
     next(iterator)
     assert value(scrape(), "dpex_batches_total") == 1
     loader.close()
-
-
-def test_wall_time_is_wait_transfer_and_work() -> None:
-    """What is planted is found: each batch takes 20 ms to make, each step as long."""
-    with DpexDataLoader(Augmented(80, 0.005), batch_size=4, num_workers=0, metrics_port=0) as loader:
-        batches = iter(loader)  # starts the endpoint, which is in no pass
-        began = time.perf_counter()
-        for _ in batches:
-            wait_as_work(0.02)
-        wall_s = time.perf_counter() - began
-        found = scrape()
-    total_s = value(found, "dpex_consumer_seconds_total")
-    assert 0.9 * wall_s < total_s <= wall_s
-    wait_s, work_s = (value(found, "dpex_consumer_seconds_total", state=state) for state in ("wait", "work"))
-    assert wait_s >= 20 * 0.02
-    assert work_s >= 20 * 0.02
-    assert value(found, "dpex_wait_seconds_total", cause="read") > 0.5 * wait_s  # sleeping is no computing
 
 
 def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
@@ -212,12 +184,6 @@ def test_two_loaders_share_an_endpoint(caplog: pytest.LogCaptureFixture, capsys:
         assert value(found, "dpex_batches_total", loader="validation") == 20
         validation.close()
         assert {dict(labels).get("loader") for name, labels in scrape() if name == "dpex_batches_total"} == {"train"}
-
-
-def test_a_stream_counts_its_samples() -> None:
-    with DpexDataLoader(Endless(), batch_size=5, num_workers=1, metrics_port=0) as loader:
-        assert len(list(islice(loader, 7))) == 7
-        until(lambda: value(scrape(), "dpex_samples_total") == 35)
 
 
 # -- coming and going --------------------------------------------------------------------------------------------------

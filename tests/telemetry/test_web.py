@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import importlib
 import json
-import random
 import shutil
 import socket
 import ssl
@@ -204,22 +203,6 @@ def test_stopping_ends_connections_that_are_open(server: Server) -> None:
         assert not server.thread.is_alive()
         assert not server._open
         assert is_dropped(client)
-
-
-def test_noise_does_no_harm(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    chance = random.Random(1)
-    base = b"GET /metrics?name[]=a HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain;version=0.0.4;q=0.5\r\n\r\n"
-    for _ in range(300):
-        data = bytearray(base * chance.choice((1, 1, 3)) if chance.random() < 0.8 else chance.randbytes(3000))
-        for _ in range(chance.randrange(6)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-            client.sendall(data[: chance.randrange(len(data) + 1)] if chance.random() < 0.3 else data)
-            if chance.random() < 0.5:
-                client.shutdown(socket.SHUT_WR)
-                assert b" 500 " not in client.recv(65536)[:20]
-    assert ask(server, "/metrics").status == 200
-    assert caplog.text == ""
 
 
 def test_without_free_descriptors_clients_wait(server: Server) -> None:
