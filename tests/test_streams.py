@@ -104,15 +104,18 @@ def test_shards_are_named_in_either_way() -> None:
     assert named_shards(Broken()) == 3
 
 
-class SimpleShardList:
-    """As webdataset's, by which it is known."""
+class ResampledShards:
+    """webdataset's that draws URLs without an end."""
 
     def __init__(self, count: int) -> None:
         self.urls = [f"{number}.tar" for number in range(count)]
 
 
-class ResampledShards(SimpleShardList):
-    """webdataset's that draws URLs without an end."""
+class SimpleShardList(ResampledShards):
+    """webdataset's that lists each URL once."""
+
+    def __len__(self) -> int:
+        return len(self.urls)
 
 
 def split_by_node(urls: Any) -> Any:
@@ -138,23 +141,6 @@ def test_the_urls_of_a_pipeline_are_its_shards_as_many_as_every_rank_has(stages:
     assert named_shards(Pipeline(*stages), ranks=2) == count
     chosen = choose(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
     assert chosen.count == (42 if count is None else count)
-
-
-class OfRank:
-    """A rank's part of a dataset of Hugging Face, of which the first ranks have one shard more."""
-
-    class _ex_iterable:  # noqa: N801
-        num_shards = 5
-
-    class _distributed:  # noqa: N801
-        strategy = "shards"
-        world_size = 2
-
-    num_shards = 3
-
-
-def test_a_rank_with_a_shard_more_than_others_has_as_many_streams() -> None:
-    assert named_shards(OfRank()) == 2
 
 
 # -- the loader --------------------------------------------------------------------------------------------------------

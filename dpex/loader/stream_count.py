@@ -1,12 +1,13 @@
 """Chooses the number of streams that an iterable dataset is read in under ``num_workers="auto"``.
 
 Each worker iterates the dataset for itself, and its samples may depend on the number of workers. So the number decides
-what is read. It is chosen once (`choose`), from values that are equal for all ranks, and is never tuned:
+what is read. It is chosen once (`choose`) and is never tuned:
 
 - It is `AutotuneConfig.max_streams`. Without that, it is one for each CPU of this rank (the CPUs that the process may
   use, shared among the ranks of this machine). Ranks on machines with different CPUs then choose different numbers.
 - It is at most the number of shards that the dataset names, as further streams would have nothing to read. A pipeline
-  of webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts.
+  of webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts. A dataset
+  of Hugging Face names this rank's shards.
 
 A dataset that names its shards splits itself. Any other dataset shows whether it does in its first stream (see
 `dpex.schedule.streams`).
@@ -36,8 +37,8 @@ logger = logging.getLogger("dpex")
 
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes by which datasets (those of Hugging Face, for one) tell how many shards there are for this rank."""
-_LIST_OF_URLS, _SPLITS_BY_RANK = "SimpleShardList", "split_by_node"
-"""Names in webdataset: the class that lists each URL once, and the function that gives each rank some of them."""
+_SPLITS_BY_RANK = "split_by_node"
+"""webdataset's function that gives each rank some of the URLs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +69,17 @@ def named_shards(dataset: Any, ranks: int = 1) -> int | None:
             logger.info("auto: %s of the dataset could not be read (%r)", name, error)
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return _for_every_rank(dataset, value)
+            return value
     return _listed_urls(dataset, ranks)
-
-
-def _for_every_rank(dataset: Any, shards: int) -> int:
-    """Return the shards that every rank has, if Hugging Face's ``split_dataset_by_node`` gives some ranks one more."""
-    ranks = attribute(dataset, "_distributed")
-    if attribute(ranks, "strategy", "") != "shards":
-        return shards
-    return int(max(1, dataset._ex_iterable.num_shards // ranks.world_size))
 
 
 def _listed_urls(dataset: Any, ranks: int) -> int | None:
     """Return the URLs of a webdataset pipeline (1.0) for each rank; None of one that draws them without an end."""
     stages = attribute(dataset, "pipeline")
-    if not isinstance(stages, list) or not stages or type(stages[0]).__name__ != _LIST_OF_URLS:
+    if not isinstance(stages, list) or not stages:
         return None
-    urls = getattr(stages[0], "urls", None)
-    if not isinstance(urls, list) or not urls:
+    urls = attribute(stages[0], "urls")
+    if not isinstance(urls, list) or not urls or not hasattr(type(stages[0]), "__len__"):
         return None
     is_split = any(getattr(stage, "__name__", "") == _SPLITS_BY_RANK for stage in stages)
     return max(1, len(urls) // ranks) if is_split else len(urls)
