@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -110,16 +109,6 @@ def test_any_number_of_workers(two_epochs: torch.Tensor, workers: int, options: 
     assert_same(driven(loader, {}, epochs=2), two_epochs)
 
 
-@pytest.mark.smoke
-def test_persistent_workers_make_the_same_in_both_epochs_for_any_number() -> None:
-    runs = []
-    for workers in (1, 3):
-        loader = elastic(Augmented(60), workers, batch_size=4, shuffle=True, persistent_workers=True)
-        with loader:
-            runs.append(driven(loader, {}, epochs=2))
-    assert_same(runs[0], runs[1])
-
-
 RESIZES: dict[str, tuple[int, dict[int, Step]]] = {
     "grow": (1, {5: resized(local=4)}),
     "shrink": (4, {5: resized(local=1)}),
@@ -127,13 +116,10 @@ RESIZES: dict[str, tuple[int, dict[int, Step]]] = {
     "at once to and fro": (2, {9: to_and_fro_at_once}),
     "prefetch": (2, {3: resized(prefetch=1), 15: resized(prefetch=30), 30: resized(local=3, prefetch=2)}),
     "kill one": (2, {5: killed()}),
-    "kill both": (2, {5: killed(1), 6: killed(0)}),
     "kill the only one": (1, {5: killed()}),
     "kill and shrink": (3, {5: killed(), 6: resized(local=1), 8: killed()}),
     "kill while leaving": (3, {5: killed_while_leaving}),
-    "kill in the second epoch": (2, {45: killed(), 60: killed()}),
     "kill the template": (2, {5: template_killed}),
-    "kill the template twice": (3, {5: template_killed, 25: template_killed}),
     "kill the template, then grow": (1, {5: template_killed, 7: resized(local=3)}),
 }
 
@@ -363,21 +349,6 @@ def test_workers_that_leave_finish_what_they_hold_and_end() -> None:
     assert rest[:, 0].tolist() == list(range(2000))
 
 
-def test_stats_count_wanted_requested_and_running() -> None:
-    loader = elastic(WhoMadeIt(3000, 0.001), 2, batch_size=1)
-    iterator = iter(loader)
-    loader.resize(local=5)
-    pool = loader.stats().pools["local"]
-    assert (pool.wanted, pool.requested) == (5, 5)
-    while loader.stats().pools["local"].running < 5:
-        next(iterator)
-    assert len(worker_pids(iterator, 5)) == 5
-    stats = loader.stats()
-    assert stats.batches >= 1
-    assert stats.in_flight + stats.ready <= stats.prefetch
-    loader.close()
-
-
 def test_resize_from_another_thread_without_end() -> None:
     """Trainer and template once waited for each other, with hundreds of forks asked for and as many leaves queued."""
     loader = elastic(Augmented(400, 0.0005), 2, batch_size=2)
@@ -467,15 +438,6 @@ class Streams(IterableDataset[int]):
             yield 1000 * info.id + number
 
 
-def test_a_stream_whose_worker_is_killed_fails_clearly() -> None:
-    loader = DpexDataLoader(Streams(200), batch_size=2, num_workers=2)
-    iterator = iter(loader)
-    next(iterator)
-    victim = kill(worker_pids(iterator, 2)[0])
-    with pytest.raises(WorkerDiedError, match=rf"pid {victim}\).*stream [01].*without repeating or losing"):
-        list(iterator)
-
-
 def test_the_other_streams_go_on_after_one_failed() -> None:
     iterator = iter(DpexDataLoader(Streams(50), batch_size=1, num_workers=2))
     got = [int(next(iterator))]
@@ -546,12 +508,6 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def family_bytes() -> int:
-    """Memory of this process and its workers, pages they share counted once."""
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(int(p.memory_full_info().pss) for p in family)
-
-
 def test_memory_returns_when_batches_are_dropped() -> None:
     """64 batches of 2 MB are kept, then dropped; three quarters must come back while the epoch goes on."""
     loader = elastic(Augmented(1200, extra=60_000), 2, batch_size=4)
@@ -569,12 +525,6 @@ def test_memory_returns_when_batches_are_dropped() -> None:
     del iterator
     gc.collect()
     assert resident_bytes() - before < (with_batches - before) // 4
-
-
-def test_out_of_order_every_sample_of_logical_workers_comes_once() -> None:
-    loader = DpexDataLoader(WhoMadeIt(300, 0.0005), batch_size=2, num_workers=3, in_order=False)
-    got = driven(loader, {20: killed(), 60: killed(1)})
-    assert sorted(got[:, 0].tolist()) == list(range(300))
 
 
 def test_out_of_order_batches_have_the_bits_of_their_number() -> None:
@@ -619,20 +569,6 @@ def test_a_budget_smaller_than_one_batch_still_makes_progress() -> None:
     assert_same(stacked(loader), stacked(elastic(Augmented(60, extra=1000), 0, batch_size=4)))
 
 
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_two_iterators_live_at_once(seeding: Any) -> None:
-    def run(together: bool) -> list[torch.Tensor]:
-        loader = DpexDataLoader(Augmented(80), batch_size=2, num_workers=2, seeding=seeding, generator=seeded())
-        first, second = iter(loader), iter(loader)
-        if together:
-            pairs = list(zip(first, second, strict=True))
-            return [torch.cat(batches) for batches in zip(*pairs, strict=True)]
-        return [stacked(first), stacked(second)]
-
-    for got, wanted in zip(run(True), run(False), strict=True):
-        assert_same(got, wanted)
-
-
 def test_the_death_of_one_iterators_worker_does_not_touch_the_other() -> None:
     loader = elastic(WhoMadeIt(100, 0.0005), 2, batch_size=2)
     first, second = iter(loader), iter(loader)
@@ -642,24 +578,6 @@ def test_the_death_of_one_iterators_worker_does_not_touch_the_other() -> None:
         got[0].append(a)
         got[1].append(b)
     assert [torch.cat(batches)[:, 0].tolist() for batches in got] == [list(range(100))] * 2
-
-
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_workers_see_the_dataset_as_it_is_at_iter(seeding: Any) -> None:
-    class Table(Dataset[int]):
-        rows = np.arange(20)
-
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, index: int) -> int:
-            return int(self.rows[index])
-
-    dataset = Table()
-    loader = DpexDataLoader(dataset, batch_size=4, num_workers=2, seeding=seeding)
-    assert stacked(loader).tolist() == list(range(20))
-    dataset.rows = np.arange(20) * 3
-    assert stacked(loader).tolist() == list(range(0, 60, 3))
 
 
 def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning(tmp_path: Path) -> None:

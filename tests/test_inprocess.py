@@ -78,13 +78,6 @@ def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None
     assert torch.get_num_threads() == 2
 
 
-def test_torchs_initial_seed_is_the_tickets_and_then_its_own_again() -> None:
-    own = torch.initial_seed()
-    seen = [process().make(lambda _: torch.initial_seed(), None, number, EPOCH) for number in range(5)]
-    assert seen == [ticket_seed(epoch_key(BASE_SEED, EPOCH), number) for number in range(5)]
-    assert torch.initial_seed() == own
-
-
 def test_a_ticket_within_a_ticket() -> None:
     """Of a dataset that iterates a loader of its own, in the same thread."""
     outer = process()

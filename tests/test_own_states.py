@@ -115,22 +115,6 @@ def test_logical_workers_of_one_worker_draw_as_if_each_had_its_own(kind: Callabl
     assert got == [alone[0][:7], alone[1][:4]]
 
 
-def test_a_logical_worker_is_restarted_with_them() -> None:
-    stays = core_of(Drawing())
-    stays.adopt(0)
-    expected = made(stays, 0, range(20))
-    first = core_of(Drawing())
-    first.adopt(0)
-    first.adopt(1)
-    got = made(first, 0, range(7))
-    made(first, 1, range(5))
-    second = core_of(Drawing())
-    second.adopt(2)
-    made(second, 2, range(3))
-    second.adopt(0, first.snapshot(0))
-    assert got + made(second, 0, range(7, 20)) == expected
-
-
 @pytest.mark.parametrize("deaths", [{0}, {70, 110}])
 def test_a_death_is_replayed_to_torchs_own_bits(deaths: set[int]) -> None:
     """Snapshots come every quarter of a second; this epoch takes several."""

@@ -206,15 +206,6 @@ def test_batches_made_ahead_do_not_count() -> None:
         assert loader.state_dict()["batches"] == 1
 
 
-def test_a_loop_that_was_left_early_can_be_gone_on_with() -> None:
-    for workers in (0, 2):
-        with loader_of("map", seeding="worker", num_workers=workers) as loader:
-            for number, _ in enumerate(loader):
-                if number == 4:
-                    break
-            assert loader.state_dict()["batches"] == 5
-
-
 class Broken(Augmented):
     def __getitem__(self, index: int) -> Any:
         if index == 4:

@@ -118,18 +118,6 @@ def test_what_splits_itself_comes_in_torchs_order(kind: Any) -> None:
         assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=STREAMS))
 
 
-def test_what_does_not_comes_in_its_own_order() -> None:
-    with auto(Plain(), drop_last=True) as loader:
-        assert samples(loader) == list(range(LENGTH))
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [Plain, SplitsLate])
-def test_a_number_of_workers_means_that_many_streams_as_with_torch(kind: Any) -> None:
-    with DpexDataLoader(kind(), batch_size=4, num_workers=2) as loader:
-        assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=2))
-
-
 def test_one_line_of_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dpex")
     with warnings.catch_warnings():

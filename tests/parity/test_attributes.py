@@ -101,15 +101,6 @@ def test_frozen(cls: Loader, name: str) -> Any:
     return [caught(setattr, loader, name, {}), getattr(loader, name) is before]
 
 
-def test_a_subclass_names_itself_when_it_refuses() -> None:
-    @parity
-    def script(cls: Loader) -> Any:
-        mine = type("Mine", (cls,), {})
-        return caught(setattr, mine(MAP), "batch_size", 3)
-
-    script()
-
-
 @pytest.mark.parametrize("name", FREE)
 @parity
 def test_free(cls: Loader, name: str) -> Any:

@@ -14,15 +14,11 @@ from .datasets import (
     Bulk,
     Counting,
     Of,
-    Recording,
-    SizedStream,
     Stream,
     as_is,
     as_tensor,
-    drop,
     epochs,
     pair,
-    worker_id,
 )
 from .harness import Loader, caught, drain, parity
 
@@ -63,12 +59,6 @@ def test_an_empty_batch(cls: Loader, workers: int) -> Any:
 @parity
 def test_single(cls: Loader, workers: int) -> Any:
     return list(cls(Of(as_tensor, 5), batch_size=None, num_workers=workers))
-
-
-@WORKERS
-@parity
-def test_single_with_a_collate_function(cls: Loader, workers: int) -> Any:
-    return list(cls(Of(as_tensor, 3), batch_size=None, num_workers=workers, collate_fn=type))
 
 
 @WORKERS
@@ -292,45 +282,6 @@ def test_persistent_data_pipes(cls: Loader) -> Any:
 
 @WORKERS
 @parity
-def test_which_worker_makes_which_batch(cls: Loader, workers: int) -> Any:
-    """Batch i is made by worker i mod W."""
-    loader = cls(Of(lambda index: (worker_id(), index), 13), batch_size=2, num_workers=workers)
-    return epochs(loader, 2)
-
-
-class OwnBatch:
-    def __init__(self, samples: list[Any]) -> None:
-        self.samples = samples
-
-
-@WORKERS
-@parity
-def test_a_collate_function_that_gives_an_object(cls: Loader, workers: int) -> Any:
-    return list(cls(Of(as_tensor, 5), batch_size=2, num_workers=workers, collate_fn=OwnBatch))
-
-
-@WORKERS
-@parity
-def test_a_collate_function_that_is_a_lambda_over_a_local(cls: Loader, workers: int) -> Any:
-    held = {"scale": 3}
-    return list(
-        cls(
-            Counting(5),
-            batch_size=2,
-            num_workers=workers,
-            collate_fn=lambda b: [x * held["scale"] for x in b],
-        )
-    )
-
-
-@WORKERS
-@parity
-def test_a_collate_function_that_gives_nothing(cls: Loader, workers: int) -> Any:
-    return list(cls(Counting(5), batch_size=2, num_workers=workers, collate_fn=drop))
-
-
-@WORKERS
-@parity
 def test_the_batch_sampler_may_be_a_generator(cls: Loader, workers: int) -> Any:
 
     batches = ([i, i + 1] for i in range(0, 6, 2))
@@ -339,20 +290,7 @@ def test_the_batch_sampler_may_be_a_generator(cls: Loader, workers: int) -> Any:
 
 @WORKERS
 @parity
-def test_a_recorded_sampler(cls: Loader, workers: int) -> Any:
-    sampler = Recording([4, 2, 0])
-    return [list(cls(Counting(5), sampler=sampler, batch_size=2, num_workers=workers)), sampler.seen]
-
-
-@WORKERS
-@parity
 def test_a_large_index_batch(cls: Loader, workers: int) -> Any:
     """Index batches larger than a pipe's buffer, many of them in flight."""
     batches = [list(range(k, k + 40_000)) for k in range(6)]
     return [int(total) for total in cls(Counting(50_000), batch_sampler=batches, num_workers=workers, collate_fn=sum)]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@parity
-def test_a_stream_that_reports_its_length_wrongly_low(cls: Loader, workers: int) -> Any:
-    return list(cls(SizedStream(pair, 1, 9), 2, num_workers=workers))

@@ -25,7 +25,7 @@ from .datasets import (
     take,
     worker_id,
 )
-from .harness import Loader, caught, drain, parity
+from .harness import Loader, caught, parity
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -130,17 +130,6 @@ def test_out_of_order(cls: Loader) -> Any:
 
 
 @needs_in_order
-@pytest.mark.parametrize("prefetch_factor", [1, 3])
-@parity
-def test_out_of_order_with_other_prefetch(cls: Loader, prefetch_factor: int) -> Any:
-    dataset = Gated(12, at=[0])
-    iterator = iter(cls(dataset, num_workers=2, in_order=False, prefetch_factor=prefetch_factor))
-    first = take(iterator, 12 - prefetch_factor)
-    dataset.gate.open()
-    return lists(first), lists(list(iterator))
-
-
-@needs_in_order
 @parity
 def test_out_of_order_stream(cls: Loader) -> Any:
     dataset = GatedStream(10)
@@ -163,19 +152,6 @@ def test_out_of_order_gives_the_same_batches(cls: Loader, workers: int) -> Any:
 def test_out_of_order_over_persistent_epochs(cls: Loader) -> Any:
     loader = cls(Counting(11), num_workers=2, in_order=False, persistent_workers=True, shuffle=True)
     return [sorted(map(int, epoch)) for epoch in epochs(loader, 3)]
-
-
-def fail_for_three(index: int) -> int:
-    if index == 3:
-        raise ValueError("three")
-    return index
-
-
-@needs_in_order
-@parity
-def test_out_of_order_with_an_error(cls: Loader) -> Any:
-    seen = drain(iter(cls(Of(fail_for_three, 8), num_workers=2, in_order=False)))
-    return sorted(repr(item) if isinstance(item, torch.Tensor) else type(item.error).__name__ for item in seen)
 
 
 @WORKERS
@@ -274,20 +250,6 @@ def test_two_iterators_live_at_once(cls: Loader, workers: int) -> Any:
     a += take(first, 1)
     third = iter(loader)
     return [a + list(first), b + list(second), list(third), first is not second]
-
-
-@WORKERS
-@parity
-def test_loops_within_loops(cls: Loader, workers: int) -> Any:
-    loader = cls(Counting(3), num_workers=workers)
-    return [(int(a), int(b)) for a in loader for b in loader]
-
-
-@WORKERS
-@parity
-def test_two_loaders_take_turns(cls: Loader, workers: int) -> Any:
-    pairs = zip(cls(Counting(7), 2, num_workers=workers), cls(Stream(pair, 5), num_workers=workers), strict=False)
-    return list(pairs)
 
 
 @WORKERS
@@ -401,12 +363,6 @@ def test_breaking_off(cls: Loader, workers: int, taken: int) -> Any:
                 break
             seen.append(batch)
     return [seen, list(loader)]
-
-
-@WORKERS
-@parity
-def test_the_loader_may_go_before_its_iterator(cls: Loader, workers: int) -> Any:
-    return list(iter(cls(Counting(7), batch_size=2, num_workers=workers)))
 
 
 class Eager(Recording):

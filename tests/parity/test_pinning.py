@@ -58,13 +58,6 @@ def test_streams(cls: Loader, workers: int) -> Any:
 
 @WORKERS
 @parity
-def test_containers(cls: Loader, workers: int) -> Any:
-    data = Of(lambda i: {"x": as_tensor(i), "y": (i, [str(i)])}, 6)
-    return list(cls(data, batch_size=2, num_workers=workers, pin_memory=True))
-
-
-@WORKERS
-@parity
 def test_errors_of_the_dataset(cls: Loader, workers: int) -> Any:
     return drain(iter(cls(Failing(fail, 9, [0, 4, 8]), num_workers=workers, pin_memory=True)))
 
@@ -123,10 +116,3 @@ def test_timeout_while_pinning_and_going_on(cls: Loader) -> Any:
     first = caught(next, iterator)
     gate.set()  # on a busy machine the clock may run out again before the thread has pinned
     return [first, [item for item in drain(iterator) if isinstance(item, torch.Tensor)]]
-
-
-@WORKERS
-@parity
-def test_threads_of_the_trainer(cls: Loader, workers: int) -> Any:
-    list(cls(Counting(3), num_workers=workers, pin_memory=True))
-    return torch.get_num_threads()

@@ -33,17 +33,6 @@ def test_pin_memory_without_an_accelerator(cls: Loader, workers: int, device: st
     return [batches, [batch.is_pinned() for epoch in batches for batch in epoch], loader.pin_memory]
 
 
-@NO_ACCELERATOR
-@parity
-def test_pin_memory_of_persistent_workers_without_an_accelerator(cls: Loader) -> Any:
-    return epochs(cls(Counting(3), num_workers=1, pin_memory=True, persistent_workers=True), 2)
-
-
-@parity
-def test_pin_memory_device_alone(cls: Loader) -> Any:
-    return list(cls(Counting(3), pin_memory_device="cuda"))
-
-
 class Pinnable:
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples

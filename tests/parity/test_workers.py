@@ -101,10 +101,6 @@ def test_what_was_set_here_before_iter_is_found_in_a_worker(cls: Loader, workers
         torch.set_default_dtype(torch.float32)
 
 
-def make_float(index: int) -> Any:
-    return index / 3
-
-
 @WORKERS
 @parity
 def test_the_default_dtype_counts_where_the_batch_is_made(cls: Loader, workers: int) -> Any:
@@ -231,11 +227,6 @@ def test_worker_init_fn_can_be_a_closure_and_set_later(cls: Loader) -> Any:
     loader.worker_init_fn = init
     seen.append(list(loader))
     return [seen, SETTING]
-
-
-@parity
-def test_the_result_of_worker_init_fn_does_not_matter(cls: Loader) -> Any:
-    return list(cls(Counting(3), num_workers=1, worker_init_fn=str))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")
@@ -445,13 +436,6 @@ def test_workers_are_counted_like_other_processes_of_the_main_process(cls: Loade
     loader = cls(Process(), batch_size=1, num_workers=3, multiprocessing_context=method, collate_fn=as_is)
     numbers = [(worker, [one - before for one in identity]) for _ in range(2) for ((worker, identity),) in loader]
     return numbers, multiprocessing.Process()._identity[0] - before  # type: ignore[attr-defined]
-
-
-@parity
-def test_workers_are_named_like_other_processes(cls: Loader) -> Any:
-    iterator = iter(cls(Process(), num_workers=2, multiprocessing_context="fork"))
-    next(iterator)
-    return [re.sub(r"\d+", "1", worker.name) for worker in iterator._workers]
 
 
 @pytest.mark.parametrize("method", ["fork", LONG])

@@ -8,7 +8,7 @@ import pytest
 
 from dpex.errors import WorkerDiedError
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.events import Notice, PoolStatus, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import PoolStatus, Snapshot, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
 from dpex.schedule.logical_workers import CROWD_AFTER_S
@@ -103,26 +103,6 @@ def made(number: int, *, epoch: int = 0, value: Any = None, **more: Any) -> Tick
 # -- the start, and sizes ----------------------------------------------------------------------------------------------
 
 
-def fresh(**options: Any) -> EngineState:
-    rules = PrefetchRules(base_prefetch=4, logical=False, may_read_ahead=False, memory_budget=None)
-    return EngineState(logicals=0, iterable=False, in_order=True, rules=rules, **options)
-
-
-@pytest.mark.parametrize(
-    ("local", "remote", "wanted"),
-    [
-        (0, 0, []),
-        (2, 0, [Scale("local", 2)]),
-        (0, 3, [Scale("remote", 3)]),
-        (1, 2, [Scale("local", 1), Scale("remote", 2)]),
-    ],
-)
-def test_the_start_asks_for_the_pools_that_are_wanted(local: int, remote: int, wanted: list[Scale]) -> None:
-    state = fresh(sizes=Sizes(local=local, remote=remote, prefetch=None))
-    state.placement.open()
-    assert state.placement.instructions == wanted
-
-
 def test_a_resize_asks_each_pool_that_is_there_and_makes_those_that_are_wanted() -> None:
     table = Table()
     assert table.answer(table.state.resize(table.sizes(0))) == [Scale("local", 0)]
@@ -209,16 +189,6 @@ def test_local_workers_that_took_over_logical_workers_keep_them() -> None:
     table.report("remote", (0, 1), requested=2, running=2)
     assert table.tell(WorkerUp("remote", 0)) == table.tell(WorkerUp("remote", 1)) == []
     assert table.send(2) == [("local", 0, [2]), ("local", 1, [3])]
-
-
-def test_local_workers_that_the_user_wants_do_not_leave_for_remote_ones() -> None:
-    table = Table(sizes=(0, 2))
-    table.report("remote", (), failed="no node has room", requested=0)
-    table.answer(table.state.consumer_waits(2, 0.0))
-    table.answer(table.state.resize(table.sizes(2, 2)))
-    table.report("remote", (0, 1), requested=2, running=2)
-    table.tell(WorkerUp("remote", 1))
-    assert table.state.placement.sizes == table.sizes(2, 2)
 
 
 @pytest.mark.parametrize(
@@ -394,17 +364,6 @@ def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
     assert table.result() == "batch 0"
 
 
-def test_a_result_of_an_earlier_epoch_is_discarded() -> None:
-    table = Table()
-    table.send(2)
-    assert table.answer(table.state.begin_epoch()) == [EnterEpoch(1)]
-    table.send(2)
-    old = made(0, epoch=0)
-    assert table.tell(old) == [Discard((old.value,))]
-    assert table.result() is None
-    assert table.state.placement.load == {"local": 2}
-
-
 def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_sent() -> None:
     table = Table()
     table.send(2)
@@ -471,10 +430,6 @@ def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
     table.tell(made(1, stream_end=True))
     (logical,) = table.state.point().logicals
     assert (logical.again, logical.batches) == ((), 0)
-
-
-def test_a_note_is_said() -> None:
-    assert Table().tell(Notice("the disk is full")) == [Say("the disk is full")]
 
 
 # -- logical workers ---------------------------------------------------------------------------------------------------
@@ -628,13 +583,6 @@ def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> Non
     assert (table.state.failures.deaths["local"], table.state.failures.remade) == (2, 4)
 
 
-def test_a_death_without_tickets_is_a_death_and_nothing_else() -> None:
-    table = Table()
-    table.send(2)
-    assert table.dies(0) == [Say("worker 0 was killed. The epoch goes on.")]
-    assert (table.state.failures.deaths["local"], table.state.failures.remade, table.send()) == (1, 0, [])
-
-
 def test_tickets_that_are_not_open_any_more_are_neither_made_nor_counted_again() -> None:
     table = Table(prefetch=6)
     table.send(6)
@@ -689,10 +637,6 @@ def test_too_many_deaths_in_a_row_end_the_epoch() -> None:
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
-def test_tickets_are_drawn_up_to_the_prefetch() -> None:
-    assert Table(prefetch=4).state.room(starving=False) == 4
-
-
 def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
     table = Table(prefetch=4)
     table.send(4)
@@ -702,14 +646,3 @@ def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
     assert table.state.widen_behind_straggler()
     assert table.state.schedule.prefetch == 5
     assert not table.state.widen_behind_straggler(), "there is room now"
-
-
-@pytest.mark.parametrize("given", [{"prefetch": 4}, {"prefetch": None, "tuned_prefetch": 4}])
-def test_a_prefetch_that_somebody_set_is_kept_behind_a_straggler(given: dict[str, Any]) -> None:
-    table = Table(prefetch=4)
-    table.answer(table.state.resize(Sizes(local=2, remote=0, **given)))
-    table.state.settle_prefetch()
-    table.send(4)
-    for number in (1, 2, 3):
-        table.tell(made(number))
-    assert not table.state.widen_behind_straggler()

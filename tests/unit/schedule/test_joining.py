@@ -11,10 +11,8 @@ from fake_pool import Work
 
 from dpex.schedule.events import Snapshot, SplittingKnown
 from dpex.schedule.logical_workers import CROWD_AFTER_S
-from dpex.schedule.placement import one_worker
-from dpex.schedule.prefetch import Sizes
 from dpex.schedule.progress import START, ResumePoint
-from dpex.schedule.streams import ALL, ONE, UNKNOWN, Splitting
+from dpex.schedule.streams import ONE, UNKNOWN, Splitting
 
 LENGTH = 3
 """Batches of each stream."""
@@ -46,18 +44,6 @@ def by_stream(batches: list[Any]) -> list[tuple[int, int]]:
 
 IN_TURN = [(stream, at) for at in range(LENGTH) for stream in range(3)]
 ALONE = [(0, at) for at in range(LENGTH)]
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize(("is_split", "expected"), [(True, IN_TURN), (False, ALONE)])
-def test_a_dataset_is_read_in_as_many_streams_as_it_splits_itself_into(
-    is_split: bool, expected: list[tuple[int, int]], in_order: bool
-) -> None:
-    splitting = Splitting(most=3)
-    driver = driver_of(is_split, splitting, in_order=in_order)
-    found = by_stream(driver.finish())
-    assert (found if in_order else sorted(found)) == (expected if in_order else sorted(expected))
-    assert splitting.is_split is is_split
 
 
 def test_a_second_worker_is_asked_for_when_the_first_stream_has_shown_it() -> None:
@@ -97,13 +83,6 @@ def test_a_later_pass_begins_with_the_workers_that_the_one_before_came_to(is_spl
     driver = driver_of(bool(is_split), Splitting(most=3, is_split=is_split))
     assert driver.pools["local"].counts.wanted == wanted
     assert by_stream(driver.finish()) == (IN_TURN if is_split else ALONE)
-
-
-def test_later_passes_find_out_anew_what_split_and_not_what_did_not() -> None:
-    was_split = driver_of(False, Splitting(most=3, is_split=True))
-    assert by_stream(was_split.finish()) == ALONE
-    was_not = driver_of(True, Splitting(most=3, is_split=False))
-    assert by_stream(was_not.finish()) == ALONE
 
 
 @pytest.mark.parametrize(("is_split", "expected"), [(True, IN_TURN), (False, ALONE)])
@@ -161,16 +140,6 @@ def resumed(point: ResumePoint, *, is_split: bool, streams: int = 3) -> list[Any
     return driver_of(is_split, point=point, streams=streams).finish()
 
 
-def test_a_split_dataset_goes_on_in_all_its_streams() -> None:
-    driver = driver_of(is_split=True)
-    for _ in range(3):
-        driver.work()
-    first = [driver.take() for _ in range(4)]
-    point = driver.state.point()
-    assert (point.streams, len(point.logicals)) == (ALL, 3)
-    assert by_stream(first + resumed(point, is_split=False)) == IN_TURN
-
-
 @pytest.mark.parametrize(("is_split", "expected"), [(True, IN_TURN), (False, ALONE)])
 def test_what_was_not_known_is_found_out_by_the_later_run(is_split: bool, expected: list[tuple[int, int]]) -> None:
     point = driver_of(is_split).state.point()
@@ -187,11 +156,3 @@ def test_a_resize_does_not_start_workers_that_have_nothing_to_read() -> None:
     driver.resize(3)
     assert (pool.counts.wanted, driver.state.placement.sizes.local) == (1, 1)
     assert by_stream(driver.finish()) == ALONE
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [((0, 0), (0, 0)), ((1, 0), (1, 0)), ((4, 2), (1, 0)), ((0, 1), (0, 1)), ((0, 5), (0, 1))]
-)
-def test_one_worker_instead_of_several(before: tuple[int, int], after: tuple[int, int]) -> None:
-    sizes = one_worker(Sizes(local=before[0], remote=before[1], prefetch=7))
-    assert sizes == Sizes(local=after[0], remote=after[1], prefetch=7)

@@ -95,19 +95,6 @@ def test_what_was_sent_with_a_late_ticket_is_late_at_once() -> None:
     assert driver.state.late.made_again == 2
 
 
-def test_an_answer_that_comes_first_counts() -> None:
-    driver = begun()
-    taken(driver)
-    look(driver)
-    look(driver, LEAST_PATIENCE_S)
-    driver.pools["remote"].work()
-    driver.collect()
-    before = taken(driver)
-    assert before
-    work_here(driver)
-    assert not set(taken(driver)) & set(before)
-
-
 def test_where_nobody_here_is_idle_the_others_are_waited_for() -> None:
     driver = begun(local=1)
     while driver.take() is not NOTHING:

@@ -249,14 +249,6 @@ TestScheduleMachine = ScheduleMachine.TestCase
 # -- single rules, with numbers ----------------------------------------------------------------------------------------
 
 
-def drawn(schedule: Schedule, count: int) -> list[Ticket]:
-    return [schedule.draw(i) for i in range(count)]
-
-
-def popped(schedule: Schedule) -> list[int]:
-    return [delivery.number for delivery in iter(schedule.pop, None)]
-
-
 @pytest.mark.parametrize("bad", [{"prefetch": 0}, {"queues": -1}, {"max_tries": 0}])
 def test_refuses_numbers_that_make_no_sense(bad: dict[str, int]) -> None:
     with pytest.raises(ScheduleError, match=f"{next(iter(bad))}={next(iter(bad.values()))}"):
@@ -272,50 +264,3 @@ def test_an_illegal_draw_changes_nothing() -> None:
     schedule.done(0, None)
     schedule.pop()
     assert schedule.draw("b").queue == 1
-
-
-def test_the_rota_is_torchs() -> None:
-    schedule = Schedule(prefetch=9, queues=3)
-    assert [t.queue for t in drawn(schedule, 5)] == [0, 1, 2, 0, 1]
-
-
-def test_the_rota_passes_over_an_exhausted_stream() -> None:
-    schedule = Schedule(prefetch=9, queues=3)
-    drawn(schedule, 3)
-    schedule.end_queue(0)
-    assert [t.queue for t in drawn(schedule, 4)] == [1, 2, 1, 2]
-
-
-def test_out_of_order_a_slow_queue_is_passed_over() -> None:
-    schedule = Schedule(prefetch=4, queues=2, in_order=False)
-    assert [t.queue for t in drawn(schedule, 4)] == [0, 1, 0, 1]
-    for number in (1, 3):
-        schedule.done(number, None)
-        schedule.pop()
-    assert [t.queue for t in drawn(schedule, 2)] == [1, 1]
-
-
-def test_in_order_a_late_first_ticket_holds_up_the_others() -> None:
-    schedule = Schedule(prefetch=3)
-    drawn(schedule, 3)
-    schedule.take(3)
-    schedule.done(2, "c")
-    schedule.done(1, "b")
-    assert schedule.pop() is None
-    schedule.done(0, "a")
-    assert popped(schedule) == [0, 1, 2]
-
-
-def test_out_of_order_results_leave_as_they_come() -> None:
-    schedule = Schedule(prefetch=3, in_order=False)
-    drawn(schedule, 3)
-    schedule.take(3)
-    for number in (2, 0, 1):
-        schedule.done(number, None)
-    assert popped(schedule) == [2, 0, 1]
-
-
-def test_tickets_sort_by_number_and_tell_what_they_are() -> None:
-    tickets = drawn(Schedule(prefetch=3), 3)
-    assert sorted(set(tickets)) == tickets
-    assert repr(tickets[1]) == "Ticket(1, 1, queue=0, issued=False, deaths=0)"
