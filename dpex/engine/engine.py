@@ -45,7 +45,7 @@ from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.interrupts import with_lock
 from dpex.system.processes import watch
-from dpex.system.run_queue import OwnQueue
+from dpex.system.run_queue import own_queue_s
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -92,7 +92,7 @@ class Engine:
         self._placement = self._state.placement
         self._drawing = Drawing()
         self._pools = Pools(self._state, plan.make_pool, plan.samples)
-        self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
+        self._tally = Tally(detailed=plan.metered, queue=own_queue_s)
         self._delivery = Delivery(plan, self._state, self._pools, self._tally)
         self._view = EngineView(plan, self._state, self._pools, self._tally)
         watch(self)

@@ -39,7 +39,7 @@ WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Upper bounds of the histograms of steps, and of batches in workers, seconds."""
 QUEUE_ASKED_S = 0.005
-"""Asking the kernel for the run queue takes up to 7 µs: it is asked in calls of ``next()`` after a step this long."""
+"""Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
 
 
 @dataclass(frozen=True, kw_only=True)

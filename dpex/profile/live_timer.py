@@ -109,34 +109,26 @@ class TicketTimer:
         return times._replace(steps=self.rows(dataset, times))
 
     def rows(self, dataset: Any, times: BatchTimes) -> tuple[StepRow, ...]:
-        """Return what the steps of the batch that was timed last took; nothing if not all of its calls were seen."""
+        """Return what the steps of the batch that was timed last took; nothing if not all of its calls were seen.
+
+        The cost of timing is an estimate, so the steps of a stage may add up to more than the stage.
+        """
         if self._steps is None:
             return ()
-        load_s, load_cpu_s = times.load_s, times.load_cpu_s
         own = _method(dataset)
-        rows: list[StepRow] = []
-        in_collate: list[StepRow] = []
+        loading: list[StepRow] = []
+        collating: list[StepRow] = []
         for step in self._steps:
             is_collate = step.path[0] == _COLLATE_HERE
             names = (COLLATE, *step.path[1:]) if is_collate else (own, *step.path)
-            (in_collate if is_collate else rows).append((" > ".join(names), step.calls, step.wall_s, step.cpu_s))
-        rows = _within(sorted(rows, key=lambda row: -row[2])[:MOST_ROWS], load_s, load_cpu_s)
-        in_collate = _within(in_collate[:MOST_ROWS], times.collate_s, times.collate_cpu_s)
-        load_s -= sum(row[2] for row in rows)
-        load_cpu_s -= sum(row[3] for row in rows)
-        if not in_collate:
-            in_collate = [(COLLATE, 1, times.collate_s, times.collate_cpu_s)]
-        return (own, times.samples, max(0.0, load_s), max(0.0, load_cpu_s)), *rows, *in_collate
-
-
-def _within(rows: list[StepRow], wall_s: float, cpu_s: float) -> list[StepRow]:
-    """Return the rows, scaled down if their sum exceeds the whole, as the cost of timing is an estimate."""
-    wall, cpu = _share(wall_s, sum(row[2] for row in rows)), _share(cpu_s, sum(row[3] for row in rows))
-    return [(name, calls, own_s * wall, own_cpu_s * cpu) for name, calls, own_s, own_cpu_s in rows]
-
-
-def _share(whole_s: float, parts_s: float) -> float:
-    return whole_s / parts_s if parts_s > whole_s else 1.0
+            row = (" > ".join(names), step.calls, step.wall_s, step.cpu_s)
+            (collating if is_collate else loading).append(row)
+        loading = sorted(loading, key=lambda row: -row[2])[:MOST_ROWS]
+        rest_s = max(0.0, times.load_s - sum(row[2] for row in loading))
+        rest_cpu_s = max(0.0, times.load_cpu_s - sum(row[3] for row in loading))
+        if not collating:
+            collating = [(COLLATE, 1, times.collate_s, times.collate_cpu_s)]
+        return (own, times.samples, rest_s, rest_cpu_s), *loading, *collating[:MOST_ROWS]
 
 
 def _method(dataset: Any) -> str:
