@@ -166,7 +166,8 @@ class RemotePool:
         compression: How batches are compressed for the network: "zstd", or None.
     """
 
-    name = REMOTE
+    name: str = REMOTE
+    _lost = "the agent on node {place}, which keeps its workers, is lost: {why}"
 
     def __init__(
         self,
@@ -248,11 +249,13 @@ class RemotePool:
         link, place = news.link, news.place
         assert link is not None
         link.wake = self.wake
-        order = (self._shared, news.path, codec_signature(), self._probe_index, self._compression)
         agent = self._agents[news.agent] = AgentHandle(number=news.agent, place=place, link=link)
-        self._put(agent, "open", self._number, order)
+        self._put(agent, "open", self._number, self._order(news))
         self._put(agent, "epoch", self._epoch)
         self._send_room(agent)
+
+    def _order(self, news: NodeNews) -> tuple[Any, ...]:
+        return self._shared, news.path, codec_signature(), self._probe_index, self._compression
 
     def _send_room(self, agent: AgentHandle) -> None:
         """Let an agent know how many workers it may have; it keeps up that number by itself."""
@@ -469,7 +472,7 @@ class RemotePool:
         lost = tuple(agent.held)
         if agent.place in self.times.nodes:
             self._add(agent, NodeStats(), links=0)
-        text = f"the agent on node {agent.place}, which keeps its workers, is lost: {why}"
+        text = self._lost.format(place=agent.place, why=why)
         workers = [agent.number * WORKERS_AN_AGENT + worker for worker in sorted(agent.up)]
         self.crashes += bool(workers)
         if lost and not workers:

@@ -43,7 +43,7 @@ def facts_of(name: str, setup: WorkerSetup, index_sampler: Any) -> Facts:
         "worker_init_fn": _named(setup.worker_init_fn),
         "base seed": str(setup.base_seed),
         "modes of torch": str(setup.modes),
-        "version of torch": torch.__version__,
+        "version of torch": str(torch.__version__),
     }
 
 

@@ -73,7 +73,7 @@ class Share:
         """The pool of one pass. Raises ShareError, and OSError where the system refuses."""
         from dpex.pools.share.facts import facts_of
         from dpex.pools.share.place import MeetingPlace
-        from dpex.pools.share.pool import SharedPool, SharePlan
+        from dpex.pools.share.pool import SharedNodes, SharedPool
 
         facts = facts_of(self.name, plan.setup, self.index_sampler)
         place = MeetingPlace(self.key(os.environ))
@@ -81,7 +81,7 @@ class Share:
         def start(listener: socket.socket) -> None:
             start_producer(listener, partial(_produce, listener, facts, plan, context.Process))
 
-        return SharedPool(SharePlan(facts=facts, place=place, kept_bytes=self.kept_bytes, start=start), first_workers)
+        return SharedPool(SharedNodes(place, start), facts, self.kept_bytes, first_workers)
 
 
 def _produce(listener: socket.socket, facts: Facts, plan: WorkerPlan, kind: Any) -> None:

@@ -54,7 +54,7 @@ class MeetingPlace:
         Raises:
             ShareError: The listener is a process of another user.
         """
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self.address)
             if (uid := peer(connection).uid) != os.getuid():
@@ -69,7 +69,7 @@ class MeetingPlace:
 
     def listen(self) -> socket.socket | None:
         """Begin to listen here; return None if another process does."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.address)
             listener.listen(BACKLOG)

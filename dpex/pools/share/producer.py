@@ -1,43 +1,43 @@
 """The producer: a process that makes each batch once, for all trainings that are connected.
 
-It is a `LocalPool` with connections in place of an engine. Each batch is made once (`cache`), and goes to all trainings
-that wait for it, or ask for it while it is kept. Batches with the lowest numbers are made first, so that a training
-that is behind catches up while the others have batches left. The number of workers is the largest that any training
-wants.
+It is a `LocalPool` with connections in place of an engine, as an agent is (`dpex.pools.agent.serving`), but serves
+several trainings. Each batch is made once (`cache`), and goes to all trainings that wait for it, or ask for it while it
+is kept. Batches with the lowest numbers are made first, so that a training that is behind catches up while the others
+have batches left. The number of workers is the largest that any training wants.
 
 The producer has one thread, and ends with its last connection.
 
-Messages of a training, pickled: ``("hello", facts, kept_bytes)``, ``("resize", wanted)``, ``("tickets", epoch,
-[(number, index), ...])``, ``("taken", [(epoch, number), ...])``, ``("epoch", number)``. Its answers, marshalled:
-``("refused", why)``, ``("status", fields of a `PoolReport`)``, ``("made", process of the producer, [(data of a
-`MadeBatch`, is_first), ...])``, ``("gone", worker, lost, working_on, expected, why, pid)``, ``("notice", text,
-is_warning)``.
+Frames of a training are those to an agent: ``("open", pool, (facts, kept_bytes))``, ``("resize", wanted)``,
+``("tickets", worker, epoch, queue, pickle, again)``, ``("epoch", number)``, ``("close", grace_s)``, and
+``("taken", keys)``. Its answers are an agent's reports: ``("report", pool, results, events, failed, processes,
+None)``, with ``(data of a `MadeBatch`, is_first)`` for each result, and the processes of the producer and its workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
-import marshal
 import os
+import pickle
 import select
 import socket
 from collections import deque
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from dpex.measure.readable import size
 from dpex.pools.local.fork_server import TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
-from dpex.pools.local.worker_process import TICKET_BYTES, read_ticket_message, receive
 from dpex.pools.share.cache import BatchCache, Key, OtherOrderError
 from dpex.pools.share.facts import Facts, difference, other_order
 from dpex.pools.share.memory import MadeBatch, SharingHandle
 from dpex.pools.share.place import peer
-from dpex.schedule.events import Notice, WorkerGone
+from dpex.schedule.events import Notice, PoolEvent, WorkerGone, WorkerUp, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 from dpex.system.processes import pidfd
+from dpex.transport.frames import FrameReader, FrameWriter
 
 FIRST_S = 30.0
 """Seconds for which it waits for the training that started it, which may die before it connects."""
@@ -47,22 +47,6 @@ TRY_AGAIN_MS = 10
 """Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
 MESSAGES_A_WORKER = 2
 """Messages of tickets per worker: a current one and a following one. The others wait here, lowest number first."""
-MESSAGE_BYTES = 48 << 10
-"""Bytes of batches in one message. A single batch may be larger, up to a worker's longest message."""
-BUFFER_BYTES = 1 << 20
-"""Bytes of the socket's buffer, if the system allows it: trees of a few large batches, or many tiny batches."""
-
-
-class PoolReport(NamedTuple):
-    """The status of the producer's pool. ``pids``: of each worker that serves, by number."""
-
-    running: int
-    requested: int
-    most: int | None
-    why_most: str
-    failed: str | None
-    crashes: int
-    pids: tuple[tuple[int, int], ...]
 
 
 class ProducerPool(LocalPool):
@@ -86,13 +70,10 @@ class ProducerPool(LocalPool):
         assert self._queue is not None
         return len(self._queue.groups) < MESSAGES_A_WORKER * max(1, self.counts.wanted)
 
-    def report(self) -> PoolReport:
-        """See `PoolReport`."""
-        counts = self.counts
-        pids = tuple((number, self._workers[number].process.pid or 0) for number in self.workers())
-        return PoolReport(
-            counts.running, counts.requested, counts.most, counts.why_most, self.failed, self.crashes, pids
-        )
+    @property
+    def processes(self) -> tuple[int, list[tuple[int, int]]]:
+        """The process of the producer, and that of each worker that serves, by number."""
+        return os.getpid(), [(number, self._workers[number].process.pid or 0) for number in self.workers()]
 
 
 # -- a training --------------------------------------------------------------------------------------------------------
@@ -101,23 +82,29 @@ class ProducerPool(LocalPool):
 class Subscriber:
     """A training as the producer sees it: its connection, what it is still to be sent, and what it wants.
 
-    ``wanted``: workers. ``is_behind``: it has had the notice that it is behind the others."""
+    ``wanted``: workers. ``is_behind``: it has had the notice that it is behind the others. ``pool``: its number for the
+    training."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
         self.socket = connection
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        self.wanted = 0
-        self.is_admitted = False
+        self.reader = FrameReader(connection)
+        self.wanted = self.epoch = 0
+        self.refused = ""
         self.is_behind = False
+        self.pool = 0
         who = peer(connection)
         self._is_own = who.uid == os.getuid()
         self._process = pidfd(who.pid)
-        self._outbox: deque[bytes] = deque()
-        self._batches: list[tuple[bytes, bool]] = []
-        self._bytes = 0
-        self._told: tuple[Any, ...] = ()
+        self._writer = FrameWriter(connection)
+        self._results: list[tuple[bytes, bool]] = []
+        self._events: list[tuple[Any, ...]] = []
+        self._reported: tuple[Any, ...] = ()
+
+    @property
+    def is_admitted(self) -> bool:
+        """True if it reads the same as the others."""
+        return bool(self.pool) and not self.refused
 
     def is_alive(self) -> bool:
         """Return True if it is a process of this user that runs: processes that it forked may hold its socket."""
@@ -129,42 +116,29 @@ class Subscriber:
 
     def watch(self, poller: select.poll) -> None:
         """Have ``poller`` wait for what it says, for room to tell it more, and for its end."""
-        poller.register(self.socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        poller.register(self.socket, select.POLLIN | (select.POLLOUT if self._writer.pending_bytes else 0))
         if self._process >= 0:
             poller.register(self._process, select.POLLIN)
 
-    def tell(self, *message: Any) -> None:
-        """Send a message of plain values after what it was sent so far."""
-        self._end_message()
-        self._outbox.append(marshal.dumps(message))
-
-    def report(self, fields: tuple[Any, ...]) -> None:
-        """Tell how the pool stands, if that has changed."""
-        if fields != self._told:
-            self._told = fields
-            self.tell("status", *fields)
+    def tell(self, event: PoolEvent) -> None:
+        """Report an event."""
+        self._events.append(plain(event))
 
     def deliver(self, batch: MadeBatch, *, is_first: bool) -> None:
-        """Send a batch, after what it was sent so far."""
-        if self._bytes + len(batch.data) > MESSAGE_BYTES:
-            self._end_message()
-        self._batches.append((batch.data, is_first))
-        self._bytes += len(batch.data)
+        """Send a batch."""
+        self._results.append((batch.data, is_first))
 
-    def _end_message(self) -> None:
-        if self._batches:
-            self._outbox.append(marshal.dumps(("made", os.getpid(), self._batches)))
-            self._batches, self._bytes = [], 0
+    def report(self, failed: str | None, processes: tuple[Any, ...]) -> bool:
+        """Send what there is to report, as far as the socket takes it; return False if the training has gone.
 
-    def flush(self) -> bool:
-        """Send as much as the socket takes; return False if the training has gone."""
-        self._end_message()
+        A ``failed`` pool is one that cannot serve this training.
+        """
+        if self._results or self._events or (failed, processes) != self._reported:
+            self._reported = failed, processes
+            self._writer.put(("report", self.pool, self._results, self._events, failed, processes, None))
+            self._results, self._events = [], []
         try:
-            while self._outbox:
-                self.socket.send(self._outbox[0])
-                self._outbox.popleft()
-        except BlockingIOError:
-            return True
+            self._writer.flush()
         except OSError:
             return False
         return True
@@ -193,7 +167,6 @@ class Producer:
         self._to_make: list[tuple[Key, list[int]]] = []
         """Messages of tickets that no worker has yet, by the first one's key: a heap."""
         self._at_workers: set[Key] = set()
-        self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._idle_since = monotonic()
 
     def run(self) -> None:
@@ -241,16 +214,10 @@ class Producer:
 
     def _hear(self, subscriber: Subscriber) -> None:
         """Take in what a training says; one that has ended leaves nothing behind."""
-        is_alive = subscriber.is_alive()
-        try:
-            while is_alive and (received := receive(subscriber.socket, self._buffer, socket.MSG_DONTWAIT)):
-                message = read_ticket_message(*received)
-                getattr(self, f"_do_{message[0]}")(subscriber, *message[1:])
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self._leave(subscriber)
+        for what, *about in subscriber.reader.read():
+            getattr(self, f"_do_{what}")(subscriber, *about)
+        if subscriber.reader.ended or not subscriber.is_alive():
+            self._leave(subscriber)
 
     def _leave(self, subscriber: Subscriber) -> None:
         del self._subscribers[subscriber.number]
@@ -258,13 +225,16 @@ class Producer:
         self._cache.leave(subscriber.number)
         self._resize()
 
-    def _do_hello(self, subscriber: Subscriber, facts: Facts, kept_bytes: int) -> None:
-        why_not = difference(self._facts, facts)
-        if why_not:
-            subscriber.tell("refused", why_not)
-            return
-        self._cache.budget_bytes = max(self._cache.budget_bytes, kept_bytes)
-        subscriber.is_admitted = True
+    def _do_open(self, subscriber: Subscriber, pool: int, order: tuple[Facts, int]) -> None:
+        facts, kept_bytes = order
+        subscriber.pool, subscriber.refused = pool, difference(self._facts, facts)
+        if subscriber.is_admitted:
+            self._cache.budget_bytes = max(self._cache.budget_bytes, kept_bytes)
+            for worker in self._pool.workers():
+                subscriber.tell(WorkerUp("", worker))
+
+    def _do_close(self, subscriber: Subscriber, grace_s: float) -> None:
+        """The end of the connection follows."""
 
     def _do_resize(self, subscriber: Subscriber, wanted: int) -> None:
         subscriber.wanted = wanted if subscriber.is_admitted else 0
@@ -276,18 +246,18 @@ class Producer:
             self._pool.resize(wanted)
 
     def _do_epoch(self, subscriber: Subscriber, epoch: int) -> None:
-        subscriber.is_behind = False
+        subscriber.epoch, subscriber.is_behind = epoch, False
         self._cache.enter_pass(subscriber.number, epoch)
 
     def _do_taken(self, subscriber: Subscriber, keys: list[Key]) -> None:
         self._cache.taken(subscriber.number, keys)
 
-    def _do_tickets(self, subscriber: Subscriber, epoch: int, tickets: list[tuple[int, Any]]) -> None:
-        if not subscriber.is_admitted:
-            return
+    def _do_tickets(
+        self, subscriber: Subscriber, worker: int | None, epoch: int, queue: int, data: bytes, again: bool
+    ) -> None:
         to_make = []
         try:
-            for number, index in tickets:
+            for number, index in pickle.loads(data) if subscriber.is_admitted else ():
                 answer = self._cache.ask(subscriber.number, (epoch, number), index)
                 if answer.must_make:
                     to_make.append(number)
@@ -295,7 +265,7 @@ class Producer:
                 elif answer.value is not None:
                     subscriber.deliver(answer.value, is_first=answer.is_first)
         except OtherOrderError as error:
-            subscriber.tell("refused", other_order(self._facts, epoch, number, error.known, error.other))
+            subscriber.refused = other_order(self._facts, epoch, number, error.known, error.other)
         if to_make:
             heapq.heappush(self._to_make, ((epoch, to_make[0]), to_make))
 
@@ -304,13 +274,12 @@ class Producer:
             return
         subscriber.is_behind = True
         kept = size(self._cache.budget_bytes)
-        subscriber.tell(
-            "notice",
+        text = (
             f"share={self._facts['share']!r}: this training is {behind} batches behind the first, and what it wants "
             f"now is not kept any more (the latest {kept} of batches are). Its batches are made again for it, until "
-            "it has caught up. A larger share_bytes keeps more",
-            True,
+            "it has caught up. A larger share_bytes keeps more"
         )
+        subscriber.tell(Notice(text, True))
 
     # -- workers -------------------------------------------------------------------------------------------------
 
@@ -325,9 +294,9 @@ class Producer:
         for event in events:
             if isinstance(event, WorkerGone):
                 self._lose(event)
-            elif isinstance(event, Notice):
+            else:
                 for subscriber in self._subscribers.values():
-                    subscriber.tell("notice", event.text, event.warning)
+                    subscriber.tell(event)
         events.clear()
 
     def _lose(self, event: WorkerGone) -> None:
@@ -340,8 +309,10 @@ class Producer:
         self._at_workers.difference_update(keys)
         missed = self._cache.lost(keys)
         for subscriber in self._subscribers.values():
-            lost = missed.get(subscriber.number, [])
-            subscriber.tell("gone", event.worker, lost, event.working_on, event.expected, event.why, event.pid)
+            epoch = subscriber.epoch
+            lost = tuple(number for of, number in missed.get(subscriber.number, []) if of == epoch)
+            blamed = event.working_on if event.working_on in lost else None
+            subscriber.tell(replace(event, epoch=epoch, lost=lost, working_on=blamed))
 
     def _hand_on_tickets(self) -> None:
         """Give workers as much as they need to be busy, the lowest numbers first."""
@@ -355,9 +326,7 @@ class Producer:
             heapq.heappop(self._to_make)
 
     def _tell_all(self) -> None:
-        report = self._pool.report()
+        failed, processes = self._pool.failed, self._pool.processes
         for subscriber in list(self._subscribers.values()):
-            if subscriber.is_admitted:
-                subscriber.report(tuple(report))
-            if not subscriber.flush():
+            if subscriber.pool and not subscriber.report(subscriber.refused or failed, processes):
                 self._leave(subscriber)
