@@ -138,7 +138,7 @@ class Run:
         is_alike = bool(now.workers) == bool(settings.workers)
         off_s = facts.wall_s - self._seconds(self.model, now, facts.held_s) if is_alike else 0.0
         floor_s = self._seconds(model, settings, held_s, is_free=True) if settings.workers else 0.0
-        wall_s = max(floor_s, self._seconds(model, settings, held_s) + off_s - saved_s)
+        wall_s = max(1e-9, floor_s, self._seconds(model, settings, held_s) + off_s - saved_s)
         rates = model.rate(settings if settings.workers else now)
         error = rates.value / rates.low - 1.0
         step_s = facts.work_s - facts.held_s + held_s
