@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from families import Augmented, assert_same, kill, seeded, stacked, template_pid
+from families import Augmented, assert_same, kill, seeded, stacked
 from trainers import Forker, family, forker
 from waiting import until
 
@@ -86,12 +86,6 @@ def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
     return DpexDataLoader(Augmented(length, 0.001), generator=seeded(), **{**SHAPE, **options})
 
 
-def until_ready(iterator: Any) -> None:
-    """Its template takes requests; meanwhile the training process would make batches."""
-    pool = iterator._engine.pool("local")
-    until(lambda: pool.poll() is not None and pool._source.ready)
-
-
 @pytest.fixture
 def ray_seems_up(seems_connected: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader is told so, too."""
@@ -153,39 +147,6 @@ def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monk
         assert [int(batch) for batch in loader] == [2, 2]
 
 
-@pytest.mark.usefixtures("kept_server", "seems_connected")
-def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
-    with local(seeding="worker") as loader:
-        first = stacked(loader)
-        server = server_pid()
-        assert not torch.equal(first, stacked(loader))
-        assert server_pid() == server
-        kill(server)
-        assert len(list(loader)) == 100
-        assert server_pid() != server
-
-
-@pytest.mark.usefixtures("kept_server", "seems_connected")
-@pytest.mark.filterwarnings("ignore:the process that starts:RuntimeWarning", "ignore:DataLoader worker:RuntimeWarning")
-def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
-    with local() as loader:
-        iterator = iter(loader)
-        until_ready(iterator)
-        got = [next(iterator)]
-        os.kill(server_pid(), signal.SIGSTOP)
-        kill(template_pid(iterator))
-        until(lambda: has_news(iterator))
-        let_server_go_on()
-        assert_same(torch.cat([*got, *iterator]), made_here())
-
-
-def has_news(iterator: Any) -> bool:
-    """The template has something to tell."""
-    from dpex.pools.local.handles import readable_within
-
-    return readable_within(iterator._engine.pool("local")._source.fileno(), 0.0)
-
-
 @pytest.mark.usefixtures("seems_connected")
 def test_closing_while_the_server_starts_leaves_the_server_alone() -> None:
     stop_server()
@@ -200,18 +161,6 @@ def test_closing_while_the_server_starts_leaves_the_server_alone() -> None:
     del iterator
     gc.collect()
     assert psutil.Process().num_fds() <= before[1]  # fewer, where a test before had left something to the collector
-
-
-@pytest.mark.usefixtures("seems_connected")
-@pytest.mark.filterwarnings("ignore:no local worker can be started")
-def test_a_failure_to_start_is_an_error_where_nobody_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    with local(seeding="worker") as loader:
-        for executable in BROKEN.values():
-            iterator = iter_with(executable, loader, monkeypatch)
-            with pytest.raises(WorkerDiedError, match="no local worker can be started"):
-                next(iterator)
-        loader.resize(local=2)
-        assert len(list(iterator)) == 100
 
 
 def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> Any:

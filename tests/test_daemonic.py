@@ -57,17 +57,6 @@ def test_auto_stays_in_the_process(data: Any, options: dict[str, Any]) -> None:
     assert in_daemon(passes, data, num_workers="auto", **options) == [list(range(12))] * 2
 
 
-def iterated(loader: Any) -> list[int]:
-    return torch.cat(list(loader)).tolist()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
-def test_auto_of_a_loader_that_was_made_elsewhere_stays_too() -> None:
-    loader = DpexDataLoader(Numbers(), 4, num_workers="auto")
-    assert in_daemon(iterated, loader) == list(range(12))
-    assert loader.num_workers > 0
-
-
 class Outer(Dataset[Any]):
     """Sample: all of a loader's."""
 

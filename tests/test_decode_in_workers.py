@@ -20,7 +20,6 @@ from waiting import meet, until
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex.options import WorkerConfig
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.worker.decoded_stream import Decoding, RawSamples, pickled
 
 DEADLINE_S = 60.0
 
@@ -70,15 +69,6 @@ def test_batches_are_those_of_torch_with_as_many_workers_as_streams(options: dic
             assert [batch.tolist() for batch in loader] == expected
         next(iter(loader))  # an epoch that is broken off
         assert [batch.tolist() for batch in loader] == expected
-
-
-def test_one_number_is_drawn_from_the_loaders_generator_as_torch_draws_it() -> None:
-    generators = [torch.Generator().manual_seed(7) for _ in range(2)]
-    dataset = decode_in_workers(Shards(3), decoded)
-    list(DataLoader(dataset, num_workers=2, generator=generators[0]))
-    with ours(dataset, generator=generators[1]) as loader:
-        list(loader)
-    assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
 def drawn(_: bytes) -> float:
@@ -152,15 +142,6 @@ def test_under_auto_streams_are_chosen_and_those_who_decode_are_tuned(monkeypatc
     assert "Other workers, whose number is tuned, decode" in text
 
 
-def test_with_the_random_state_of_workers_nothing_is_split() -> None:
-    dataset = decode_in_workers(Shards(), drawn)
-    torch.manual_seed(3)
-    expected = by_torch(dataset, batch_size=4)
-    torch.manual_seed(3)
-    with DpexDataLoader(dataset, 4, num_workers=2) as loader:
-        assert [batch.tolist() for batch in loader] == expected
-
-
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -218,13 +199,6 @@ def test_an_error_of_decoding_costs_its_batch_alone() -> None:
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
-
-
-def test_raw_samples_travel_and_are_shown_without_their_content() -> None:
-    raw = RawSamples(*pickled([b"1", b"2"]))
-    assert (len(raw), raw.samples()) == (2, [b"1", b"2"])
-    assert repr(raw) == f"<2 samples of a stream, {raw.nbytes} B>"
-    assert [one.tolist() for one in Decoding(decode_in_workers([], decoded)).__getitems__(raw)] == [[1], [2]]
 
 
 def test_a_memory_budget_counts_what_tickets_carry() -> None:

@@ -21,24 +21,13 @@ __all__ = ["family", "forker"]
 
 pytestmark = pytest.mark.timeout(240)
 
-LEAVES = {
-    "torch's": "open(f'/dev/shm/torch_{os.getpid()}_1234_0', 'x')",
-    "a semaphore": "lock = multiprocessing.get_context('spawn').Lock()",
-    "a block": "block = shared_memory.SharedMemory(create=True, size=99)",
-}
 
-
-@pytest.mark.parametrize("what", LEAVES)
-def test_what_is_left_in_shared_memory_is_seen(family: Forker, what: str) -> None:
+def test_what_is_left_in_shared_memory_is_seen(family: Forker) -> None:
     """Ended so that nothing tidies up, neither this process nor the one that Python has for it."""
-    body = f"{LEAVES[what]}\n[p.kill() for p in descendants()]\nos.kill(os.getpid(), 9)"
-    assert family.run(body)[0] == -signal.SIGKILL
-    left = family.shared_files()
-    assert len(left) == 1
-    family.shared_before |= left  # as to those who were there before
-    assert not family.shared_files()
-    family.shared_before -= left
-    Path("/dev/shm", *left).unlink()
+    body = "block = shared_memory.SharedMemory(create=True, size=99)\n[p.kill() for p in descendants()]"
+    assert family.run(f"{body}\nos.kill(os.getpid(), 9)")[0] == -signal.SIGKILL
+    (left,) = family.shared_files()
+    Path("/dev/shm", left).unlink()
     family.assert_nothing_is_left()
 
 

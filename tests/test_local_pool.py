@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
@@ -27,13 +27,11 @@ from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
-from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
+from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.events import PoolEvent as Event
-from dpex.schedule.progress import START
 from dpex.schedule.schedule import Ticket
 from dpex.worker.fetch import Failure
 from dpex.worker.setup import WorkerSetup
-from dpex.worker.states import unpack_state
 
 pytestmark = pytest.mark.timeout(240)
 DEADLINE_S = 30.0
@@ -300,10 +298,6 @@ class Ids(Rows32):
         return -1 if info is None else info.id
 
 
-def needs_a_cpu_of_its_own(worker: int) -> None:
-    [0, 1][worker]
-
-
 def test_a_worker_that_takes_another_s_place_has_its_number() -> None:
     with driven(2, dataset=Ids()) as driver:
         first = driver.pids()[0]
@@ -320,7 +314,7 @@ def test_workers_that_nobody_asked_for_are_done_without_where_the_init_function_
 ) -> None:
     """A list of CPUs, say, is as long as the number of workers in the script. Asked for, a worker's error is the answer
     to its tickets."""
-    with driven(2, dataset=Ids(), worker_init_fn=needs_a_cpu_of_its_own, own_workers=asked_for) as driver:
+    with driven(2, dataset=Ids(), worker_init_fn=[0, 1].__getitem__, own_workers=asked_for) as driver:
         driver.pool.resize(5)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 5 - most and driver.pool.counts.running == most)
         notes = [note.text for note in driver.of(Notice)]
@@ -344,42 +338,3 @@ def test_a_worker_that_nobody_needs_is_freed_without_a_garbage_collection() -> N
             assert alive() is None
         finally:
             gc.enable()
-
-
-class Told(IterableDataset[torch.Tensor]):
-    """A stream that tells how far it is, unless it ``fails``."""
-
-    def __init__(self, fails: bool = False) -> None:
-        self.at = 0
-        self.fails = fails
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while True:
-            self.at += 1
-            yield torch.tensor(self.at)
-
-    def state_dict(self) -> dict[str, int]:
-        if self.fails:
-            raise RuntimeError("no state today")
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-def test_a_stream_tells_its_state_when_it_is_asked() -> None:
-    with driven(1, shared_queue=False, dataset=Told(), iterable=True) as driver:
-        (worker,) = driver.pool.workers()
-        driver.send(0, 1, worker=worker)
-        driver.wait_until_made(2)
-        driver.pool.ask_state(worker, worker)
-        driver.listen_until(lambda: len(driver.of(Snapshot)) == 2)
-        at_first, asked = driver.of(Snapshot)
-        assert (at_first.epoch, at_first.number, at_first.state) == (*START, None)
-        assert (asked.epoch, asked.number, at_of(asked.state)) == (0, 1, 2)
-
-
-def at_of(state: bytes) -> int:
-    dataset = unpack_state(state).dataset
-    assert dataset is not None
-    return int(dataset.dataset["at"])

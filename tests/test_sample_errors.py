@@ -127,18 +127,6 @@ def test_who_takes_the_place_does_not_depend_on_the_workers() -> None:
     assert all(other == batches for other in found.values())
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_samples_that_are_batches_by_themselves_are_replaced(on_error: Any) -> None:
-    options: Any = {"sample_policy": SamplePolicy(on_error=on_error), "batch_size": None}
-    warned = pytest.warns(RuntimeWarning, match="sample 3 could not")
-    with DpexDataLoader(Numbers(), num_workers=1, **options) as loader, warned:
-        numbers = list(map(int, loader))
-    assert [number for index, number in enumerate(numbers) if index not in (3, 17)] == [
-        index for index in range(COUNT) if index not in (3, 17)
-    ]
-    assert len(numbers) == COUNT
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_more_errors_than_are_allowed_end_the_pass(place: str) -> None:
     bad = tuple(range(0, 2 * LEAST + 2, 2))
@@ -146,14 +134,6 @@ def test_more_errors_than_are_allowed_end_the_pass(place: str) -> None:
         TooManySampleErrors, match=r"SamplePolicy\(max_errors=0\.2\) allows 20.* sample \d+ \(ValueError"
     ):
         batches_of(Numbers(bad=bad), sample_policy=SamplePolicy(on_error="skip", max_errors=0.2), **PLACES[place])
-
-
-def test_as_many_as_are_allowed_do_not() -> None:
-    bad = tuple(range(0, 2 * LEAST + 2, 2))
-    batches, loader = batches_of(
-        Numbers(bad=bad), sample_policy=SamplePolicy(on_error="skip", max_errors=1.0), num_workers=1
-    )
-    assert (len(batches), loader.stats().failed_samples) == (COUNT // 4, len(bad))
 
 
 def test_without_the_option_an_error_is_torchs() -> None:
@@ -222,6 +202,15 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_watch_counts_its_own_looks(no_exit: list[int]) -> None:
     """However long a process stood still between two of them."""
     watch, told = watched()
+    for place in range(3 * LOOKS):
+        watch.begin(place, place)
+        watch.look()
+        watch.end()
+    for _ in range(3 * LOOKS):
+        watch.look()  # the worker waits for tickets
+    watch.begin(ALL_AT_ONCE, [1, 2, 3], samples=3)
+    for _ in range(3 * LOOKS):
+        watch.look()
     watch.begin(2, "index")
     for _ in range(LOOKS):
         watch.look()
@@ -233,20 +222,6 @@ def test_a_watch_counts_its_own_looks(no_exit: list[int]) -> None:
     assert "test_a_watch_counts_its_own_looks" in stack
 
 
-def test_a_watch_leaves_alone_what_goes_on(no_exit: list[int]) -> None:
-    watch, _ = watched()
-    for place in range(3 * LOOKS):
-        watch.begin(place, place)
-        watch.look()
-        watch.end()
-    for _ in range(3 * LOOKS):
-        watch.look()  # the worker waits for tickets
-    watch.begin(ALL_AT_ONCE, [1, 2, 3], samples=3)
-    for _ in range(3 * LOOKS):
-        watch.look()
-    assert not no_exit
-
-
 # -- one batch ---------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +230,7 @@ def guard_of(dataset: Any, on_error: Any = "skip") -> SampleGuard:
 
 
 def test_the_next_good_sample_of_the_batch_takes_the_place() -> None:
+    assert guard_of(Numbers(bad=(1,))).sample(1) != 1, "a sample that is a batch by itself"
     guard = guard_of(Numbers(bad=(1, 2, 5)))
     assert guard.samples([0, 1, 2, 3, 4, 5]) == [0, 3, 3, 3, 4, 0]
     assert guard.taken() == tuple((str(index), f"ValueError: {index} is bad") for index in (1, 2, 5))
@@ -280,14 +256,11 @@ def test_what_hung_is_not_loaded_again() -> None:
     assert guard.samples(LeavingOut(index=[7, 8], places={1: "it hung"})) == [7, 7]
     assert guard.taken() == (("8", "it hung"),)
     assert guard.samples(LeavingOut(index=[7, 8], places={ALL_AT_ONCE: "all hung"})) == [7, 8]
+    index = LeavingOut(index=[4, (5, 6)], places={1: "it hung"})
+    assert index_of(kept(plain_index(index))) == index, "it can be kept in a state"
 
 
 # -- what is kept and what is refused ----------------------------------------------------------------------------------
-
-
-def test_an_index_without_some_samples_can_be_kept_in_a_state() -> None:
-    index = LeavingOut(index=[4, (5, 6)], places={1: "it hung"})
-    assert index_of(kept(plain_index(index))) == index
 
 
 class Stream(IterableDataset[int]):
@@ -320,9 +293,3 @@ class Stream(IterableDataset[int]):
 def test_what_cannot_be_had_is_refused(dataset: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why.replace("(", r"\(")):
         DpexDataLoader(dataset, **options)
-
-
-def test_auto_keeps_what_may_hang_out_of_the_training_process() -> None:
-    with DpexDataLoader(Numbers(bad=()), num_workers="auto", sample_policy=SamplePolicy(timeout_s=TIMEOUT_S)) as loader:
-        list(loader)
-        assert set(loader.stats().pools) == {"local"}

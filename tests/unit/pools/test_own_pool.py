@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from dpex import OptionError
@@ -41,17 +40,6 @@ def threaded(workers: int = 3, **options: Any) -> ThreadedLoader:
     return ThreadedLoader(options.pop("dataset", Squares()), num_workers=workers, **options)
 
 
-def trained(batches: Any) -> torch.Tensor:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for numbers, squares in batches:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(numbers), squares).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_torchs(persistent: bool) -> None:
     """The sampler has its own generator: a loader with persistent workers draws one base seed for all epochs."""
@@ -63,13 +51,6 @@ def test_batches_are_torchs(persistent: bool) -> None:
             assert len(wanted) == len(got) == 12
             assert all(map(torch.equal, wanted, got))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
-
-
-def test_a_model_is_trained_as_with_torch() -> None:
-    with threaded(shuffle=True, generator=seeded()) as loader:
-        assert torch.equal(
-            trained(loader), trained(DataLoader(Squares(), batch_size=8, shuffle=True, generator=seeded()))
-        )
 
 
 def test_resizing_within_an_epoch_loses_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,16 +79,6 @@ def test_it_looks_and_travels_as_torchs_does() -> None:
         first.shown.anything_else  # noqa: B018
 
 
-def test_threads_of_the_dataset_are_seen() -> None:
-    told: list[bool] = []
-    first = info_of(told)
-    thread = threading.Thread(target=lambda: first.shown.num_workers)
-    thread.start()
-    thread.join()
-    first.settle()
-    assert told == [True]
-
-
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
@@ -160,19 +149,22 @@ WHOLE, HALF = list(range(10)), list(range(0, 10, 2))
     ("when", "is_split", "numbers"),
     [("iter", True, HALF), ("before", True, HALF), ("after", False, WHOLE), ("never", False, WHOLE)],
 )
-@pytest.mark.parametrize("options", [{}, {"auto_collation": False, "collate_fn": int}], ids=["batches", "samples"])
-def test_what_a_stream_yields_and_tells(
-    kind: type[Reads], when: str, is_split: bool, numbers: list[int], options: dict[str, Any]
-) -> None:
-    assert read_alone(kind(when), **options) == ([is_split], numbers)
+def test_what_a_stream_yields_and_tells(kind: type[Reads], when: str, is_split: bool, numbers: list[int]) -> None:
+    assert read_alone(kind(when)) == ([is_split], numbers)
+    assert read_alone(kind(when), auto_collation=False, collate_fn=int) == ([is_split], numbers)
+
+
+def test_where_the_number_is_known_or_there_is_no_sample() -> None:
+    assert read_alone(Reads("iter"), ALL) == ([], HALF)
+    assert read_alone(Reads("iter"), ONE) == ([], WHOLE)
+    assert read_alone(Part(length=0)) == ([False], [])
 
 
 def test_it_is_told_before_the_first_batch_and_at_once_where_it_is_read_at_the_start() -> None:
     told: list[bool] = []
-    core = WorkerCore(setup_of(Reads("iter")))
-    core.adopt(0, tell_splitting=told.append, streams=UNKNOWN)
+    WorkerCore(setup_of(Reads("iter"))).adopt(0, tell_splitting=told.append, streams=UNKNOWN)
     assert told == [True]
-    told = []
+    told.clear()
 
     def collate(samples: list[int]) -> list[int]:
         assert told
@@ -184,35 +176,21 @@ def test_it_is_told_before_the_first_batch_and_at_once_where_it_is_read_at_the_s
     assert core.make(0, BATCH, 0, 0)[0] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("streams", "numbers"), [(ALL, HALF), (ONE, WHOLE)])
-def test_where_the_number_of_streams_is_known_nothing_is_told(streams: int, numbers: list[int]) -> None:
-    for when in ("iter", "before"):
-        assert read_alone(Reads(when), streams) == ([], numbers)
+class FailsAt(Reads):
+    """An error instead of a beginning ("iter") or of a first number ("next"), or in the second epoch ("again")."""
 
-
-class Empty(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-
-def test_an_empty_dataset_is_one_stream() -> None:
-    assert read_alone(Empty()) == ([False], [])
-
-
-class FailsAt(IterableDataset[int]):
-    """An error instead of a beginning, or of a first number."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
+    epochs = 0
 
     def __iter__(self) -> Iterator[int]:
-        if self.where == "iter":
-            raise OSError("nothing there")
-        return self.numbers()
+        self.epochs += 1
+        if self.when == "iter" or self.epochs == 2:
+            fails(0)
+        return super().__iter__()
 
-    def numbers(self) -> Iterator[int]:
-        raise OSError("nothing there")
-        yield 0
+    def numbers(self, first: int, step: int) -> Iterator[int]:
+        if self.when == "next":
+            fails(0)
+        return super().numbers(first, step)
 
 
 def fails(_: int) -> None:
@@ -220,65 +198,41 @@ def fails(_: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "init"), [(FailsAt("iter"), None), (FailsAt("next"), None), (Reads("never"), fails)]
+    ("dataset", "init", "epoch"),
+    [(FailsAt("iter"), None, 0), (FailsAt("next"), None, 0), (Reads("never"), fails, 0), (FailsAt("again"), None, 1)],
 )
-def test_an_error_before_the_first_sample_leaves_nobody_waiting(dataset: Any, init: Any) -> None:
+def test_an_error_before_the_first_sample_leaves_nobody_waiting(dataset: Any, init: Any, epoch: int) -> None:
     told: list[bool] = []
     core = WorkerCore(setup_of(dataset, worker_init_fn=init))
     core.adopt(0, streams=UNKNOWN, tell_splitting=told.append)
-    failure, _ = core.make(0, BATCH, 0, 0)
+    failure, _ = core.make(0, BATCH, 0, epoch)
     assert "nothing there" in failure.wrapper.exc_msg
     assert told == [False]
 
 
-class TakesLater(Reads):
-    """Its first epoch is broken off before it has begun; in the next one it fails."""
-
-    epochs = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.epochs += 1
-        if self.epochs == 2:
-            raise OSError("nothing there")
-        return super().__iter__()
-
-
-def test_what_an_epoch_that_was_broken_off_left_open_is_settled_by_the_next() -> None:
-    told: list[bool] = []
-    core = WorkerCore(setup_of(TakesLater("never")))
-    core.adopt(0, streams=UNKNOWN, tell_splitting=told.append)
-    assert told == []
-    core.make(5, BATCH, 0, 1)
-    assert told == [False]
-
-
-def splits(_: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.part = info.id, info.num_workers
-
-
-def splits_by_argument(worker_id: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.part = worker_id, 2
-
-
-def seeds(_: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.seeded = info.seed
-
-
 class Part(IterableDataset[int]):
+    """A ``worker_init_fn`` may set its ``part``, or read what seeds it."""
+
     part = (0, 1)
 
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
     def __iter__(self) -> Iterator[int]:
-        yield from range(self.part[0], 10, self.part[1])
+        yield from range(self.part[0], self.length, self.part[1])
 
 
-@pytest.mark.parametrize(
-    ("init", "is_split", "numbers"), [(splits, True, HALF), (splits_by_argument, True, HALF), (seeds, False, WHOLE)]
-)
-def test_a_worker_init_fn_may_split_the_dataset(init: Any, is_split: bool, numbers: list[int]) -> None:
-    assert read_alone(Part(), worker_init_fn=init) == ([is_split], numbers)
+INITS: dict[str, Callable[[int, Any], Any]] = {
+    "splits": lambda _, info: setattr(info.dataset, "part", (info.id, info.num_workers)),
+    "splits by its argument": lambda worker, info: setattr(info.dataset, "part", (worker, 2)),
+    "seeds": lambda _, info: setattr(info.dataset, "seeded", info.seed),
+}
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_a_worker_init_fn_may_split_the_dataset(init: str) -> None:
+    def begin(worker: int) -> None:
+        INITS[init](worker, get_worker_info())
+
+    is_split = init != "seeds"
+    assert read_alone(Part(), worker_init_fn=begin) == ([is_split], HALF if is_split else WHOLE)
