@@ -122,7 +122,7 @@ class Outcome:
         wait: The share of the training loop's time that was lost to loading, from 0 to 1. Where the training thread
             itself waits for a CPU, that is in it.
         kept: Whether the change was kept; False if it was undone.
-        at: When that was concluded, in seconds of a monotonic clock.
+        at: When that was concluded, in seconds since the first `iter()` of the loader.
     """
 
     rate: float
@@ -136,7 +136,7 @@ class Decision:
     """A change of settings: why, on what evidence, and what it should bring.
 
     Attributes:
-        at: When it was taken, in seconds of a monotonic clock.
+        at: When it was taken, in seconds since the first `iter()` of the loader.
         old: The settings before.
         new: The settings after.
         reason: The reason in one word.
