@@ -27,7 +27,7 @@ from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import SAMPLER
 from dpex.profile.live_timer import TicketTimer
-from dpex.schedule.instructions import Raise, Say
+from dpex.schedule.events import Raise, Say
 from dpex.schedule.names import INLINE
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import SamplePolicy

@@ -21,17 +21,20 @@ from dpex.measure.sampling import SlowestSamples
 from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.events import PoolEvent, PoolStatus, Snapshot, TicketMade
-from dpex.schedule.instructions import (
+from dpex.schedule.events import (
     Adopt,
     AskState,
     Discard,
     EnterEpoch,
     Instruction,
+    PoolEvent,
+    PoolStatus,
     Raise,
     Say,
     Scale,
     Send,
+    Snapshot,
+    TicketMade,
     ToWorker,
 )
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy

@@ -13,7 +13,7 @@ from dpex.errors import TooManySampleErrors
 from dpex.measure.readable import fine_percent
 from dpex.measure.sampling import FailedSample
 from dpex.measure.sums import FAILED_KEPT
-from dpex.schedule.instructions import Instruction, Raise, Say
+from dpex.schedule.events import Instruction, Raise, Say
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 
 logger = logging.getLogger("dpex")

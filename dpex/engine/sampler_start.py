@@ -55,10 +55,6 @@ def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generat
     return dict(reversed(found.values()))
 
 
-def _is_among(sampler: Any, kinds: tuple[type, ...]) -> bool:
-    return type(sampler) in kinds
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplerStart:
     """Random states before the first draw of a pass."""
@@ -80,8 +76,8 @@ class SamplerStart:
         if is_stream:
             return cls(generators=own, shared=global_states(_TORCH if draws else ()))
         samplers = [sampler for _, sampler in samplers_within(index_sampler)]
-        is_known = all(_is_among(sampler, _DRAWING + _DRAWLESS) for sampler in samplers)
-        draws = draws or any(_is_among(sampler, _DRAWING) and sampler.generator is None for sampler in samplers)
+        is_known = all(type(sampler) in _DRAWING + _DRAWLESS for sampler in samplers)
+        draws = draws or any(type(sampler) in _DRAWING and sampler.generator is None for sampler in samplers)
         names = (_TORCH if draws else ()) if is_known else GLOBAL
         return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
 

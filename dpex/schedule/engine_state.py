@@ -28,8 +28,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dpex.schedule.events import (
+    Discard,
+    EnterEpoch,
     Notice,
     PoolEvent,
+    Say,
+    Send,
     Snapshot,
     SplittingKnown,
     TicketMade,
@@ -37,7 +41,6 @@ from dpex.schedule.events import (
     WorkerUp,
 )
 from dpex.schedule.failures import Failures
-from dpex.schedule.instructions import Discard, EnterEpoch, Say, Send
 from dpex.schedule.late_tickets import LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement

@@ -13,8 +13,7 @@ from collections import Counter
 from typing import Any
 
 from dpex.errors import SampleTimeoutError, WorkerDiedError
-from dpex.schedule.events import NO_STATUS, WorkerGone
-from dpex.schedule.instructions import Raise, Say
+from dpex.schedule.events import NO_STATUS, Raise, Say, WorkerGone
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Place, Placement
 from dpex.schedule.sample_policy import HANGS, leaving_out

@@ -23,8 +23,7 @@ from collections import Counter, deque
 from itertools import islice
 from typing import Any
 
-from dpex.schedule.events import Snapshot
-from dpex.schedule.instructions import Adopt, AskState, Say, Send
+from dpex.schedule.events import Adopt, AskState, Say, Send, Snapshot
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place, Placement, one_worker
 from dpex.schedule.prefetch import LARGEST_GROUP

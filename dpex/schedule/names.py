@@ -1,5 +1,6 @@
-"""Names of the places where batches are made; names that users give, in a form that can be written everywhere: metrics,
-JSON, pages, terminals. PURE.
+"""Names of the places where batches are made, and names that users give in a form that can be written everywhere. PURE.
+
+A module of its own, as metrics, pages and pools share it.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dpex.errors import WorkerDiedError
-from dpex.schedule.events import NO_STATUS, PoolStatus
-from dpex.schedule.instructions import Instruction, Raise, Say, Scale, Send
+from dpex.schedule.events import NO_STATUS, Instruction, PoolStatus, Raise, Say, Scale, Send
 from dpex.schedule.names import LOCAL, REMOTE
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.schedule import SHARED, Schedule, Ticket

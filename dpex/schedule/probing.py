@@ -1,4 +1,4 @@
-"""Look into objects of the user, which may raise anything when they are asked.
+"""Look into objects of the user, which may raise anything: for loader, engine and workers alike.
 
 A dataset may forward unknown attributes to a table and raise KeyError, and may hold a dead weak proxy or a stand-in for
 something that is not there. All that dpex asks of such objects beyond what torch asks goes through these functions.

@@ -1,4 +1,4 @@
-"""The random seed of a worker or a ticket. PURE: integers in, integers out.
+"""The random seed of a worker or a ticket, in numbers that never change. PURE: integers in, integers out.
 
 Two schemes exist. Under ``"worker"`` the seeds are PyTorch's: worker *w* gets ``base_seed + w`` and its state runs on
 from batch to batch. Under ``"batch"`` the state before batch *i* is a function of (base seed, epoch, *i*) alone, so it

@@ -8,9 +8,22 @@ import pytest
 
 from dpex.errors import WorkerDiedError
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.events import PoolStatus, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import (
+    Adopt,
+    AskState,
+    Discard,
+    EnterEpoch,
+    PoolStatus,
+    Raise,
+    Say,
+    Scale,
+    Send,
+    Snapshot,
+    TicketMade,
+    WorkerGone,
+    WorkerUp,
+)
 from dpex.schedule.failures import CRASHES_IN_A_ROW
-from dpex.schedule.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
 from dpex.schedule.logical_workers import CROWD_AFTER_S
 from dpex.schedule.placement import Place
 from dpex.schedule.prefetch import PrefetchRules, Sizes

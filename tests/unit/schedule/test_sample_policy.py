@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dpex.errors import SampleTimeoutError
-from dpex.schedule.events import WorkerGone
-from dpex.schedule.instructions import Say
+from dpex.schedule.events import Say, WorkerGone
 from dpex.schedule.sample_policy import ALL_AT_ONCE, HANGS, LeavingOut, leaving_out
 from tests.unit.schedule.test_engine_state import Table, made
 
