@@ -103,12 +103,6 @@ int nvmlDeviceGetUtilizationRates(device_t *device, unsigned *rates) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetCurrentClocksThrottleReasons(device_t *device, u64 *reasons) {
-    ENTER(device->number);
-    *reasons = (u64)get(device->number, "throttle", 1);
-    return SUCCESS;
-}
-
 int nvmlDeviceGetMemoryInfo(device_t *device, u64 *memory) {
     ENTER(device->number);
     memory[0] = 80ull << 30;

@@ -57,8 +57,6 @@ _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
 IDLE = 0.2
 """Share of the time from which a GPU that idles while batches are ready is mentioned: short kernels leave gaps."""
-HELD_BACK = 0.1
-"""Share of the time from which clocks that are held back are mentioned."""
 COPIES, TRANSFORM = "copies to the device", "device transform"
 """The two that the training stream can wait for. They run beside the steps, one after the other."""
 
@@ -309,19 +307,15 @@ def _late_batches(facts: Facts) -> str:
 
 
 def _not_the_loader(facts: Facts) -> str:
-    """Return that the GPU idles while batches are ready, and that its clocks are held back, where NVML says so."""
+    """Return that the GPU idles while batches are ready, where NVML says so."""
     use = facts.gpu_use
-    if use is None or use.supplied_busy_ratio is None:
+    if use is None or use.supplied_busy_ratio is None or use.supplied_idle_ratio < IDLE:
         return ""
-    sentences = ""
-    if use.supplied_idle_ratio >= IDLE:
-        busy = percent(use.supplied_busy_ratio)
-        sentences = (
-            f" While batches are ready the GPU runs kernels for {busy} of the time by NVML: what it waits for is not "
-            "the loader."
-        )
-    slowed = [f"{name} ({percent(share)} of the time)" for name, share in use.held_back() if share >= HELD_BACK]
-    return sentences + (f" The GPU's clocks are held back by {' and '.join(slowed)}." if slowed else "")
+    busy = percent(use.supplied_busy_ratio)
+    return (
+        f" While batches are ready the GPU runs kernels for {busy} of the time by NVML: what it waits for is not the "
+        "loader."
+    )
 
 
 # -- words and numbers -------------------------------------------------------------------------------------------------

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import add
 
-from dpex.measure.record import Record, by_name, counter, few_of_many, level, state
+from dpex.measure.record import Record, counter, few_of_many, level, state
 from dpex.measure.sums import LinkSums
 
 
@@ -84,21 +83,12 @@ class GpuUse(Record):
     busy_s: float = counter("Seconds in which a kernel ran.", "seconds")
     supplied_s: float = counter("Seconds of the windows at whose end batches were ready.", "seconds")
     supplied_busy_s: float = counter("Seconds of those in which a kernel ran.", "seconds")
-    held_back_s: Mapping[str, float] = by_name(
-        "Seconds of the windows at whose end the GPU's clocks were held back, by reason.", "seconds"
-    )
 
     @classmethod
-    def of_window(cls, seconds: float, busy: float, *, is_supplied: bool, held_back: tuple[str, ...]) -> GpuUse:
+    def of_window(cls, seconds: float, busy: float, *, is_supplied: bool) -> GpuUse:
         """Return the sums of one window, in which the GPU ran kernels for the share ``busy`` of the time."""
         supplied_s = seconds if is_supplied else 0.0
-        return cls(
-            seconds=seconds,
-            busy_s=busy * seconds,
-            supplied_s=supplied_s,
-            supplied_busy_s=busy * supplied_s,
-            held_back_s=dict.fromkeys(held_back, seconds),
-        )
+        return cls(seconds=seconds, busy_s=busy * seconds, supplied_s=supplied_s, supplied_busy_s=busy * supplied_s)
 
     @property
     def busy_ratio(self) -> float | None:
@@ -114,8 +104,3 @@ class GpuUse(Record):
     def supplied_idle_ratio(self) -> float:
         """Share of all the time in which batches were ready and no kernel ran, 0 to 1."""
         return (self.supplied_s - self.supplied_busy_s) / self.seconds if self.seconds > 0 else 0.0
-
-    def held_back(self) -> list[tuple[str, float]]:
-        """The reasons with their shares of the time, the largest first."""
-        shares = ((name, held_s / self.seconds) for name, held_s in self.held_back_s.items())
-        return sorted(shares, key=lambda pair: -pair[1])

@@ -247,14 +247,11 @@ class Tuner:
         )
 
     def _gpu_busy(self, sample: Sample) -> float | None:
-        """Share of about the last second in which the GPU ran kernels; notes that, and what holds its clocks back."""
+        """Share of about the last second in which the GPU ran kernels; notes that."""
         busy = self._gpus.busy_ratio() if self._gpus is not None else None
         if self._gpus is not None and busy is not None and sample.seconds > 0:
-            reasons = dict.fromkeys(reason for gpu in self._gpus.latest() for reason in gpu.held_back or ())
-            use = self.gpu_use or GpuUse()
-            supplied = sample.ready > 0
-            window = GpuUse.of_window(sample.seconds, busy, is_supplied=supplied, held_back=tuple(reasons))
-            self.gpu_use = use.plus(window)
+            window = GpuUse.of_window(sample.seconds, busy, is_supplied=sample.ready > 0)
+            self.gpu_use = (self.gpu_use or GpuUse()).plus(window)
         return busy
 
     def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:

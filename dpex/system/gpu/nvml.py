@@ -34,15 +34,6 @@ TRIES = 3
 PCIE_BYTES = {197: "pcie_tx_bytes", 198: "pcie_rx_bytes"}
 """NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: bytes from and to the GPU. The counters can wrap, and stand still on
 virtual machines."""
-CLOCKS_HELD_BACK = {
-    0x04: "the power limit",
-    0x08: "a hardware slowdown",
-    0x20: "the temperature, by the driver",
-    0x40: "the temperature, by the hardware",
-    0x80: "the power supply",
-}
-"""Values of nvmlClocksThrottleReason* that slow down the work: SwPowerCap, HwSlowdown, SwThermalSlowdown,
-HwThermalSlowdown, HwPowerBrakeSlowdown. Idling and clocks set by the user are left out."""
 GPM_RATIOS = {2: "sm_active_ratio", 3: "sm_occupancy_ratio", 10: "dram_active_ratio"}
 """NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _DRAM_BW_UTIL; Hopper and later."""
 _VALUE_FIELDS = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
@@ -64,7 +55,6 @@ class GpuSample:
         memory_used_bytes: Memory in use, that of other processes included.
         pcie_tx_bytes: Bytes from the GPU since its driver began to count; None while the counter reads 0.
         pcie_rx_bytes: Bytes to the GPU, likewise.
-        held_back: Reasons that limit its clocks now, in words.
     """
 
     uuid: str
@@ -79,7 +69,6 @@ class GpuSample:
     memory_total_bytes: int | None = None
     pcie_tx_bytes: int | None = None
     pcie_rx_bytes: int | None = None
-    held_back: tuple[str, ...] | None = None
 
 
 # -- which GPUs --------------------------------------------------------------------------------------------------------
@@ -167,7 +156,6 @@ class _Gpu:
             "memory": self._ask_memory,
             "GPM": self._ask_gpm,
             "PCIe counts": self._ask_pcie,
-            "clocks": self._ask_clocks,
         }
         self._failures = dict.fromkeys(self._questions, 0)
 
@@ -197,10 +185,6 @@ class _Gpu:
 
     def _ask_utilisation(self) -> Mapping[str, Any]:
         return {"kernel_active_ratio": self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100}
-
-    def _ask_clocks(self) -> Mapping[str, Any]:
-        reasons = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
-        return {"held_back": tuple(name for bit, name in CLOCKS_HELD_BACK.items() if reasons & bit)}
 
     def _ask_memory(self) -> Mapping[str, Any]:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)

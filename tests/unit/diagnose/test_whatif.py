@@ -268,7 +268,7 @@ def test_the_loaders_own_workers_may_be_in_the_way() -> None:
 def test_a_gpu_that_is_busy_all_the_same_lacks_no_cpu() -> None:
     from dpex.measure.samples import GpuUse
 
-    busy = GpuUse.of_window(1.0, 0.97, is_supplied=True, held_back=())
+    busy = GpuUse.of_window(1.0, 0.97, is_supplied=True)
     assert diagnose(held(gpu_use=busy)).verdict.cause == "consumer"
 
 
