@@ -42,24 +42,6 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 """The bits of an unsigned integer of 64 bits."""
 
 
-class FeedCounts:
-    """Counts of a feed. The consumer's thread writes them, except ``copied_bytes``: the thread that launches copies.
-
-    Attributes:
-        copied_bytes: Bytes that were copied to the device.
-        copy_s: Seconds of the device from the beginning of each copy to its end.
-        late: Batches that were not on the device when they were taken.
-        transform_s: Seconds of the device from the beginning of each transform to its end.
-        wait_s: Seconds that the training queue had to wait for late batches.
-    """
-
-    __slots__ = ("copied_bytes", "copy_s", "late", "transform_s", "wait_s")
-
-    def __init__(self) -> None:
-        self.copied_bytes = self.late = 0
-        self.copy_s = self.transform_s = self.wait_s = 0.0
-
-
 class _Flight(NamedTuple):
     """A copy that has begun: its two marks, and the memory of the host that it reads."""
 
@@ -100,11 +82,17 @@ class Feed:
     Attributes:
         epoch: The epoch of the batches that are launched from now on.
         transform: Called with each batch on the device, if there is one.
+        copied_bytes: Bytes that were copied to the device. The thread that launches copies counts them.
+        copy_s: Seconds of the device from the beginning of each copy to its end.
+        late: Batches that were not on the device when they were taken.
+        transform_s: Seconds of the device from the beginning of each transform to its end.
+        wait_s: Seconds that the training queue had to wait for late batches.
     """
 
     def __init__(self, device: Device, *, budget_bytes: int, pin: Pin | None = None) -> None:
         self.device = device
-        self.counts = FeedCounts()
+        self.copied_bytes = self.late = 0
+        self.copy_s = self.transform_s = self.wait_s = 0.0
         self.epoch = -1
         self.transform: SeededTransform | None = None
         self._pin = pin
@@ -159,7 +147,7 @@ class Feed:
                 ended = device.mark()
                 self._in_flight.append(_Flight(begun, ended, host))
         nbytes = tree.nbytes(moved)
-        self.counts.copied_bytes += 0 if moved is host else nbytes
+        self.copied_bytes += 0 if moved is host else nbytes
         self._ahead.saw(nbytes)
         return moved, ended
 
@@ -187,7 +175,7 @@ class Feed:
             before = device.mark()
             device.wait(arrival.ready)
             self._waits.append((before, device.mark()))
-            self.counts.late += 1
+            self.late += 1
         for tensor in tree.tensors(arrival.batch, device.records_own_use):
             device.record_use(tensor)
         self._ahead.taken(is_late=is_late)
@@ -236,9 +224,9 @@ class Feed:
         device, flights = self.device, self._in_flight
         while flights and device.is_passed(flights[0].ended):
             begun, ended, _ = flights.popleft()
-            self.counts.copy_s += device.apart_s(begun, ended)
-        self.counts.transform_s += self._passed_s(self._transforms)
-        self.counts.wait_s += self._passed_s(self._waits)
+            self.copy_s += device.apart_s(begun, ended)
+        self.transform_s += self._passed_s(self._transforms)
+        self.wait_s += self._passed_s(self._waits)
 
     def _passed_s(self, spans: deque[tuple[Mark, Mark]]) -> float:
         """Take out the spans that are passed, and return their seconds of the device."""
@@ -249,8 +237,7 @@ class Feed:
 
     def sums(self) -> dict[str, float]:
         """Return the fields of `dpex.measure.sums.Sums` that a feed counts, by name."""
-        counts = self.counts
-        return {"feed_copy_s": counts.copy_s, "feed_transform_s": counts.transform_s, "feed_wait_s": counts.wait_s}
+        return {"feed_copy_s": self.copy_s, "feed_transform_s": self.transform_s, "feed_wait_s": self.wait_s}
 
     def settle(self) -> None:
         """Wait until no copy is under way, and release all memory of the host. It does nothing in a forked process."""

@@ -339,7 +339,7 @@ class InlineMeter:
             passes=1,
             errors=dict(self._errors),
             pools={INLINE: self._times.sums()},
-            moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes},
+            moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.copied_bytes},
             **({} if feed is None else feed.sums()),
             slow_samples=self._slow_samples.found(),
             failed_samples=self.sample_errors.count,

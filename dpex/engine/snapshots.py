@@ -85,7 +85,7 @@ class EngineView:
             gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
             gpu_steps=steps.number,
             gpu_step_s=steps.seconds,
-            feed_wait_s=0.0 if self._plan.feed is None else self._plan.feed.counts.wait_s,
+            feed_wait_s=0.0 if self._plan.feed is None else self._plan.feed.wait_s,
             thread=thread,
             local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),
             remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
@@ -104,7 +104,7 @@ class EngineView:
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
         feed, pinned = self._plan.feed, {"h2d": tally.pinned_bytes}
         if feed is not None:
-            pinned = {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes}
+            pinned = {"h2d": feed.staged_bytes, "device": feed.copied_bytes}
         return tally.sums(
             monotonic(),
             passes=max(1, state.epoch + 1),

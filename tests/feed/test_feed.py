@@ -138,17 +138,17 @@ def test_a_graph_that_is_captured_gets_no_batch(gpu: AsyncDevice, feed: Feed) ->
 def test_what_is_counted(gpu: AsyncDevice, feed: Feed) -> None:
     hold_copies(gpu)
     late = launched(feed, torch.zeros(100))()
-    assert feed.counts.late == 1
+    assert feed.late == 1
     gpu.release()
     late.sum().item()
     feed.look()
-    assert feed.counts.copied_bytes == 400
-    assert feed.counts.copy_s > 0
-    assert feed.counts.wait_s > 0
+    assert feed.copied_bytes == 400
+    assert feed.copy_s > 0
+    assert feed.wait_s > 0
     arrival = launched(feed, torch.zeros(100))
     arrival.ready.synchronize()
     arrival()
-    assert feed.counts.late == 1
+    assert feed.late == 1
 
 
 def test_a_forked_process_waits_for_nothing(gpu: AsyncDevice, feed: Feed) -> None:
@@ -202,7 +202,7 @@ def test_a_batch_that_moves_itself(gpu: AsyncDevice, feed: Feed, kind: type[Grap
     assert [one.item() / 64 for one in sums] == [0, 1, 2, 3]
     assert gpu.hazards == []
     assert lent == ([gpu.training] * 4 if kind is Lender else [])
-    assert feed.counts.copied_bytes == 4 * 256
+    assert feed.copied_bytes == 4 * 256
 
 
 # -- which device ------------------------------------------------------------------------------------------------------

@@ -177,9 +177,9 @@ def test_what_is_counted(gpu: AsyncDevice) -> None:
         iterator: Any = iter(loader)
         for batch in iterator:
             batch.cpu()
-        counts = iterator._feed.counts
-        assert counts.transform_s > 0
-        assert counts.copied_bytes == 40 * 704 * 8
+        feed = iterator._feed
+        assert feed.transform_s > 0
+        assert feed.copied_bytes == 40 * 704 * 8
 
 
 def test_it_needs_a_device() -> None:

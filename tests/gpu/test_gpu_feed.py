@@ -180,8 +180,8 @@ def test_what_both_ways_carry(way: str, record_property: Callable[[str, object],
         count = sum(1 for _ in iterator)
         torch.cuda.synchronize()
         rate = count * 38 * MB / (time.perf_counter() - began) / 1e9
-        counts = iterator._feed.counts
-    bus = counts.copied_bytes / counts.copy_s / 1e9
+        feed = iterator._feed
+    bus = feed.copied_bytes / feed.copy_s / 1e9
     record_property(way, (rate, bus))
     print(f"{way}: {rate:.2f} GB/s end to end, {bus:.2f} GB/s while a copy ran")
     assert count == 350
