@@ -88,12 +88,6 @@ def test_same_batches_in_the_same_order(accelerator: Accelerator, dataset: Any, 
     assert_same(*runs)
 
 
-def test_out_of_order_each_batch_comes_once(accelerator: Accelerator) -> None:
-    batches = list(pinning(Augmented(60), 3, in_order=False))
-    assert sorted(int(batch[0, 0]) for batch in batches) == list(range(60))
-    assert accelerator.pinned == 60
-
-
 def test_without_workers_the_consumer_pins_and_errors_come_as_they_are(accelerator: Accelerator) -> None:
     iterator = iter(pinning(Augmented(3), 0, seeding="batch"))
     assert next(iterator).pinned_in == threading.current_thread().name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from itertools import islice, takewhile
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from waiting import ManualClock
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.engine.plan import EnginePlan
 from dpex.system.gpu import events as cudaevents
 from dpex.system.gpu.stall import AT_ONCE, PENDING, SHARE, GpuStall
 
@@ -464,19 +462,6 @@ def test_a_visit_that_raises_is_left_too(streams: list[HostStream]) -> None:
                 next(iterator)
         kept = 2 * len(iterator._engine._plan.gpu._pending) + 1  # and the latest return that was read
         assert len(streams[0].idle) + kept == streams[0].made
-
-
-def test_without_cuda_no_iterator_has_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
-    plans: list[EnginePlan] = []
-    with DpexDataLoader(Slow(), num_workers=1) as loader:
-        iterator = iter(loader)
-        plans.append(iterator._engine._plan)
-        list(iterator)
-        assert loader.stats().gpu_stall_s is None
-        assert iterator._engine.look().gpu_stall_s is None
-    assert plans[0].gpu is None
-    gc.collect()
 
 
 def test_cuda_is_not_initialised_by_being_measured(monkeypatch: pytest.MonkeyPatch) -> None:

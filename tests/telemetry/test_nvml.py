@@ -107,17 +107,6 @@ answer = first, second, third, "torch" in sys.modules, notes
     assert notes == []
 
 
-def test_handles_are_kept(library: Path) -> None:
-    script = """
-used[1] = "11111111-bbbb-0000-0000-000000000000"
-for _ in range(5):
-    read()
-names = ("nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID", "nvmlDeviceGetUtilizationRates")
-answer = [calls(name) for name in names]
-"""
-    assert run(script, library) == [1, 2, 2, 10]
-
-
 def test_what_is_not_offered_is_not_asked_for_ever(library: Path) -> None:
     """MIG, for one: neither utilisation nor the GPU's own counters."""
     script = """
@@ -245,12 +234,6 @@ def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert cuda_devices() == {3: "uuid-3", 5: "uuid-5"}
     cuda.is_initialized = lambda: False
     assert cuda_devices() == {}
-
-
-def test_torch_alone_is_no_reason_to_ask(library: Path) -> None:
-    """It is imported, and has not initialised CUDA."""
-    script = "import torch; answer = nvml.cuda_devices(), nvml.Gpus().latest(), calls('nvmlInitWithFlags')"
-    assert run(script, library) == [{}, [], 0]
 
 
 # -- who reads ---------------------------------------------------------------------------------------------------------

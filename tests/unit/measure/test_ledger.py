@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -204,23 +203,3 @@ def test_buckets_are_cumulative_and_end_in_all() -> None:
     bounds = [*map(str, BY_NAME["dpex_batch_wait_seconds"].buckets), "+Inf"]
     assert [counts[bound] for bound in bounds] == [1, 3, 3, *(6,) * 10, 10]
     assert found["dpex_batch_wait_seconds_sum", frozenset({("loader", "a")})] == 9.5
-
-
-def test_many_scrapes_at_once_agree() -> None:
-    ledger, engine = LoaderMetrics("a"), Engine()
-    ledger.watch(engine)
-    collector = Collector(lambda: [ledger])
-    seen: list[list[float]] = [[] for _ in range(4)]
-
-    def look(own: list[float]) -> None:
-        key = "dpex_batches_total", frozenset({("loader", "a")})
-        own.extend(samples(collector)[key] for _ in range(30))
-
-    threads = [threading.Thread(target=look, args=(own,)) for own in seen]
-    for thread in threads:
-        thread.start()
-    for number in range(2000):
-        engine.now = replace(engine.now, batches=number)
-    for thread in threads:
-        thread.join()
-    assert all(own == sorted(own) and len(own) == 30 for own in seen)
