@@ -36,15 +36,8 @@ class Costs(NamedTuple):
     booking_s: float
 
 
-class TimedStep(NamedTuple):
-    """A step of a batch: the names of the steps around it and its own, its calls, and seconds without the steps within
-    it.
-    """
-
-    path: tuple[str, ...]
-    calls: int
-    wall_s: float
-    cpu_s: float
+StepSeconds = tuple[int, float, float]
+"""Calls of a step in a batch, and wall and CPU seconds in them without the steps within."""
 
 
 class _Target(NamedTuple):
@@ -94,7 +87,8 @@ class StepWatch:
         """False if calls may have been missed."""
         self._codes: dict[int, list[_Target]] = {}
         self._alive: list[Any] = []
-        self._sums: dict[tuple[str, ...], tuple[int, float, float]] = {}
+        self.steps: dict[tuple[str, ...], StepSeconds] = {}
+        """Steps by the names of those around them and their own, in the order in which their first calls began."""
         self._open: list[_Open] = []
         self._booked = 0
         self._events = 0
@@ -148,14 +142,6 @@ class StepWatch:
         """Seconds that timing has taken so far."""
         return self._events * self._costs.event_s + self._booked * self._costs.booking_s
 
-    @property
-    def steps(self) -> tuple[TimedStep, ...]:
-        """The steps that were called, in the order in which their first calls began."""
-        return tuple(
-            TimedStep(path, calls, max(0.0, wall_s), max(0.0, cpu_s))
-            for path, (calls, wall_s, cpu_s) in self._sums.items()
-        )
-
     def call(self, label: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function`` as a step of that name and return its result."""
         key = object()
@@ -190,7 +176,7 @@ class StepWatch:
 
     def _enter(self, key: Any, label: str) -> None:
         path = (*self._open[-1].path, label) if self._open else (label,)
-        self._sums.setdefault(path, (0, 0.0, 0.0))
+        self.steps.setdefault(path, (0, 0.0, 0.0))
         self._open.append(_Open(key, path, self._wall(), self._cpu(), self.cost_s))
 
     def _leave(self) -> None:
@@ -198,8 +184,8 @@ class StepWatch:
         call = self._open.pop()
         cost_s = self.cost_s - call.cost_s
         wall_s, cpu_s = max(0.0, wall - call.wall - cost_s), max(0.0, cpu - call.cpu - cost_s)
-        calls, own_wall_s, own_cpu_s = self._sums[call.path]
-        self._sums[call.path] = (
+        calls, own_wall_s, own_cpu_s = self.steps[call.path]
+        self.steps[call.path] = (
             calls + 1,
             own_wall_s + wall_s - call.within_wall_s,
             own_cpu_s + cpu_s - call.within_cpu_s,

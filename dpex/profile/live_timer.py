@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import SamplingSchedule
-from dpex.profile.call_timer import StepWatch, TimedStep
+from dpex.profile.call_timer import StepSeconds, StepWatch
 from dpex.profile.discover import label, watch_of
 
 COLLATE = "collate"
@@ -50,7 +50,7 @@ class TicketTimer:
         self._watch: StepWatch | None = None
         self._began_s = 0.0
         self._costs_s = (0.0, 0.0)
-        self._steps: tuple[TimedStep, ...] | None = None
+        self._steps: dict[tuple[str, ...], StepSeconds] | None = None
         self.due = 0.0 if is_on else math.inf
 
     @property
@@ -118,10 +118,10 @@ class TicketTimer:
         own = _method(dataset)
         loading: list[StepRow] = []
         collating: list[StepRow] = []
-        for step in self._steps:
-            is_collate = step.path[0] == _COLLATE_HERE
-            names = (COLLATE, *step.path[1:]) if is_collate else (own, *step.path)
-            row = (" > ".join(names), step.calls, step.wall_s, step.cpu_s)
+        for path, (calls, wall_s, cpu_s) in self._steps.items():
+            is_collate = path[0] == _COLLATE_HERE
+            names = (COLLATE, *path[1:]) if is_collate else (own, *path)
+            row = (" > ".join(names), calls, max(0.0, wall_s), max(0.0, cpu_s))
             (collating if is_collate else loading).append(row)
         loading = sorted(loading, key=lambda row: -row[2])[:MOST_ROWS]
         rest_s = max(0.0, times.load_s - sum(row[2] for row in loading))
