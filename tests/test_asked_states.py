@@ -98,14 +98,6 @@ def test_nobody_is_asked_where_nobody_asks(kind: str, options: dict[str, Any], n
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-def test_who_asks_once_has_states_from_then_on(kind: str, notes: Path) -> None:
-    with loader_of(KINDS[kind](notes), seeding="worker") as loader:
-        loader.state_dict()
-        list(loader)
-    assert "asked" in notes.read_text()
-
-
-@pytest.mark.parametrize("kind", ["map", "stream"])
 def test_whoever_sets_their_pace_asks_for_states(kind: str, notes: Path) -> None:
     with loader_of(KINDS[kind](notes), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
         list(loader)

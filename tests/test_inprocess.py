@@ -22,7 +22,7 @@ from dpex import DpexDataLoader, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import InProcessMaker, seed_ticket
 from dpex.worker.rng_state import KeptStates
-from dpex.worker.setup import Modes, modes_here
+from dpex.worker.setup import Modes
 
 BASE_SEED, EPOCH = 11, 2
 numpy_random: Any = np.random
@@ -183,21 +183,6 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "default dtype": lambda: default_dtype(torch.float64),
     "none": nullcontext,
 }
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_modes_are_entered_and_left(mode: str) -> None:
-    outside = modes_here()
-    with MODES[mode]():
-        wanted = modes_here()
-    assert (wanted == outside) is (mode == "none")
-    for there in MODES:
-        with MODES[there]():
-            here = modes_here()
-            with wanted.enter():
-                assert modes_here() == wanted
-            assert modes_here() == here
-    assert modes_here() == outside
 
 
 class Moody(Dataset[torch.Tensor]):

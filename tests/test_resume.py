@@ -199,13 +199,6 @@ def test_the_next_epoch_is_shuffled_as_it_would_have_been(place: str) -> None:
         assert resumed(loader, middle) == later
 
 
-def test_batches_made_ahead_do_not_count() -> None:
-    with loader_of("map", seeding="batch", num_workers=2, prefetch_factor=4) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        assert loader.state_dict()["batches"] == 1
-
-
 class Broken(Augmented):
     def __getitem__(self, index: int) -> Any:
         if index == 4:

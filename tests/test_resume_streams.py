@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,21 +136,6 @@ def test_a_resumed_stream_survives_a_death_before_it_has_told_anything_new() -> 
         batches = [next(iterator), next(iterator)]
         kill_worker(iterator, 0)
         assert batches + list(iterator) == undisturbed[7:]
-
-
-class Failing(Plain):
-    def state_dict(self) -> Any:
-        raise RuntimeError("no state today")
-
-    def load_state_dict(self, state: Any) -> None:
-        raise AssertionError
-
-
-def test_a_state_that_cannot_be_told_does_not_disturb_training() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with loader_of(Failing()) as loader:
-            assert len(list(loader)) == LENGTH // 2
 
 
 def _until_nine(work: Any) -> Any:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,59 +194,3 @@ def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
         assert DpexDataLoader(dataset, num_workers="auto").num_workers == 1000
     with pytest.warns(UserWarning, match="will create 1000 worker processes"):
         DpexDataLoader(dataset, num_workers=1000)
-
-
-RANK = """
-import sys, torch, torch.distributed as dist
-from torch.utils.data import IterableDataset, get_worker_info
-from dpex import DpexDataLoader
-from workload import wait_as_work
-
-class Reads(IterableDataset):
-    def __init__(self, wait_s): self.wait_s = wait_s
-    def __iter__(self):
-        for number in range(40):
-            wait_as_work(self.wait_s)
-            yield torch.tensor([float(number)])
-
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-loader = DpexDataLoader(Reads(0.02 * rank), batch_size=4, num_workers="auto")
-counts = []
-for epoch in range(3):
-    batches = 0
-    for batch in loader:
-        total = batch.sum().reshape(1)
-        dist.all_reduce(total)
-        batches += 1
-    counts.append(batches)
-print("streams", int(loader.num_workers), "batches", counts, flush=True)
-loader.close()
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_ranks_of_unequal_speed_have_as_many_batches_in_each_epoch(tmp_path: Path) -> None:
-    """An all-reduce for each step would hang, or fail, if they had not."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    environ = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).parent)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(tmp_path / "meeting")],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert said[0][0] == said[1][0]
-    assert "batches" in said[0][0]

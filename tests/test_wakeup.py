@@ -76,15 +76,6 @@ def test_what_is_watched_wakes_and_nothing_else_does(wakeup: Wakeup, pipe: tuple
     assert wakes(wakeup)
 
 
-def test_the_poll_is_kept_while_the_same_is_watched(wakeup: Wakeup, pipe: tuple[int, int]) -> None:
-    wakeup.watch(iter([pipe[0]]))
-    before = wakeup._poll
-    wakeup.watch((pipe[0],))
-    assert wakeup._poll is before
-    wakeup.watch(pipe)
-    assert wakeup._poll is not before
-
-
 def test_closed_it_rings_no_stranger() -> None:
     """Its descriptor's number may be another file's by then."""
     wakeup = Wakeup()

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .datasets import Counting, Stream, as_is, pair
+from .datasets import Counting, as_is
 from .harness import Loader, caught, parity
 
 MAP = Counting(10)
@@ -70,12 +70,6 @@ def test_attributes(cls: Loader, options: str) -> Any:
         "index sampler": loader._index_sampler in (loader.batch_sampler, loader.sampler),
         "batched": loader._index_sampler is loader.batch_sampler,
     }
-
-
-@parity
-def test_attributes_of_a_stream(cls: Loader) -> Any:
-    loader = cls(Stream(pair, 3))
-    return [loader._dataset_kind, loader._auto_collation, type(loader.sampler), type(loader.batch_sampler)]
 
 
 @parity

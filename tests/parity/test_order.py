@@ -147,13 +147,6 @@ def test_out_of_order_gives_the_same_batches(cls: Loader, workers: int) -> Any:
     return [sorted(batch.tolist() for batch in epoch) for epoch in epochs(loader, 2)]
 
 
-@needs_in_order
-@parity
-def test_out_of_order_over_persistent_epochs(cls: Loader) -> Any:
-    loader = cls(Counting(11), num_workers=2, in_order=False, persistent_workers=True, shuffle=True)
-    return [sorted(map(int, epoch)) for epoch in epochs(loader, 3)]
-
-
 @WORKERS
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
 @parity

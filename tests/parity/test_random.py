@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from .datasets import Counting, Of, Stream, augmented, augmented_element, drop, epochs, take
+from .datasets import Counting, Of, Stream, augmented, augmented_element, epochs, take
 from .harness import Loader, drain, parity, random_state
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -119,11 +119,9 @@ def test_the_base_seed(cls: Loader, workers: int) -> Any:
 
 HOW: dict[str, dict[str, Any]] = {
     "batched": {"batch_size": 2},
-    "single": {"batch_size": None},
     "shuffled": {"batch_size": 3, "shuffle": True},
     "persistent": {"batch_size": 2, "persistent_workers": True},
     "prefetch 1": {"batch_size": 2, "prefetch_factor": 1},
-    "prefetch 9": {"batch_size": 2, "prefetch_factor": 9},
     "seeded": {"batch_size": 2, "shuffle": True, "generator": 11},
 }
 
@@ -245,11 +243,3 @@ def distributions(index: int) -> Any:
 def test_all_kinds_of_draws(cls: Loader, workers: int) -> Any:
     """`random.gauss` and `numpy.random.randn` keep a second value in their state."""
     return epochs(cls(Of(distributions, 7), num_workers=workers, collate_fn=list), 2)
-
-
-@WORKERS
-@parity
-def test_a_loader_that_is_dropped_at_once(cls: Loader, workers: int) -> Any:
-    loader = cls(Of(drop, 4), shuffle=True, num_workers=workers, collate_fn=drop)
-    iter(loader)
-    return [random_state(), list(loader)]

@@ -103,16 +103,6 @@ def test_what_was_set_here_before_iter_is_found_in_a_worker(cls: Loader, workers
 
 @WORKERS
 @parity
-def test_the_default_dtype_counts_where_the_batch_is_made(cls: Loader, workers: int) -> Any:
-    torch.set_default_dtype(torch.float64)
-    try:
-        return list(cls(Of(lambda i: torch.tensor(i / 3), 3), num_workers=workers))
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@WORKERS
-@parity
 def test_there_is_no_worker_info_here(cls: Loader, workers: int) -> Any:
     """Not in the sampler, not between batches, not afterwards."""
     seen: list[Any] = []
@@ -462,15 +452,6 @@ def test_start_methods_refuse_what_cannot_be_pickled(cls: Loader, method: str) -
         ]
     words = "Got pickle error when attempting to start a worker Process."
     return [errors, [(w.category, str(w.message).startswith(words)) for w in said]]
-
-
-@parity
-def test_the_context_object_is_used(cls: Loader) -> Any:
-    fork = multiprocessing.get_context("fork")
-    return [
-        list(cls(Of(lambda i: i * 2, 4), num_workers=2, multiprocessing_context=context))
-        for context in ("fork", fork, torch.multiprocessing.get_context("fork"))
-    ]
 
 
 @WORKERS

@@ -11,8 +11,6 @@ from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import (
     Adopt,
     AskState,
-    Discard,
-    EnterEpoch,
     PoolStatus,
     Raise,
     Say,
@@ -359,15 +357,6 @@ def test_a_refusal_that_is_handed_in_twice_changes_nothing_more() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_results_are_delivered_in_order_and_a_second_one_is_discarded() -> None:
-    table = Table()
-    table.send(2)
-    assert table.tell(made(1)) == table.tell(made(0)) == []
-    assert [table.result(), table.result(), table.result()] == ["batch 0", "batch 1", None]
-    again = made(0)
-    assert table.tell(again) == [Discard((again.value,))]
-
-
 def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
     """Its handling was broken off by a signal handler's exception, and it still waits to be delivered."""
     table = Table()
@@ -375,17 +364,6 @@ def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
     event = made(0)
     assert table.tell(event) == table.tell(event) == []
     assert table.result() == "batch 0"
-
-
-def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_sent() -> None:
-    table = Table()
-    table.send(2)
-    value = made(1)
-    table.tell(value)
-    table.draw(1)
-    table.state.issue(0.0, starving=True)  # an exception came before it was sent
-    assert table.answer(table.state.begin_epoch()) == [Discard((value.value,)), EnterEpoch(1)]
-    assert (table.state.epoch, table.state.placement.load, table.state.schedule.drawn) == (1, {"local": 0}, 0)
 
 
 def test_a_stream_that_has_ended_takes_no_more() -> None:

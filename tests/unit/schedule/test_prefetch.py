@@ -8,7 +8,6 @@ from dpex.schedule.prefetch import (
     LARGEST_GROUP,
     REMOTE_BYTES,
     REMOTE_PREFETCH,
-    STRAGGLER_BYTES,
     STRAGGLER_FACTOR,
     PrefetchRules,
     Sizes,
@@ -57,16 +56,6 @@ def test_else_they_are_not(what, seen, service_s, prefetch):
     assert made.prefetch(sizes(prefetch=prefetch)) == 4
 
 
-def test_a_group_shrinks_again_when_the_work_turns_slow():
-    made = pace(seen=20, service_s=20e-6)
-    made.regroup(sizes(), workers=2)
-    assert made.group > 1
-    for _ in range(100):
-        made.learn(0.01, 20)
-    made.regroup(sizes(), workers=2)
-    assert made.group == 1
-
-
 def test_grouped_batches_in_flight_stay_few_bytes():
     made = pace(seen=20, service_s=20e-6, nbytes=MB)
     made.regroup(sizes(), workers=2)
@@ -97,12 +86,6 @@ def test_the_prefetch_widens_behind_a_straggler_step_by_step_and_not_for_ever():
     assert prefetchs[0] == 4
     assert prefetchs[-1] == STRAGGLER_FACTOR * 4
     assert all(a <= b for a, b in pairwise(prefetchs))
-
-
-def test_it_does_not_widen_over_much_memory():
-    made = pace(seen=20, service_s=0.1, nbytes=STRAGGLER_BYTES // 2)
-    assert not made.widen(4, ready=3)
-    assert made.prefetch(sizes()) == 4
 
 
 @pytest.mark.parametrize(
@@ -150,10 +133,3 @@ def test_a_batch_larger_than_the_budget_is_drawn_alone():
     assert budgeted.within_budget(100, sizes(2), 0, 0) == 1
     assert budgeted.within_budget(100, sizes(2), 1, 0) == 0
     assert budgeted.within_budget(100, sizes(2), 0, 1) == 0
-
-
-def test_under_a_budget_tiny_batches_travel_alone():
-    budgeted = pace(seen=20, service_s=20e-6, nbytes=20, memory_budget=MB)
-    budgeted.regroup(sizes(), workers=2)
-    assert budgeted.group == 1
-    assert budgeted.message_size(1000, 2, remote=True) == 1

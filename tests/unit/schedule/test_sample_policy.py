@@ -72,14 +72,6 @@ def test_the_same_worker_counts_once() -> None:
     assert table.result() is None
 
 
-def test_what_hung_in_an_earlier_epoch_is_forgotten() -> None:
-    table = Table()
-    table.send(1)
-    event = WorkerGone("local", 0, 5, (0,), 0, False, WHY, 7, hung=1)
-    assert table.tell(event) == [Say(f"{WHY}. The epoch goes on.")]
-    assert table.send() == []
-
-
 def test_places_are_left_out_one_after_the_other() -> None:
     first = leaving_out([4, 5], ALL_AT_ONCE, "why")
     assert first == LeavingOut(index=[4, 5], places={ALL_AT_ONCE: "why"})
