@@ -20,7 +20,7 @@ from dpex.schedule.streams import ALL
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.fetch import Failure, StreamEnd, where
-from dpex.worker.logical import Logical, LogicalStart, ignore
+from dpex.worker.logical import Logical, ignore
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 from dpex.worker.states import RngState
@@ -69,9 +69,8 @@ class WorkerCore:
         if not setup.iterable:
             at_first = self._own_as_at_first()
             own = at_first if setup is self._setup else None
-        start = LogicalStart(number=number, state=state, streams=streams, tell_splitting=tell_splitting)
-        logical = self._current = self._logicals[number] = Logical(setup, start, self._timer, self.cpu)
-        logical.start(own)
+        logical = self._current = self._logicals[number] = Logical(setup, number, self._timer, self.cpu)
+        logical.start(state, streams, tell_splitting, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
         """Set the generators in the dataset to the states in which they came here: logical workers may share them."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
 from dpex.profile.live_timer import TicketTimer
-from dpex.schedule.streams import ALL, ONE, UNKNOWN
+from dpex.schedule.streams import ONE, UNKNOWN
 from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.fetch import Fetcher, where
 from dpex.worker.first_stream import FirstStream
@@ -47,23 +46,6 @@ def ignore(_: bool) -> None:
     """Do nothing: the default of ``tell_splitting``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogicalStart:
-    """The beginning of a logical worker on a worker.
-
-    Attributes:
-        number: Its number.
-        state: A state that was reported earlier; None: it starts from its seed.
-        streams: The number of streams of the dataset, as in `dpex.schedule.streams`.
-        tell_splitting: Called once it is known if the dataset splits itself.
-    """
-
-    number: int
-    state: RngState | None = None
-    streams: int = ALL
-    tell_splitting: Callable[[bool], None] = ignore
-
-
 class Logical:
     """A logical worker on this worker.
 
@@ -75,8 +57,8 @@ class Logical:
         own: The generators in its dataset. None for a stream, which only its own ``state_dict`` can resume.
     """
 
-    def __init__(self, setup: WorkerSetup, start: LogicalStart, timer: TicketTimer, cpu: Callable[[], float]) -> None:
-        self.number = start.number
+    def __init__(self, setup: WorkerSetup, number: int, timer: TicketTimer, cpu: Callable[[], float]) -> None:
+        self.number = number
         self.info: Any = None
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
@@ -84,30 +66,37 @@ class Logical:
         self.is_asked = False
         self.own: OwnGenerators | None = None
         self._setup = setup
-        self._start = start
-        self._state = start.state
-        """The state to start or to go on from; None while it has the process."""
+        self._state: RngState | None = None
+        """The random states to go on from; None while it has the process."""
         self._timer = timer
         self._cpu = cpu
         self._first_stream: FirstStream | None = None
 
-    def start(self, own: OwnGenerators | None = None) -> None:
+    def start(
+        self,
+        state: RngState | None,
+        streams: int,
+        tell_splitting: Callable[[bool], None],
+        own: OwnGenerators | None,
+    ) -> None:
         """Seed, publish the worker info, and run ``worker_init_fn``.
 
         Args:
+            state: A state that was reported earlier; None: it starts from its seed.
+            streams: The number of streams of the dataset, as in `dpex.schedule.streams`.
+            tell_splitting: Called once it is known if the dataset splits itself.
             own: The generators in its dataset, in their first states; None: they are looked for.
         """
-        setup, streams = self._setup, self._start.streams
+        setup = self._setup
         setup.enter_modes()
         seed = seed_like_torch(setup.base_seed, self.number)
         count = 1 if streams == ONE else setup.num_workers
         self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=users_dataset(setup.dataset))
         if streams == UNKNOWN:
-            self._first_stream = FirstStream(self.info, self._start.tell_splitting)
+            self._first_stream = FirstStream(self.info, tell_splitting)
             self.info = self._first_stream.shown
         set_worker_info(self.info)
-        state = LogicalState() if self._state is None else unpack_state(self._state)
-        self._state = None
+        begun = LogicalState() if state is None else unpack_state(state)
         try:
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
@@ -116,14 +105,14 @@ class Logical:
             if not setup.iterable:
                 if own is None or setup.worker_init_fn is not None:  # which may have put others there
                     own = OwnGenerators(setup.dataset, setup.collate_fn)
-                own.restore(state.own or {})
+                own.restore(begun.own or {})
                 self.own = own
-            self._begin(state.dataset)
+            self._begin(begun.dataset)
         except Exception:
             self.init_error = ExceptionWrapper(where=where(self.number))
             if self._first_stream is not None:
                 self._first_stream.settle()
-        set_global_states(state.random or {})
+        set_global_states(begun.random or {})
 
     def park(self) -> None:
         """Keep the random states, before another logical worker has the process."""

@@ -38,8 +38,6 @@ from dpex.transport import descendants
 
 MESSAGE_BYTES = 1 << 18
 """The longest message of the control socket."""
-START_LIMIT_S = 120.0
-"""Importing torch from a slow disk can take a minute; a template that is not there after this never will be."""
 _LONGEST_REASON = 4000
 """Characters of a reason. A message of the control socket must hold it."""
 _LOOK_S = 5.0
@@ -255,7 +253,6 @@ class TemplateHandle:
     """The trainer's side of a template: has processes started, and learns how they end."""
 
     def __init__(self, starter: TemplateStarter) -> None:
-        self._starter = starter
         self._control, theirs = private_pair()
         try:
             self._process = starter.start(theirs)
@@ -269,20 +266,10 @@ class TemplateHandle:
         """True if it takes requests."""
         self._owner = os.getpid()
         self._closed = False
-        self._started_at = monotonic()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there is `news`."""
         return self._control.fileno()
-
-    @property
-    def overdue(self) -> bool:
-        """Return True if it ought to be ready by now, and is not."""
-        return not (self.ready or self._closed) and monotonic() - self._started_at > START_LIMIT_S
-
-    def why_not(self) -> str:
-        """Return why it has not become ready: the end of a sentence that begins with its name."""
-        return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else self._starter.why_not()
 
     def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> str:
         """Ask for a process with these descriptors, which the caller may close afterwards; return its name.

@@ -18,15 +18,14 @@ from typing import Any
 from dpex.pools.local.worker_process import BATCH, END, receive
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
-from dpex.system.processes import pidfd
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
 from dpex.worker.fetch import Failure, StreamEnd
 
 UNKNOWN_EXIT = 255
 """The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
-_LOOK_S = 0.002
-"""Seconds between two looks at a process, where the system has no pidfds."""
+_LOOK_S = 0.001
+"""Seconds between two looks at a process that is waited for."""
 
 
 class ProcessHandle:
@@ -45,50 +44,25 @@ class ProcessHandle:
 
     def is_alive(self) -> bool:
         """Return True if the process runs, or is about to."""
-        return self.exitcode is None and (self.pid is None or not self._ends_within(0.0))
+        if self.exitcode is None and self.pid is not None:
+            return self._reap() if self._is_child else _exists(self.pid)
+        return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, at most ``timeout`` seconds."""
-        if self.exitcode is None and self.pid is not None:
-            self._ends_within(timeout)
-
-    def _ends_within(self, timeout_s: float | None) -> bool:
-        has_ended = self._has_ended_within(timeout_s)
-        if has_ended and self._is_child and self.exitcode is None:
-            self._reap()
-        return has_ended
-
-    def _has_ended_within(self, timeout_s: float | None) -> bool:
-        fd = pidfd(self.pid or 0)
-        if fd >= 0:
-            try:
-                return readable_within(fd, timeout_s)
-            finally:
-                os.close(fd)
-        deadline = None if timeout_s is None else monotonic() + timeout_s
-        while self._is_there():
-            if deadline is not None and monotonic() >= deadline:
-                return False
+        """Wait until the process has ended, at most ``timeout`` seconds. One that is about to run is not waited for."""
+        deadline = None if timeout is None else monotonic() + timeout
+        while self.pid is not None and self.is_alive() and (deadline is None or monotonic() < deadline):
             time.sleep(_LOOK_S)
-        return True
 
-    def _is_there(self) -> bool:
-        if self._is_child:
-            self._reap()
-            return self.exitcode is None
-        try:
-            os.kill(self.pid or 0, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Take the exit code of a child that has ended; return True if it has not."""
         try:
             ended, status = os.waitpid(self.pid or 0, os.WNOHANG)
         except ChildProcessError:
             self.exitcode = UNKNOWN_EXIT
         else:
             self.exitcode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.exitcode is None
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -102,6 +76,14 @@ class ProcessHandle:
         if self.pid is not None and self.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class LocalWorkerHandle:

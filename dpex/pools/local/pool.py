@@ -286,8 +286,6 @@ class LocalPool:
                 self._room_again(worker)
             if what & ~select.EPOLLOUT:
                 self._drain(worker)
-        if not self._source.ready and self._source.overdue:
-            self._source_died()
         if self._suspicious:
             self._recount()
         if self._crowded:
@@ -424,7 +422,8 @@ class LocalPool:
         self.failed = why
         self._events.append(Notice(why))
         self._adjust()
-        for what, *about in self._source.join(1.0):
+        self._source.end(0.0)
+        for what, *about in self._source.join(3.0):
             if what == "exit":
                 self._note(what, *about)
 
@@ -446,7 +445,7 @@ class LocalPool:
             self._epoll.unregister(self._source.fileno())
         if self._closed or self.failed is not None:
             return
-        came_up, why_not = self._source.ready, "" if self._source.ready else self._source.why_not()
+        came_up, why_not = self._source.ready, "" if self._source.ready else self._starter.why_not()
         self._source.join(1.0)
         if came_up:
             self._failed_starts = 0
