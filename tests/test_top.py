@@ -128,16 +128,6 @@ def test_before_the_first_batch_and_between_passes() -> None:
     assert "No loader has been iterated yet." in shown(WatchedProcess("http://x"))
 
 
-def test_nobody() -> None:
-    assert "No training process is announced in /place." in shown()
-
-
-def test_names_are_no_markup_and_nothing_a_terminal_obeys() -> None:
-    text = shown(watched(name="[bold]\x1b[2Jx\n"))
-    assert "[bold]?[2Jx?" in text
-    assert "\x1b" not in text
-
-
 def test_a_new_process_at_an_address_begins_anew() -> None:
     one = watched(number=99)
     assert (one.since, one.diagnoses) == (98, {"train": DIAGNOSED})

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex.loader import proxies
@@ -27,11 +25,6 @@ class Numbers:
 
     def __getitem__(self, index: int) -> int:
         return index
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(5))
 
 
 @pytest.mark.parametrize(
@@ -108,23 +101,3 @@ def test_a_loader_that_dpex_cannot_serve_is_left_to_torch(
     assert len(lines) == 1
     assert lines[0].startswith("dpex run: PyTorch's own iterators serve a")
     assert lines[0].endswith(reason)
-
-
-def test_other_loaders_are_not() -> None:
-    for loader in (DataLoader(Numbers()), DataLoader(Stream(), num_workers=2), DataLoader(Numbers(), batch_size=None)):
-        assert why_not(loader) is None
-    spawning: Any = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
-    assert why_not(spawning) is None
-
-
-def test_a_port_that_another_rank_has_is_replaced(
-    caplog: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DPEX_METRICS_DIR", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        loader: Any = DataLoader(Numbers())
-        made = stand_in(loader, RunOptions(loader={"metrics_port": port}))
-        assert [int(batch) for batch in made] == list(range(12))
-    assert f"metrics: port {port} is taken on 127.0.0.1; this process serves its metrics on port" in caplog.text
-    made.close()
