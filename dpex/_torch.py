@@ -98,11 +98,11 @@ DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 # -- modes of the calling thread ---------------------------------------------------------------------------------------
 
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Whether autocast is on for any kind of device; to ask for one by its name takes five times as long."""
+"""Return True if autocast is on for any kind of device; to ask for one by its name takes five times as long."""
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many `TorchFunctionMode` contexts look on."""
+"""Count the active `TorchFunctionMode` contexts."""
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many `TorchDispatchMode` contexts look on."""
+"""Count the active `TorchDispatchMode` contexts."""
 _is_profiled_here: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 

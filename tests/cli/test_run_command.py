@@ -29,8 +29,10 @@ CASES = {
     "stdin": ("import sys; print(sys.stdin.read().upper())", 0),
     "its path": ("import sys; print(sys.argv, sys.path[0], __file__)", 0),
     "what it is": (
-        "import __main__; print(__name__, __spec__, __package__, __doc__, type(__loader__), sorted(globals()),"
-        " type(__builtins__), __builtins__.len([1]), vars(__main__) is globals())",
+        (
+            "import __main__\nprint(__name__, __spec__, __package__, __doc__, type(__loader__), sorted(globals()))\n"
+            "print(type(__builtins__), __builtins__.len([1]), vars(__main__) is globals())"
+        ),
         0,
     ),
 }
