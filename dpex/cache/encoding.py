@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from torch.multiprocessing.reductions import rebuild_typed_storage
 
 from dpex.errors import CacheError
 
@@ -90,10 +90,15 @@ def decoded(memory: Any) -> Any:
 
 
 class SamplePickler(pickle.Pickler):
-    """Pickle ordinary CPU tensors with their memory outside, and other tensors as torch pickles them."""
+    """Pickle ordinary CPU tensors, and the storages of other ones, with their memory outside."""
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""
+        if isinstance(obj, torch.UntypedStorage):
+            array: Any = torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()
+            return _storage, (pickle.PickleBuffer(array),)
+        if isinstance(obj, torch.TypedStorage):
+            return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.device.type != "cpu":
             return NotImplemented
         if obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg():
@@ -101,7 +106,7 @@ class SamplePickler(pickle.Pickler):
         strides = obj.stride()
         order = sorted(range(obj.dim()), key=lambda dim: -strides[dim])
         flat = obj.permute(order).contiguous().view(-1).view(torch.uint8) if obj.numel() else _EMPTY
-        array: Any = flat.numpy()
+        array = flat.numpy()
         return _tensor, (pickle.PickleBuffer(array), obj.dtype, tuple(obj.shape), tuple(order))
 
 
@@ -112,56 +117,32 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: tupl
     """Return a tensor of that memory. ``order``: its dimensions by stride, the largest stride first."""
     if not len(buffer):
         return torch.empty(shape, dtype=dtype)
-    if not isinstance(buffer, memoryview) or buffer.readonly:  # a small one, from inside the pickle
-        buffer = bytearray(buffer)
-    laid_out = torch.frombuffer(buffer, dtype=dtype).view([shape[dim] for dim in order])
+    laid_out = torch.frombuffer(_writable(buffer), dtype=dtype).view([shape[dim] for dim in order])
     return laid_out.permute([order.index(dim) for dim in range(len(order))])
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------
+def _storage(buffer: Any) -> torch.UntypedStorage:
+    memory = torch.frombuffer(_writable(buffer), dtype=torch.uint8) if len(buffer) else _EMPTY.clone()
+    return memory.untyped_storage()
+
+
+def _writable(buffer: Any) -> Any:
+    """Return the buffer, or a copy of a small one, which comes from inside the pickle."""
+    return buffer if isinstance(buffer, memoryview) and not buffer.readonly else bytearray(buffer)
 
 
 def is_same(one: Any, other: Any) -> bool:
     """Return True if two samples are equal bit for bit, types included."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return _kind_of(one) == _kind_of(other) and _is_same_tensor(one.detach(), other.detach())
-    if isinstance(one, np.ndarray) and not one.dtype.hasobject:
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return _bytes(one) == _bytes(other) or _is_equal(one, other)
+    return _bits(one) == _bits(other)
 
 
-def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.layout, tensor.requires_grad
-
-
-def _is_same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.layout is not torch.strided:
-        one, other = one.to_dense(), other.to_dense()
-    if one.is_quantized or not one.numel():
-        return bool(torch.equal(one, other))
-    bits = [each.cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) for each in (one, other)]
-    return bool(torch.equal(*bits))
-
-
-def _bytes(value: Any) -> bytes:
-    return b"".join(bytes(part) for part in encoded(value).parts)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Return True if objects of the same class are equal although their pickles differ.
-
-    Pickles of equal objects differ where one of them has a part twice and the other two equal parts.
-    """
-    if isinstance(one, (set, frozenset)):
-        return bool(one == other)
-    attributes = getattr(one, "__dict__", None)
+def _bits(value: Any) -> bytes:
+    """Return a pickle that does not depend on which equal parts of the value are one object, if it has no cycles."""
+    stream = io.BytesIO()
+    pickler = SamplePickler(stream, 5)
+    pickler.fast = True
     try:
-        return bool(attributes) and is_same(attributes, other.__dict__)
-    except CacheError:  # an attribute cannot be pickled, although the object can
-        return False
+        pickler.dump(value)
+        return stream.getvalue()
+    except Exception:
+        return b"".join(encoded(value).parts)

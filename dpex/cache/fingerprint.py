@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import pickle
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from dpex.cache.encoding import SamplePickler
 from dpex.errors import CacheError
@@ -68,9 +65,6 @@ class _StateHasher(SamplePickler):
         if is_named and obj.__module__ != "builtins":  # whether or not it can be imported by its name
             bound = [cell.cell_contents for cell in getattr(obj, "__closure__", None) or ()]
             return tuple, ((_name(obj), getattr(obj, "__defaults__", None), bound),)
-        if isinstance(obj, torch.UntypedStorage):  # torch's own pickle of it has addresses of memory
-            array: Any = torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()
-            return bytes, (pickle.PickleBuffer(array),)
         return super().reducer_override(obj)
 
 

@@ -6,8 +6,8 @@ shared lock on it (flock(2)), which the kernel takes back when the process ends,
 exclusive lock makes or removes the file. So the last user removes it, and a file that killed processes left is removed
 by the next process that opens another store.
 
-A writer claims an entry, writes the sample, and publishes its place last. So a reader never sees a part of a sample.
-The claim of a process that ended is taken over.
+A writer claims space, writes the sample, and publishes its place last. So a reader never sees a part of a sample. A
+process that is killed while it writes has wasted the space, and another one prepares the sample.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ _MAGIC = 0x6470_6578_6361_6368
 _VERSION = 1
 _HEADER = np.dtype([("magic", "<u8"), ("version", "<u8"), ("samples", "<u8"), ("capacity", "<u8"), ("used", "<u8"),
                     ("is_full", "<u8"), ("is_random", "<u8"), ("told", "<u8"), ("name", "S128")])  # fmt: skip
-_ENTRY = struct.Struct("<QQIIQ")
-"""Place, bytes, microseconds to prepare it, checksum of this entry, and the process that writes the sample."""
-_PLACED = struct.Struct("<QQII")
-_OFFSET, _CLAIM = struct.Struct("<Q"), struct.Struct("<Q")
-_CLAIM_AT = _PLACED.size
+_ENTRY = struct.Struct("<QQII")
+"""Place, bytes, microseconds to prepare it, and checksum of this entry."""
+_OFFSET = struct.Struct("<Q")
 _TRIES = 1000
 """A file may go again and again, when its last user ends, before another process has its lock on it."""
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
@@ -102,7 +100,7 @@ class MemoryStore:
 
     def get(self, index: int) -> tuple[Any, int] | None:
         """Return the encoded sample and the microseconds that it took to prepare; None if it is not there."""
-        offset, nbytes, cost_us, crc = _PLACED.unpack_from(self._table, PAGE + index * _ENTRY.size)
+        offset, nbytes, cost_us, crc = _ENTRY.unpack_from(self._table, PAGE + index * _ENTRY.size)
         if not offset or crc != _checksum(index, offset, nbytes, cost_us):
             return None
         if nbytes < COPIED_BYTES:
@@ -140,7 +138,7 @@ class MemoryStore:
         return bool(is_first)
 
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
-        """Keep a sample, unless it is there, does not fit, or another process writes it. Return True if it is kept."""
+        """Keep a sample, unless it is there or does not fit. Return True if it is kept."""
         offset = self._claim(index, sample.nbytes)
         if not offset:
             return False
@@ -148,22 +146,19 @@ class MemoryStore:
         try:
             _write(self._file.fd, sample, offset)
         except OSError as error:  # shared memory is full before the budget is
-            _CLAIM.pack_into(self._table, at + _CLAIM_AT, 0)
             if error.errno not in _FULL:
                 raise
             self._header["is_full"] = 1
             return False
         crc = _checksum(index, offset, sample.nbytes, cost_us)
-        _PLACED.pack_into(self._table, at, 0, sample.nbytes, cost_us, crc)
+        _ENTRY.pack_into(self._table, at, 0, sample.nbytes, cost_us, crc)
         _OFFSET.pack_into(self._table, at, offset)
         return True
 
     def _claim(self, index: int, nbytes: int) -> int:
         """Return where this process may write the sample; 0 if it may not."""
-        at = PAGE + index * _ENTRY.size
         with self._claims:
-            (offset,), (claim,) = _OFFSET.unpack_from(self._table, at), _CLAIM.unpack_from(self._table, at + _CLAIM_AT)
-            if offset or (claim and _is_alive(claim)) or self.is_full():
+            if _OFFSET.unpack_from(self._table, PAGE + index * _ENTRY.size)[0] or self.is_full():
                 return 0
             unit = PAGE if nbytes >= COPIED_BYTES else ALIGNMENT
             used = int(self._header["used"][0])
@@ -172,7 +167,6 @@ class MemoryStore:
                 self._header["is_full"] = 1
                 return 0
             self._header["used"] = offset + nbytes
-            _CLAIM.pack_into(self._table, at + _CLAIM_AT, os.getpid())
             return int(offset)
 
 
@@ -400,13 +394,3 @@ def _data_begins(samples: int) -> int:
 def _checksum(*values: int) -> int:
     """Return the checksum of an entry: some CPUs let other processes see its parts in another order."""
     return zlib.crc32(struct.pack(f"<{len(values)}Q", *values))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 import warnings
 from collections.abc import Iterator
 from itertools import islice
@@ -15,6 +16,7 @@ from families import Augmented, seeded
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
+import dpex
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
 from dpex.options import ClusterConfig
 
@@ -234,6 +236,20 @@ class NotOnNodes(Augmented):
         if "DPEX_TEST_NODE" in os.environ:
             raise ImportError("nowhere")
         self.__dict__ = state
+
+
+class Decoded(Augmented):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((20_000,), float(index))
+
+
+def test_a_cached_dataset_is_prepared_once_on_a_node() -> None:
+    dataset = dpex.cached(Decoded(24), memory="10MB", cache_version=uuid.uuid4().hex)
+    with remote(dataset, batch_size=4, num_workers=2) as loader:
+        for probed_and_kept in (1, 24):  # the node was tried with a sample before the first epoch
+            assert [batch[:, 0].tolist() for batch in loader] == torch.arange(24.0).view(-1, 4).tolist()
+            pool = loader.stats().pools["remote"]
+            assert (pool.cache_hits, pool.cache_misses) == (probed_and_kept, 24 - probed_and_kept)
 
 
 def test_where_no_node_can_serve_local_workers_do() -> None:

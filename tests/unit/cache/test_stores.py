@@ -17,8 +17,6 @@ from dpex.cache.memory_store import MemoryStore
 from dpex.errors import CacheError, OptionError
 
 MANY = 100
-NOBODY = 2**22 + 1
-"""No process has this number: it is above the kernel's largest."""
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -106,17 +104,6 @@ def test_files_that_killed_processes_left_are_removed_or_taken_over(tmp_path: Pa
     store = MemoryStore(folder / "taken.samples", MANY, 1 << 20, "Data")
     assert value(store.get(1)) == 1
     assert [path.name for path, _, _ in memory_store.stores(folder)] == ["taken.samples"]
-
-
-def test_a_sample_that_is_being_written_is_not_read_and_the_dead_leave_no_claim(tmp_path: Path) -> None:
-    store = MemoryStore(tmp_path / "own" / "key.samples", MANY, 1 << 20, "Data")
-    at = memory_store.PAGE + 5 * memory_store._ENTRY.size
-    memory_store._CLAIM.pack_into(store._table, at + memory_store._CLAIM_AT, os.getppid())
-    assert store.get(5) is None
-    assert not store.put(5, encoded(sample(5)), 1), "another process writes it"
-    memory_store._CLAIM.pack_into(store._table, at + memory_store._CLAIM_AT, NOBODY)
-    assert store.put(5, encoded(sample(5)), 1)
-    assert value(store.get(5)) == 5
 
 
 def test_an_entry_that_is_half_seen_is_no_sample(tmp_path: Path) -> None:
