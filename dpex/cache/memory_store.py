@@ -372,6 +372,7 @@ def _begin(fd: int, samples: int, budget: int | None, name: str) -> None:
             "(docker run --shm-size=...), or give disk=", f"{budget:,}", name, f"{free:,}", SHARED_MEMORY
         )  # fmt: skip
     header["capacity"] = free // 2 if budget is None else min(budget, free)
+    header["is_full"] = header["capacity"][0] == 0
     header["magic"], header["version"], header["samples"] = _MAGIC, _VERSION, samples
     header["name"] = name.encode()[:128]
     os.pwrite(fd, header.tobytes(), 0)
