@@ -61,8 +61,8 @@ def cached(
     Args:
         dataset: A map-style dataset with a length.
         upto: The class of a step of the dataset's Compose (its attribute ``transform`` or ``transforms`` with a list of
-            steps). The samples are cached as they are after this step, and the later steps run each time. None: whole
-            samples are cached.
+            steps). The samples are cached as they are after this step, and the later steps run each time. "": before
+            the first step. None: whole samples are cached.
         memory: The maximum number of bytes of shared memory on each machine, as a number or as a text such as "8GB". It
             goes when the last process that uses the cache ends. None: half of what is free. 0: none.
         disk: A folder for a cache that outlives the run. It needs the package lmdb: ``pip install 'dpex[cache]'``.
@@ -292,9 +292,7 @@ class CachedDataset(Dataset[Any]):
         name = type(self.dataset).__name__
         why = random_place(self._base, place) or "put what is random into a dataset around the cached one"
         if self._on_random == "raise":
-            raise CacheError(
-                f"sample {place} of {name} is random, so it cannot be cached: {why}, or give on_random='skip'"
-            )
+            raise CacheError(f"sample {place} of {name} is random, so it cannot be cached: {why}, or on_random='skip'")
         assert self._memory is not None
         if not self._memory.is_random:
             self._memory.note_random()

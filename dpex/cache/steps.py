@@ -62,7 +62,7 @@ class FirstSteps:
 
 
 def cut(dataset: Any, upto: str) -> Cut:
-    """Divide a dataset after the last step of its Compose whose class is ``upto``.
+    """Divide a dataset after the last step of its Compose whose class is ``upto``; before all steps if that is "".
 
     Raises:
         OptionError: The dataset has no Compose, or this has no such step.
@@ -74,9 +74,9 @@ def cut(dataset: Any, upto: str) -> Cut:
             "leave upto= out, or cache a dataset within"
         )
     names = [_label(step) for step in compose.transforms]
-    if upto not in names:
+    if upto and upto not in names:
         raise OptionError(f"upto={upto!r}: give one of {', '.join(dict.fromkeys(names))}, the steps of its {path[-1]}")
-    number = len(names) - names[::-1].index(upto)
+    number = len(names) - names[::-1].index(upto) if upto else 0
     first = FirstSteps(_part(compose, slice(number)))
     later = _part(compose, slice(number, None)) if number < len(names) else None
     return Cut(_with(dataset, path, first), first, later)
@@ -118,8 +118,8 @@ def random_place(dataset: Any, index: int) -> str:
     number = random_step(compose.transforms, watch.given) if watch.is_done else None
     if number is None:
         return ""
-    remedy = f"upto={_label(compose.transforms[number - 1])!r}" if number else "a dataset without transforms"
-    return f"step {number + 1} of its {path[-1]}, {_label(compose.transforms[number])}, is random: cache {remedy}"
+    names = [_label(step) for step in compose.transforms]
+    return f"step {number + 1} of its {path[-1]}, {names[number]}, is random: give upto={['', *names][number]!r}"
 
 
 def _compose_of(dataset: Any) -> tuple[list[str], Any]:

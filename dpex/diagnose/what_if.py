@@ -13,6 +13,7 @@ seconds of its cause (`dpex.diagnose.attribution`). Changes are compared by the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,7 +23,7 @@ from dpex.autotune.law.model import EndOfStall, Model, Place
 from dpex.autotune.types import Settings
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
-from dpex.diagnose.facts import Facts
+from dpex.diagnose.facts import WITHIN, Facts
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, rounded
 
@@ -55,6 +56,12 @@ EFFORT: dict[Kind, float] = {
     "machines": 12.0,
 }
 """A person's effort: an argument, another program, a type, a cluster that is there, a cache, a rewrite, machines."""
+CACHED = 0.95
+"""Part of the cost of a sample that is saved when a cache has it."""
+_RANDOM = re.compile(
+    "random|jitter|flip|(?<!center)crop|rotat|aug|noise|blur|mix|erasing|cutout|distort", re.IGNORECASE
+)
+"""Names of steps that probably differ in each epoch."""
 TUNERS = ("workers", "prefetch")
 """Changes that the tuner makes by itself."""
 
@@ -260,8 +267,20 @@ class Run:
         if stage is not None and stage[1] >= MATTERS:
             left = 1.0 - HALF * stage[1]
             yield self._costing("cheaper", f"{_stage(stage[0])} at half its cost", left, left)
-        if self.found.by_cause["storage"] > MATTERS * self.facts.wall_s:
-            yield self._costing("cached", "samples cached, so that nothing waits for data", self.model.cpu_share, 1.0)
+        yield from self._cached()
+
+    def _cached(self) -> Iterator[Prediction]:
+        """Samples from `dpex.cached`: all of the dataset, or its steps before the first that sounds random."""
+        facts, pools = self.facts, self.facts.pools.values()
+        upto, wall_s, cpu_s = _deterministic(facts)
+        if facts.keeps_workers or any(pool.cache_hits for pool in pools) or wall_s < MATTERS * facts.busy_s:
+            return
+        line = "dpex.cached(dataset)" if upto is None else f'dpex.cached(dataset, upto="{upto}")'
+        left = [
+            1.0 - CACHED * part / max(1e-9, whole) for part, whole in ((wall_s, facts.busy_s), (cpu_s, facts.cpu_s))
+        ]
+        found = self._costing("cached", f"`{line}`", *(max(1.0 - CACHED, each) for each in left))
+        yield replace(found, condition="samples are the same in each epoch until there, and epochs follow")
 
     def _in_next(self) -> Iterator[Prediction]:
         """Less work of the training loop in ``next()``."""
@@ -319,6 +338,22 @@ def _named(now: Settings, new: Settings) -> str:
     each = new.prefetch / max(1, new.workers)
     more = f", with prefetch_factor={each:.0f}" if now.workers and each > max(2.0, now.prefetch / now.workers) else ""
     return f"num_workers={new.workers} instead of {now.workers}{more}"
+
+
+def _deterministic(facts: Facts) -> tuple[str | None, float, float]:
+    """Return the last step before the first one that sounds random, "" before all steps, None if no step does; and the
+    wall and CPU seconds of getting samples until there."""
+    pools = facts.pools.values()
+    upto: str | None = ""
+    wall_s = cpu_s = 0.0
+    for step in facts.transforms:
+        if not step.is_collating:
+            label = step.name.split(WITHIN)[2:3]
+            if step.is_within and _RANDOM.search(step.short):  # without a label it is no part of a Compose
+                return (upto, wall_s, cpu_s) if label else ("", 0.0, 0.0)
+            upto = label[0] if label else upto
+            wall_s, cpu_s = wall_s + step.all_wall_s, cpu_s + step.all_cpu_s
+    return None, sum(pool.load_s for pool in pools), sum(pool.load_cpu_s for pool in pools)
 
 
 def _stage(name: str) -> str:

@@ -161,7 +161,7 @@ def seeded_samples(dataset: Any) -> list[Any]:
     return [dataset[index]["image"] for _ in range(2) for index in (3, 1, 4)] + [generators()]
 
 
-@pytest.mark.parametrize("upto", ["Decode", "Resize"])
+@pytest.mark.parametrize("upto", ["", "Decode", "Resize"])
 def test_first_steps_are_cached_and_the_others_run_each_time(upto: str) -> None:
     steps = [Decode(), Resize(), Jitter()]
     plain, found = seeded_samples(Images(steps)), seeded_samples(cached(Images(steps), upto=upto))

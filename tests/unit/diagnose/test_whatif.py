@@ -74,7 +74,7 @@ def test_workers_that_wait_make_batches_in_proportion_to_their_number() -> None:
     assert (measured.wait_ratio, measured.rate) == (pytest.approx(0.6, abs=0.01), pytest.approx(40.0))
     assert predicted(measured, 8).wait == pytest.approx(0.2, abs=0.02)
     assert predicted(measured, 2).wait == pytest.approx(0.8, abs=0.02)
-    assert named(found, "samples cached").wait == pytest.approx(0.0, abs=0.03)
+    assert named(found, "`dpex.cached(dataset)`").wait == pytest.approx(0.0, abs=0.03)
     assert named(found, "the dataset at half").wait == pytest.approx(0.2, abs=0.02)
 
 
@@ -140,12 +140,41 @@ def test_nothing_is_predicted_from_nothing() -> None:
 # -- advice ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("steps", "line", "part"),
+    [
+        ({"Images": 0.1, "Images > Compose > decode": 0.6, "Images > Compose > blur": 0.3}, ', upto="decode"', 0.7),
+        ({"Images": 0.6, "Images > Compose > RandomCrop": 0.4}, ', upto=""', 0.6),
+        ({"Images": 0.6, "Images > Compose > CenterCrop": 0.4}, "", 1.0),
+        ({"Images": 0.6, "Images > RandomCrop": 0.4}, None, 0.0),
+        ({"Augmented": 1.0}, "", 1.0),
+    ],
+)
+def test_a_cache_is_predicted_up_to_the_first_step_that_sounds_random(
+    steps: dict[str, float], line: str | None, part: float
+) -> None:
+    timed = {name: StepSums(calls=50, wall_s=s, cpu_s=s) for name, s in steps.items()}
+    made = pool(tickets=100, running=1, load_s=10.0, load_cpu_s=10.0, services_s=(0.1,) * 64, steps=timed)
+    found = diagnose(facts({"transform": 10.0}, made, batches=100, work_s=0.1, cpus=1.0, prefetch=2))
+    lines = {one.change: one for one in found.predictions if one.kind == "cached"}
+    if line is None:
+        assert not lines
+    else:
+        one = lines[f"`dpex.cached(dataset{line})`"]
+        assert one.rate == pytest.approx(min(100 / 0.1, 10.0 / (1.0 - 0.95 * part)), rel=0.2)
+        assert "same in each epoch" in one.condition
+    warm = replace(made, cache_hits=5)
+    again = diagnose(facts({"transform": 10.0}, warm, batches=100, work_s=0.1, cpus=1.0, prefetch=2))
+    assert "cached" not in {one.kind for one in again.predictions}
+
+
 def test_a_saturated_machine_gets_no_more_workers() -> None:
     found = diagnose(saturated())
     assert found.verdict.cause == "cpu"
-    assert {one.kind for one in found.predictions} == {"cheaper", "machines"}
-    assert found.advice.startswith("`decode` at half its cost: 17 batches/s")
-    assert "instead of 12, and a wait of about 49 %" in found.advice
+    assert {one.kind for one in found.predictions} == {"cached", "cheaper", "machines"}
+    assert named(found, "`decode` at half its cost").rate == pytest.approx(17, abs=0.5)
+    assert found.advice.startswith('`dpex.cached(dataset, upto="decode")`: 33.5 batches/s')
+    assert "instead of 12, and a wait of about 0 %" in found.advice
     end = found.end_of_stall
     assert end.endswith("% of their cost, would end the stall. The costliest part is `decode` (60 %).")
     rate, needed, has, more, cost, _ = map(float, re.findall(r"\d+(?:\.\d+)?", end))
@@ -296,4 +325,4 @@ def test_what_the_tuner_has_not_taken_is_told_with_the_reason(outcome: Outcome |
     found = diagnose(tuned)
     assert not {one.kind for one in found.predictions} & {"workers", "prefetch"}
     assert found.advice.startswith(why)
-    assert "Beyond the tuner: samples cached" in found.advice
+    assert "Beyond the tuner: `dpex.cached(dataset)`" in found.advice
