@@ -38,30 +38,17 @@ class Asks(Dataset[int]):
         return batch_seed()
 
 
-class AsksAfterSeeding(Asks):
-    """The global generators are somebody else's matter."""
+class Nested(Asks):
+    """Seeds the global generators, asks in a thread, and has a loader within, whose batches have their own seeds."""
 
     def __getitem__(self, index: int) -> int:
         torch.manual_seed(42)
-        return batch_seed()
-
-
-class AsksInThread(Asks):
-    """Asks in a thread that it starts itself."""
-
-    def __getitem__(self, index: int) -> int:
-        found: list[int] = []
+        before = batch_seed()
         thread = threading.Thread(target=lambda: found.append(batch_seed()))
+        found: list[int] = []
         thread.start()
         thread.join()
-        return found[0]
-
-
-class Nested(Asks):
-    """Has a loader within, whose batches have seeds of their own."""
-
-    def __getitem__(self, index: int) -> int:
-        before = batch_seed()
+        assert found == [before]
         within = [int(seed) for seed in seeds_of(Asks(), 0, seed=100 + index)]
         assert before not in within
         return before if batch_seed() == before else 0
@@ -92,9 +79,8 @@ def test_the_seed_is_a_function_of_base_seed_epoch_and_number(maker: str) -> Non
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("dataset", [AsksAfterSeeding(), AsksInThread(), Nested()], ids=lambda d: type(d).__name__)
-def test_whatever_the_dataset_does_the_seed_is_the_batchs(dataset: Asks, num_workers: int) -> None:
-    assert seeds_of(dataset, num_workers) == wanted()
+def test_whatever_the_dataset_does_the_seed_is_the_batchs(num_workers: int) -> None:
+    assert seeds_of(Nested(), num_workers) == wanted()
 
 
 def test_each_epoch_has_seeds_of_its_own() -> None:

@@ -191,54 +191,6 @@ list(it)
     family.assert_nothing_is_left()
 
 
-GROWTH = """
-me = psutil.Process()
-
-class Tiny(Augmented):
-    def __getitem__(self, index):
-        return torch.tensor([index, index])
-
-def held():
-    gc.collect()
-    return me.num_fds(), me.memory_info().rss
-
-def flat(before, after, what):
-    fds, more = after[0] - before[0], (after[1] - before[1]) / 2**20
-    print(f"{what}: {fds} more descriptors, {more:.1f} MB more")
-    assert fds <= 2, f"{what}: {fds} more descriptors"
-    assert more < 12, f"{what}: {more:.1f} MB more"
-
-def many_batches(count, extra):
-    data = DpexDataLoader(Tiny(count), batch_size=2, num_workers=2, **extra)
-    for number, _ in enumerate(data):
-        if number == count // 10:
-            before = held()
-        if number == count // 2 - 200:
-            flat(before, held(), f"batches {extra}")
-
-def many_epochs(count):
-    data = DpexDataLoader(Augmented(40, extra=700), batch_size=4, num_workers=2)
-    for epoch in range(count):
-        assert len(list(data)) == 10
-        if epoch == count // 5:
-            before = held()
-    flat(before, held(), "epochs")
-"""
-
-
-def grown(batches: int, epochs: int) -> str:
-    each = "".join(f"many_batches({2 * batches}, {extra})\n" for extra in ({}, {"seeding": "batch"}))
-    return f"{GROWTH}\n{each}many_epochs({epochs})\nreport_leftovers(THREADS)\n"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_descriptors_and_memory_stay_flat(family: Forker) -> None:
-    code, out, err = family.run(grown(batches=100_000, epochs=50))
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == NOTHING
-
-
 def runs_ahead(engine: Any) -> int:
     """How many batches are there that nobody asked for, with those that have just arrived."""
     engine._collect()

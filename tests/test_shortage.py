@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import resource
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from families import descriptors
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.pools.local.worker_process import receive
 from dpex.transport.arena import Arena
 
 COUNT = 12
@@ -167,24 +165,6 @@ def test_tickets_that_could_not_be_sent_are_sent_later() -> None:
     assert "Too many open files" in str(error)
     got += list(iterator)
     assert got == [[50_000, batch[0]] for batch in batches]
-
-
-def test_descriptors_that_did_not_fit_are_an_error_and_the_message_stays() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    buffer = memoryview(bytearray(100))
-    with ours, theirs:
-        socket.send_fds(ours, [b"message"], [ours.fileno(), theirs.fileno()])
-        before = descriptors()
-        free = os.dup(0)
-        os.close(free)
-        with lowered(resource.RLIMIT_NOFILE, free + 1), pytest.raises(OSError, match="Too many open files"):
-            receive(theirs, buffer, socket.MSG_PEEK)
-        assert_none_is_left(before)
-        received = receive(theirs, buffer)
-        assert received is not None
-        assert (bytes(received[0]), len(received[1])) == (b"message", 2)
-        for fd in received[1]:
-            os.close(fd)
 
 
 def test_memory_that_cannot_be_had_leaves_no_descriptor() -> None:

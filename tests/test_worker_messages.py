@@ -87,29 +87,27 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         yield started
 
 
+NOT_YET = worker_process.NO_GROUP
+
+
+@pytest.mark.parametrize(
+    ("limits", "messages"),
+    [
+        ({"_FLUSH_S": -1.0}, [(NOT_YET, [0]), (NOT_YET, [1]), (GROUP, [2])]),
+        ({"_FLUSH_S": math.inf}, [(GROUP, [0, 1, 2])]),
+        ({"_FLUSH_S": math.inf, "_RESULT_BYTES": 500}, [(NOT_YET, [0, 1]), (GROUP, [2])]),
+    ],
+    ids=["they take long", "they take no time", "they fill a message"],
+)
 @pytest.mark.parametrize("shared_queue", [True, False])
-def test_results_that_take_long_come_one_by_one_and_the_last_of_a_group_says_so(
-    start: Start, monkeypatch: pytest.MonkeyPatch, shared_queue: bool
+def test_results_come_together_and_the_last_of_a_group_says_so(
+    start: Start, monkeypatch: pytest.MonkeyPatch, shared_queue: bool, limits: dict[str, float], messages: Any
 ) -> None:
-    monkeypatch.setattr(worker_process, "_FLUSH_S", -1.0)
+    for name, value in limits.items():
+        monkeypatch.setattr(worker_process, name, value)
     ends = start(shared_queue, 4)
     ends.make(0, 1, 2)
-    assert ends.made() == [(worker_process.NO_GROUP, [0]), (worker_process.NO_GROUP, [1]), (GROUP, [2])]
-
-
-def test_results_that_take_no_time_come_together(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "_FLUSH_S", math.inf)
-    ends = start(True, 4)
-    ends.make(0, 1, 2)
-    assert ends.made() == [(GROUP, [0, 1, 2])]
-
-
-def test_results_that_fill_a_message_do_not_wait_for_the_next(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "_FLUSH_S", math.inf)
-    monkeypatch.setattr(worker_process, "_RESULT_BYTES", 500)
-    ends = start(True, 4)
-    ends.make(0, 1, 2)
-    assert ends.made() == [(worker_process.NO_GROUP, [0, 1]), (GROUP, [2])]
+    assert ends.made() == messages
 
 
 @pytest.mark.parametrize("shared_queue", [True, False])
