@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import marshal
 import queue
 import socket
 import struct
@@ -187,20 +186,6 @@ def bytes_of(header: Any, buffers: list[Any]) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("sizes", [(), (5,), (0, 70, 1000)])
-def test_what_a_frame_is(sizes: tuple[int, ...]) -> None:
-    buffers, header = noise(*sizes), marshal.dumps(("told", 1))
-    table = [number for size in sizes for number in (size, size)]
-    head = struct.pack(f"<II{len(table)}Q", len(header), len(sizes), *table)
-    assert bytes_of(("told", 1), buffers) == head + header + b"".join(buffer.tobytes() for buffer in buffers)
-
-
-def test_what_waits_counts_as_it_travels() -> None:
-    buffer = few_values(100_000)
-    plain_bytes, bytes_less = (len(bytes_of("told", [one])) for one in (buffer, compressed(buffer)))
-    assert plain_bytes - bytes_less == buffer.nbytes - length(compressed(buffer)) > buffer.nbytes / 2
-
-
 def test_compressed_buffers_arrive_beside_others(ends: Ends) -> None:
     buffers = [few_values(3 << 20), *noise(5000, 0), few_values(100_000), few_values(70_000), *noise(1 << 20)]
     sent = [compressed(buffer) if at in {0, 3, 4} else buffer for at, buffer in enumerate(buffers)]
@@ -234,11 +219,3 @@ def test_a_damaged_buffer_ends_its_connection_which_says_why(ends: Ends, what: s
     ends.wait_for_the_end()
     assert [arrived.header for arrived in ends.link.arrived] == ["whole"]
     assert "it was no message: a compressed buffer is" in ends.link.why_ended
-
-
-def test_a_connection_that_ends_in_a_compressed_buffer_just_ends(ends: Ends) -> None:
-    ends.agent.sendall(bytes_of("told", [compressed(few_values(1 << 20))])[:2000])
-    ends.agent.shutdown(socket.SHUT_WR)
-    ends.wait_for_the_end()
-    assert ends.link.why_ended == "its connection ended"
-    assert not ends.link.arrived

@@ -98,18 +98,6 @@ class Training:
         return max((node.node_id for node in cluster.worker_nodes), key=self.actors().__getitem__)
 
 
-@pytest.mark.long
-def test_without_a_cluster_nothing_leaves_this_machine(ray_of_session: SharedRay) -> None:
-    ray_of_session.leave()
-    assert not ray.is_initialized()
-    with auto(Augmented(LENGTH, NAP_S), distribute_mode="auto") as loader:
-        training = Training(loader)
-        training.until(lambda: len(training.batches) >= 60)
-        assert training.remote() == 0
-        assert all(decision.new.remote == 0 for decision in loader.decisions)
-    assert not ray.is_initialized()
-
-
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize("mode", [True, pytest.param("auto", marks=pytest.mark.long)])
 def test_what_is_too_much_for_this_machine_is_moved_out(mode: Any) -> None:

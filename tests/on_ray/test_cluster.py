@@ -68,21 +68,6 @@ def test_moving_between_machines_in_the_middle() -> None:
         assert loader.stats().pools["remote"].wanted == 0
 
 
-@pytest.mark.long
-def test_with_torchs_seeds_a_resize_takes_effect_with_the_next_iterator() -> None:
-    expected = epochs(DataLoader(SLOW, **SHAPE, num_workers=3, generator=seeded()), 2)
-    with remote(SLOW, **SHAPE, num_workers=3) as loader:
-        iterator = iter(loader)
-        got = [next(iterator) for _ in range(10)]
-        with pytest.warns(RuntimeWarning, match="takes effect with the next iterator"):
-            loader.resize(local=2, remote=1)
-        got += list(iterator)
-        assert loader.stats().pools["remote"].wanted == 3
-        got += list(loader)
-        assert loader.stats().pools["local"].wanted == 2
-        assert_same(expected, got)
-
-
 def test_a_stream_is_torch_s() -> None:
     expected = epochs(DataLoader(Stream(), batch_size=3, num_workers=2, generator=seeded()))
     with remote(Stream(), batch_size=3, num_workers=2) as loader:
@@ -219,14 +204,6 @@ def test_a_ticket_that_kills_actors_is_given_up() -> None:
         assert len(got) == 5
         assert len(errors) == 1
         assert "[10, 11, 12, 13, 14]" in errors[0]
-
-
-def test_the_dataset_is_sent_anew_at_each_pass() -> None:
-    dataset = Augmented(8)
-    with remote(dataset, batch_size=4, num_workers=1, seeding="batch") as loader:
-        assert all(batch.shape[1] == 4 for batch in loader)
-        dataset.extra = 3
-        assert all(batch.shape[1] == 7 for batch in loader)
 
 
 class NotOnNodes(Augmented):

@@ -178,15 +178,7 @@ def test_only_who_knows_the_secret_is_let_in(server: Server) -> None:
             assert stranger.recv(1) == b""
     assert gets_in(target)
     assert list(server.admitted) == [3]
-
-
-def test_the_secret_is_not_shown(server: Server) -> None:
-    target = server.address_of(3)
     assert repr(target.secret) not in f"{target} {target!r}"
-
-
-def test_nobody_listening_is_an_os_error(server: Server) -> None:
-    target = server.address_of(3)
     server.close()
     until(lambda: not threads_of_servers())
     with pytest.raises(OSError, match=r"\S"):
@@ -229,24 +221,6 @@ def test_noise_and_half_closed_sockets_do_no_harm(server: Server) -> None:
             if chance.random() < 0.5:
                 one.shutdown(socket.SHUT_WR)
     assert gets_in(target)
-
-
-def test_an_agent_is_let_in_only_after_its_proof(server: Server) -> None:
-    target = server.address_of(1)
-    sent: list[bytes] = []
-    with pending(target) as one:
-
-        def send(data: bytes) -> None:
-            if sent:
-                one.sendall(data[:-1])
-                assert 1 not in server.admitted
-                one.sendall(data[-1:])
-            else:
-                one.sendall(data)
-            sent.append(data)
-
-        introduce(target.secret, 1, send, lambda nbytes: one.recv(nbytes, socket.MSG_WAITALL))
-        assert 1 in server.admitted
 
 
 def test_the_server_outlives_a_want_of_descriptors(server: Server) -> None:

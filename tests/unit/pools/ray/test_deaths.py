@@ -43,15 +43,6 @@ def test_an_error_that_was_raised_in_the_actor_is_told_without_its_traceback() -
     assert reason_of(error) == "no space left [OSError]"
 
 
-def test_an_actor_that_ran_out_of_memory_says_so() -> None:
-    told = reason_of(exceptions.OutOfMemoryError("Memory on the node was 7.6GB / 8GB.\nSet max_restarts."))
-    assert told == "Memory on the node was 7.6GB / 8GB. Set max_restarts. [OutOfMemoryError]"
-
-
-def test_an_error_without_words_is_its_type() -> None:
-    assert reason_of(ConnectionResetError()) == "[ConnectionResetError]"
-
-
 def test_long_messages_are_cut_between_words() -> None:
     told = reason_of(died("word " * LONGEST_TEXT))
     assert told.endswith("word … [ActorDiedError]")

@@ -107,13 +107,6 @@ def test_what_is_not_useful_any_more_goes_back_after_a_while(cluster: Cluster) -
     assert len(cluster.told) == 1
 
 
-def test_nothing_changes_while_nobody_knows_what_is_useful(cluster: Cluster) -> None:
-    cluster.pass_by(LACKING_S, 6)
-    cluster.come(2)
-    assert cluster.pass_by(UNTAKEN_S - 2, None) == []
-    assert (cluster.held, cluster.awaited) == (2, 4)
-
-
 def test_a_request_that_nobody_grants_goes_back_and_pauses_ever_longer(cluster: Cluster) -> None:
     pauses_s = []
     for _ in range(8):
@@ -127,14 +120,6 @@ def test_a_request_that_nobody_grants_goes_back_and_pauses_ever_longer(cluster: 
         cluster.now = cluster.demand.pause_until
     assert pauses_s[:3] == [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S]
     assert pauses_s[-1] == LONGEST_PAUSE * PAUSE_S
-
-
-def test_a_node_that_comes_lets_the_rest_be_hoped_for(cluster: Cluster) -> None:
-    cluster.pass_by(LACKING_S, 4)
-    cluster.now += NODE_S - 2
-    cluster.come(2)
-    assert cluster.pass_by(UNTAKEN_S - 5, 4) == []
-    assert cluster.awaited == 2
 
 
 def test_places_that_nobody_takes_go_back_with_all_others(cluster: Cluster) -> None:

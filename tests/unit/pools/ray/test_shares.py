@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dpex.pools.ray.shares import (
     CAPACITY_S,
     FORGOTTEN_S,
-    PARTS,
     Claim,
     ClusterShares,
     fair_shares,
@@ -86,13 +85,6 @@ def test_no_loader_could_have_more_without_one_that_has_less(capacity: int, want
                     assert (shares[rich] - 1) / wanted[rich].weight <= shares[poor] / claim.weight
 
 
-def test_a_large_cluster_is_divided_in_parts() -> None:
-    capacity = 10 * PARTS + 5
-    shares = fair_shares(capacity, {name: Claim(useful=capacity, most=capacity) for name in "abc"})
-    assert sum(shares.values()) == capacity
-    assert max(shares.values()) - min(shares.values()) <= 2 * capacity / PARTS
-
-
 @dataclass(kw_only=True)
 class Job:
     """A training whose loop would take ``demand`` batches a second of workers that make ``rate`` each.
@@ -144,8 +136,8 @@ def test_two_that_want_everything_have_the_same_within_ten_seconds() -> None:
     both = {"first": first, "second": Job(demand=50, rate=2)}
     run(both, 16, range(20, 30), shares)
     assert [job.workers for job in both.values()] == [8, 8]
-    run(both, 16, range(30, 60), shares)
-    assert {tuple(job.history[-30:]) for job in both.values()} == {(8,) * 30}, "no worker moves any more"
+    run(both, 16, range(30, 50), ClusterShares())
+    assert {tuple(job.history[-20:]) for job in both.values()} == {(8,) * 20}, "not even when the actor is a new one"
 
 
 def test_twenty_jobs_share_alike_and_those_that_need_less_leave_the_rest() -> None:
@@ -184,13 +176,6 @@ def test_who_has_gone_holds_nothing() -> None:
     jobs["third"] = Job(demand=100, rate=2)
     run(jobs, 16, range(40, 50), shares)
     assert list(shares.claims()) == ["first", "third"]
-
-
-def test_a_coordinator_that_begins_anew_takes_nothing_away() -> None:
-    jobs = {"first": Job(demand=100, rate=2), "second": Job(demand=100, rate=2)}
-    run(jobs, 16, range(20), ClusterShares())
-    run(jobs, 16, range(20, 30), ClusterShares())
-    assert [job.workers for job in jobs.values()] == [8, 8]
 
 
 def test_the_capacity_is_the_most_of_the_latest_seconds() -> None:
