@@ -212,8 +212,10 @@ def _absolute(name: str | None) -> str | None:
 
 def _start(given: argparse.Namespace, options: RunOptions) -> int:
     script, *arguments = _words(given)
-    if not given.is_module and not os.access(script, os.R_OK):
-        reason = "it is not to be read" if Path(script).exists() else "there is none"
+    is_folder = Path(script).is_dir()
+    if not given.is_module and (is_folder or not os.access(script, os.R_OK)):
+        reason = "it cannot be read" if Path(script).exists() else "there is none"
+        reason = "it is a folder; give a file, or -m and a module's name" if is_folder else reason
         print(f"dpex {options.command}: can't open file {script!r}: {reason}", file=sys.stderr)
         return 2
     begin(options, os.environ)

@@ -12,7 +12,6 @@ import io
 import os
 import runpy
 import sys
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -20,48 +19,28 @@ from typing import Any
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """As ``python PATH ARGUMENTS``; a folder or archive with a ``__main__`` may be given, too.
+    """As ``python PATH ARGUMENTS``.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
+        OSError: There is no such file, or it cannot be read.
     """
     sys.argv = [path, *arguments]
-    if not Path(path).is_file() or zipfile.is_zipfile(path):
-        # As Python: neither resolved nor normalised.
-        sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = [os.path.join(os.getcwd(), path)]  # noqa: PTH109,PTH118
-        _run_main("__main__", alter_argv=False)
-        return
     place = os.path.abspath(path)  # noqa: PTH100  (as Python: without following links)
-    if path.endswith(".pyc"):
-        loader: Any = importlib.machinery.SourcelessFileLoader("__main__", place)
-        code = loader.get_code("__main__")
-    else:
-        loader = importlib.machinery.SourceFileLoader("__main__", place)
-        code = _source(path)
-    _begin_path(Path(path).resolve().parent)
-    main = vars(_new_main(__file__=place, __loader__=loader))
-    if isinstance(code, bytes):
-        _beginning_with_the_script(lambda: exec(compile(code, place, "exec", dont_inherit=True), main))
-    else:
-        _beginning_with_the_script(lambda: exec(code, main))
-
-
-def _source(path: str) -> bytes:
     with io.open_code(str(Path(path).absolute())) as file:
-        return file.read()
+        source = file.read()
+    _begin_path(Path(path).resolve().parent)
+    loader = importlib.machinery.SourceFileLoader("__main__", place)
+    main = vars(_new_main(__file__=place, __loader__=loader))
+    _beginning_with_the_script(lambda: exec(compile(source, place, "exec", dont_inherit=True), main))
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """As ``python -m NAME ARGUMENTS``."""
     sys.argv = ["-m", *arguments]
     _begin_path(Path.cwd())
-    _run_main(name)
-
-
-def _run_main(name: str, **options: bool) -> None:
     _new_main()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
-    _beginning_with_the_script(lambda: run(name, **options))
+    _beginning_with_the_script(lambda: run(name))
 
 
 def _begin_path(*folder: Path) -> None:

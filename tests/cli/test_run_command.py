@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import py_compile
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,31 +58,11 @@ def test_a_module_runs_as_under_python(tmp_path: Path) -> None:
     assert missing.stderr == f"{sys.executable}: No module named package.nothing\n"
 
 
-def tool(folder: Path) -> list[str]:
-    """A program as a folder, an archive, and compiled: the arguments that run it."""
-    (folder / "tool").mkdir()
-    (folder / "tool/helper.py").write_text("WORD = 'helped'")
-    source = "import helper, sys; print(helper.WORD, sys.argv, sys.path[0], __file__, sorted(globals())); 1 / 0"
-    (folder / "tool/__main__.py").write_text(source)
-    with zipfile.ZipFile(folder / "tool.archive", "w") as archive:
-        for name in ("helper.py", "__main__.py"):
-            archive.write(folder / "tool" / name, name)
-    py_compile.compile(str(folder / "tool/__main__.py"), str(folder / "tool/main.pyc"))
-    return ["tool", "./tool", str(folder / "tool"), "tool.archive", "tool/main.pyc"]
-
-
-def test_folders_archives_and_compiled_files_run_as_under_python(tmp_path: Path) -> None:
-    for path in tool(tmp_path):
-        plain, ours = python(path, "a", cwd=tmp_path), dpex("run", path, "a", cwd=tmp_path)
-        assert ours.returncode == plain.returncode == 1
-        assert plain.stdout.startswith("helped")
-        assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr)
-
-
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = dpex("run", "nothing.py", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "dpex run: can't open file 'nothing.py': there is none\n"
+    assert "it is a folder; give a file, or -m" in dpex("run", ".", cwd=tmp_path).stderr
 
 
 @pytest.mark.smoke
