@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpex.autotune.types import Decision
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
 from dpex.diagnose.what_if import TUNERS
@@ -39,7 +38,7 @@ class Served:
         words: The loader in words.
         given: Its number of workers in the script.
         served_by: The number of workers of its proxy, unless that is tuned.
-        first, last: The counts of its first and of its latest proxy.
+        source: The counts of its latest proxy.
     """
 
     loader: weakref.ref[Any]
@@ -48,8 +47,7 @@ class Served:
     given: int
     served_by: int | None
     rank: int
-    first: DiagnosisSource
-    last: DiagnosisSource
+    source: DiagnosisSource
 
 
 _served: list[Served] = []
@@ -64,7 +62,7 @@ def note(loader: Any, proxy: Any, options: RunOptions) -> None:
     for served in _served:
         known = served.loader()
         if known is loader or (known is None and served.kind == kind):
-            served.loader, served.last = weakref.ref(loader), source
+            served.loader, served.source = weakref.ref(loader), source
             return
     _served.append(
         Served(
@@ -74,8 +72,7 @@ def note(loader: Any, proxy: Any, options: RunOptions) -> None:
             given=given,
             served_by=None if proxy._is_auto else proxy.num_workers,
             rank=_rank(),
-            first=source,
-            last=source,
+            source=source,
         )
     )
 
@@ -111,7 +108,7 @@ def report_all(options: RunOptions) -> None:
     """Report on all loaders, once. Only rank 0 prints."""
     served, _served[:] = list(_served) if has_served() else [], []
     try:
-        found = [(one, one.last.diagnose()) for one in served]
+        found = [(one, one.source.diagnose()) for one in served]
         found = sorted((pair for pair in found if pair[1].facts.batches), key=lambda pair: -pair[1].facts.wall_s)
         for _, diagnosis in found:
             write(options, diagnosis)
@@ -144,7 +141,7 @@ def _line(served: Served, diagnosis: Diagnosis) -> str:
 
 def _workers(served: Served) -> str:
     given = f"{served.given} worker{'' if served.given == 1 else 's'}"
-    tuner = served.last.tuner
+    tuner = served.source.tuner
     if tuner is None:
         return given if served.served_by in (None, served.given) else f"{given} became {served.served_by}"
     if (tuner.settings.local, tuner.settings.remote) == (served.given, 0):
@@ -154,18 +151,15 @@ def _workers(served: Served) -> str:
 
 def _wait(served: Served, ratio: float) -> str:
     """The wait, and where decisions were judged, the wait in the first and in the last measured window."""
-    first, last = _decisions(served.first), _decisions(served.last)
-    outcomes = [one.outcome for one in last if one.outcome is not None]
-    if not first or not outcomes or "wait" not in first[0].evidence:
+    tuner = served.source.tuner
+    decisions = [] if tuner is None else tuner.decisions
+    outcomes = [one.outcome for one in decisions if one.outcome is not None]
+    if not outcomes or "wait" not in decisions[0].evidence:
         return f"wait {percent(ratio)}"
-    before, after = percent(first[0].evidence["wait"]), percent(outcomes[-1].wait)
+    before, after = percent(decisions[0].evidence["wait"]), percent(outcomes[-1].wait)
     if before == after:
         return f"wait {percent(ratio)}"
     return f"wait {percent(ratio)} in all, {before} at first and {after} at the end"
-
-
-def _decisions(source: DiagnosisSource) -> Sequence[Decision]:
-    return [] if source.tuner is None else source.tuner.decisions
 
 
 def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:

@@ -67,7 +67,7 @@ class Proxy:
         return Source()
 
 
-def served(source: Any, given: int = 2, first: Any = None, served_by: int | None = None) -> Served:
+def served(source: Any, given: int = 2, served_by: int | None = None) -> Served:
     loader = weakref.ref(Loader())
     return Served(
         loader=loader,
@@ -76,13 +76,12 @@ def served(source: Any, given: int = 2, first: Any = None, served_by: int | None
         given=given,
         served_by=served_by,
         rank=0,
-        first=first or source,
-        last=source,
+        source=source,
     )
 
 
 def printed(*loaders: Served, **options: Any) -> list[str]:
-    return list(lines(RunOptions(**options), [(one, one.last.diagnose()) for one in loaders]))
+    return list(lines(RunOptions(**options), [(one, one.source.diagnose()) for one in loaders]))
 
 
 def test_workers_and_the_wait_from_what_to_what_and_the_report_with_what_to_do_first() -> None:
@@ -96,9 +95,7 @@ def test_workers_and_the_wait_from_what_to_what_and_the_report_with_what_to_do_f
     assert len(printed(served(Source()), full=True)[2]) > len(report)
 
 
-def test_a_loader_that_was_made_anew_is_told_of_from_its_first_pass_to_its_last() -> None:
-    line, *_ = printed(served(Source(tuner=Tuner(0.3, 0.02)), first=Source(tuner=Tuner(0.8, 0.5))))
-    assert "80 % at first and 2 % at the end" in line
+def test_a_number_that_stays_is_not_said_to_become_something() -> None:
     for loader, words in (
         (served(Source(tuner=Tuner(0.5, 0.5)), given=7), "7 workers, wait 61 %"),
         (served(Source(), given=1), "1 worker, wait 61 %"),
