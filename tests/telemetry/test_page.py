@@ -259,8 +259,8 @@ def test_what_is_planted_is_shown_and_goes(training: Training, opened: Callable[
     assert abs(seen.wait_percent() - 100 * training.wait_ratio()) < 5
     assert seen.page.get_attribute("[data-tile=wait]", "data-level") == "bad"
     seen.page.wait_for_selector("#verdict-title:text('storage-bound reading')")
-    assert re.search(r"waits for \d+ % of its time, because making batches waits", seen.text("#verdict-text"))
-    assert re.search(r"First: .* batches/s .* and a wait of about \d+ % \(", seen.text("#first"))
+    assert re.search(r"waits for \d+\s% of its time, because making batches waits", seen.text("#verdict-text"))
+    assert re.search(r"First: .* batches/s .* and a wait of about \d+\s% \(", seen.text("#first"))
     assert re.search(r"\d+ batches in [\d.]+ s, at .* [Cc]onfidence 0\.\d\d", seen.text("#verdict-about"))
     assert re.search(r"reading data\s+\d\d", seen.text("#parts"))
     assert "sample" in seen.text("#speed-note")

@@ -21,6 +21,7 @@ const element = (tag, kind, text) => {
   return made;
 };
 const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
+const unbroken = (text) => text.replaceAll(" %", "\u00a0%"); // no line begins with a percent sign
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 
 const plots = charts(document);
@@ -172,9 +173,9 @@ function showDiagnosis(one) {
   const { batches, wall_s } = one.diagnosis.facts;
   $("verdict").dataset.level = one.level;
   put("verdict-title", shown.title);
-  put("verdict-text", shown.sentence);
-  const end = shown.end ? [element("br", ""), element("b", "", "To end the stall: "), shown.end] : [];
-  $("first").replaceChildren(element("b", "", "First: "), shown.first, ...end);
+  put("verdict-text", unbroken(shown.sentence));
+  const end = shown.end ? [element("br", ""), element("b", "", "To end the stall: "), unbroken(shown.end)] : [];
+  $("first").replaceChildren(element("b", "", "First: "), unbroken(shown.first), ...end);
   $("first").hidden = one.level === "early";
   const about = one.is_whole ? (stretch === "run" ? "About the whole run" : "About the whole run so far, which is short")
     : "About the latest stretch";
