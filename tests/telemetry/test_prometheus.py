@@ -207,12 +207,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 NEEDS_MORE = {
+    "Bytes of the cache",
     "Feeding the device",
     "What the network carries while sending",
     "Lost on the network",
     "Round trip to remote workers",
 }
-"""Panels of series that only a loader with an accelerator has, or one with workers on another machine."""
+"""Panels of series that only a loader with an accelerator or a cache has, or one with workers on another machine."""
 
 
 @needs_prometheus
