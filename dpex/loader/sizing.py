@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
 """torch's default. Frameworks pass it on when they rebuild a loader, so it counts as left out."""
+_NOT_TUNED = "The number decides what each worker reads, so it is not tuned; only the prefetch is."
+_READING_NOT_TUNED = (
+    "That number decides what is read, so it is not tuned. Other workers, whose number is tuned, decode what is read."
+)
 
 
 class Sizing:
@@ -117,39 +121,19 @@ class Sizing:
 
         loader = self._loader
         return Limits(
-            streams=self._why_streams(),
-            reading=self._why_reading(),
+            streams=f"{self._why_streams()} {_NOT_TUNED}" if self.is_iterable else "",
+            reading=f"{self._why_streams()} {_READING_NOT_TUNED}" if self.is_split else "",
             memory_budget=loader.worker_config.memory_budget,
             prefetch_factor=loader.prefetch_factor if loader._prefetch_is_given else None,
             pins={**loader._pins, LOCAL: 0} if is_daemonic() else loader._pins,
         )
 
-    def _chosen_streams(self) -> Streams | None:
-        streams: Streams | None = self._loader._streams if self._loader._is_auto else None
-        return streams
-
     def _why_streams(self) -> str:
-        """Return why the number of workers stays the same, if each reads a stream; "" if it is tuned."""
-        if not self.is_iterable:
-            return ""
-        streams = self._chosen_streams()
+        """Return the number of streams, with its reason, in sentences."""
+        streams: Streams | None = self._loader._streams if self._loader._is_auto else None
         if streams is not None:
             return streams.why
-        return (
-            f"The dataset is read in {self._workers} streams, as num_workers says. The number decides what each "
-            "worker reads, so it stays the same; only the prefetch is tuned."
-        )
-
-    def _why_reading(self) -> str:
-        """Return the number of workers that read for those that decode, with its reason; "" if no worker only reads."""
-        if not self.is_split:
-            return ""
-        streams = self._chosen_streams()
-        number = f"The dataset is read in {plural(self._workers, 'stream')}, as num_workers says."
-        return (
-            f"{number if streams is None else streams.number} That number decides what is read, so it is not tuned. "
-            "Other workers, whose number is tuned, decode what is read."
-        )
+        return f"The dataset is read in {plural(self._workers, 'stream')}, as num_workers says."
 
     def start(self, limits: Limits) -> Settings:
         """Return the settings that tuning begins with."""

@@ -47,17 +47,10 @@ class Streams:
 
     count: int
     """The number of streams."""
-    reason: str
-    """The reason, as a clause."""
     why: str
     """The number and the reason, in sentences."""
     is_certain: bool = True
     """All begin at once; else there are several only if the first shows that the dataset splits itself."""
-
-    @property
-    def number(self) -> str:
-        """The number of streams, as a sentence."""
-        return _number(self.count, self.reason, is_certain=self.is_certain)
 
 
 def named_shards(dataset: Any, ranks: int = 1) -> int | None:
@@ -132,22 +125,14 @@ def choose(dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str]
     elif why_one and count > 1 and shards is None:
         count, reason = 1, why_one
     is_certain = shards is not None or count == 1
-    why = (
-        f"{_number(count, reason, is_certain=is_certain)} The number decides what each worker reads, so it is not "
-        "tuned; only the prefetch is."
-    )
+    why = f"The dataset is read in {plural(count, 'stream')}, as {reason}"
+    if is_certain:
+        why += "."
+    else:
+        why += ", if it reads id or num_workers of get_worker_info() before its first sample, and in one stream if not."
     if most is None and shards != count and _spans_machines(environ):
         why += " Where machines differ in CPUs, give AutotuneConfig(max_streams=...): all ranks need the same number."
-    return Streams(count=count, reason=reason, why=why, is_certain=is_certain)
-
-
-def _number(count: int, reason: str, *, is_certain: bool) -> str:
-    if is_certain:
-        return f"The dataset is read in {plural(count, 'stream')}, as {reason}."
-    return (
-        f"The dataset is read in {plural(count, 'stream')}, as {reason}, if it reads id or num_workers of "
-        "get_worker_info() before its first sample, and in one stream if not."
-    )
+    return Streams(count=count, why=why, is_certain=is_certain)
 
 
 def _ranks(environ: Mapping[str, str]) -> int:
