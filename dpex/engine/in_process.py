@@ -34,6 +34,7 @@ from dpex.schedule.sample_policy import SamplePolicy
 from dpex.stats import LastStats, LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.events import cuda_stall
+from dpex.system.interrupts import taken
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import Arena
@@ -109,6 +110,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if type(fetcher) is MapDatasetFetcher and self._auto_collation:
             self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, meter)
         fetcher.collate_fn = meter.timed(fetcher.collate_fn)
+        self._sampler_iter = map(meter.drawn, taken(self._sampler_iter))
         return meter
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -119,12 +121,6 @@ class InProcessIterator(SingleProcessDataLoaderIter):
             last_stats.end(_counted_by_torch(self) if self.meter is None else None)
         if last_state is not None:
             last_state.end(in_process_state(self))
-
-    def _next_index(self) -> Any:
-        index = super()._next_index()  # type: ignore[no-untyped-call]
-        if self.meter is not None:
-            self.meter.drawn()
-        return index
 
     def _next_data(self) -> Any:
         meter = self.meter
@@ -265,8 +261,8 @@ class InlineMeter:
         if self._gpu is not None:
             self._mark = self._gpu.enter()
 
-    def drawn(self) -> None:
-        """Note that the sampler has given the index of the batch."""
+    def drawn(self, index: Any) -> Any:
+        """Note that the sampler has given the index of the batch. Return the index."""
         now = monotonic()
         self._tally.busy(SAMPLER, self._entered, now)
         if now >= self._timer.due:
@@ -274,6 +270,7 @@ class InlineMeter:
             now = monotonic()
         self._drawn_at = now
         self._cpu_drawn_at = process_time()
+        return index
 
     @property
     def times_samples(self) -> bool:
