@@ -15,7 +15,7 @@ from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import parse
 from dpex.errors import OptionError
-from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
+from dpex.loader.checks import check_cache, check_samples, check_share, check_tuned, start_fork_server_early
 from dpex.loader.rebuilt import Source, own_number, remember, source_of
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, worker_count
 from dpex.loader.stream_count import streams_of
@@ -99,6 +99,11 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an
             index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
             asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
+        cache: ``"auto"``: after the first epoch, samples are cached as by `dpex.cached` if that is predicted to pay,
+            and no longer if it does not. ``loader.dataset`` is then the cached dataset, and ``loader.decisions`` has
+            the decision, its prediction and its outcome. Do not use it for a dataset that training changes between
+            epochs. It needs workers without ``persistent_workers``, and a map-style dataset with a length. None: no
+            cache.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
         metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
             has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the
@@ -164,6 +169,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         seeding: Seeding | None = None,
         autotune: AutotuneConfig | Literal[False] | None = None,
         device: str | torch.device | None = None,
+        cache: Literal["auto"] | None = None,
         name: str | None = None,
         metrics_port: int | None = None,
         worker_config: WorkerConfig | None = None,
@@ -226,6 +232,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         check_share(self)
         check_tuned(self)
         check_samples(self)
+        check_cache(self)
         if Sizing(self).is_tuned:
             from dpex.autotune.runtime.recorder import check as check_trace
 

@@ -300,6 +300,7 @@ class LoaderOptions:
     seeding: Seeding | None = None
     autotune: AutotuneConfig | Literal[False] | None = None
     device: Any = None
+    cache: Literal["auto"] | None = None
     name: str | None = None
     metrics_port: int | None = None
     worker_config: WorkerConfig = WorkerConfig()
@@ -358,6 +359,7 @@ def _check_each(options: Any) -> None:
         f"autotune={autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' "
         "with the defaults",
     )
+    _require(options.cache in (None, "auto"), f"cache={options.cache!r}: give 'auto', or None for no cache")
     _require(name is None or _is_text(name), f"name={name!r}: give a name or None")
     _require(
         port is None or _is_whole(port, 0, 65535),

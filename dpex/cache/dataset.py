@@ -171,6 +171,11 @@ class CachedDataset(Dataset[Any]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
 
+    @property
+    def is_random(self) -> bool:
+        """True once a sample turned out to be random, so that nothing is cached."""
+        return self._memory is not None and self._memory.is_random
+
     def stored(self) -> dict[str, Stored]:
         """Return what the cache of this machine has at present, by "memory" and, if there is one, "disk"."""
         found = {} if self._memory is None else {"memory": self._memory.stored()}

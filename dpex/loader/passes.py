@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
+from dpex.autotune.types import Settings
 from dpex.loader import hook
 from dpex.loader.sizing import Sizing, stay_in_process_if_daemonic
 from dpex.schedule.names import encodable
@@ -63,6 +64,9 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
+    if loader.cache == "auto":
+        prefetch = sizes.prefetch or (loader.prefetch_factor or 2) * max(1, sizes.local + sizes.remote)
+        _decide_on_cache(loader, Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch))
     if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader)
@@ -75,6 +79,16 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
+
+
+def _decide_on_cache(loader: Any, settings: Settings) -> None:
+    from dpex.loader.auto_cache import AutoCache
+
+    runtime = loader._runtime
+    if runtime.auto_cache is None:
+        runtime.auto_cache = AutoCache(loader.dataset)
+    runtime.auto_cache.before_pass(diagnosis_source(loader), settings)
+    vars(loader)["dataset"] = runtime.auto_cache.dataset  # torch refuses to set it
 
 
 def _kind(sizing: Sizing) -> Any:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpex.engine.in_process import InProcessIterator
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
+    from dpex.loader.auto_cache import AutoCache
     from dpex.measure.ledger import LastReading
     from dpex.schedule.streams import Splitting
     from dpex.telemetry.exporter import Registration
@@ -43,6 +44,7 @@ class LoaderRuntime:
         iterators: Iterators with workers.
         last_stats: Figures of the latest iterator.
         last_state: Reads the state of the latest iterator.
+        auto_cache: The cache of ``cache="auto"``, from the first pass on.
         counters: Counts of all iterators, for diagnoses.
         loaded: The state that was loaded for the next iterator.
         resume: The same state, parsed.
@@ -58,6 +60,7 @@ class LoaderRuntime:
         self.last_stats = LastStats()
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
+        self.auto_cache: AutoCache | None = None
         self.counters = LoaderCounters()
         self.timer = TicketTimer(is_on=is_switched_on(os.environ))
         self.last_state: LastReading[PassState | None] | None = None
@@ -105,7 +108,8 @@ class LoaderRuntime:
     @property
     def decisions(self) -> list[Decision]:
         """Return the decisions of the tuner, and of those before it."""
-        return [*self._past, *(self.tuner.decisions if self.tuner is not None else ())]
+        cached = self.auto_cache.decisions if self.auto_cache is not None else ()
+        return [*self._past, *cached, *(self.tuner.decisions if self.tuner is not None else ())]
 
     def dismiss_tuner(self) -> None:
         """End tuning from the next iterator on; `decisions` keeps what was decided."""
