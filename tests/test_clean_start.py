@@ -12,14 +12,11 @@ import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, kill, seeded, stacked
-from trainers import Forker, family, forker
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.loader import checks
 from dpex.pools.local import clean_server
-
-__all__ = ["family", "forker"]
 
 pytestmark = pytest.mark.timeout(240)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
@@ -186,19 +183,3 @@ def test_where_no_worker_can_be_started_the_error_says_why_and_a_resize_tries_ag
     with loader:
         loader.resize(local=3)
         assert_same(torch.cat([*iterator]), made_here())
-
-
-ENDS = {
-    "at the end": ("data = loader(60)\nfor _ in range(2): assert len(list(data)) == 30", 0),
-    "while it starts": ("it = iter(loader())", 0),
-    "killed while it starts": ("it = iter(loader()); os.kill(os.getpid(), 9)", -9),
-    "killed at work": ("it = iter(loader()); next(it); os.kill(os.getpid(), 9)", -9),
-}
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left_when_the_trainer_ends(how: str, family: Forker) -> None:
-    body, code = ENDS[how]
-    connected = "from dpex.pools.local import clean_server; clean_server.is_ray_connected = lambda: True\n"
-    assert family.run(connected + body) == (code, "", "")
-    family.assert_nothing_is_left()
