@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from dpex import DpexDataLoader, StateError
 from dpex.options import WorkerConfig
-from dpex.worker.rng_state import global_states
+from dpex.worker.states import global_states
 
 SIZE = 30
 STREAM = 14

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from dpex import DpexDataLoader
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
-from dpex.worker.rng_state import KeptStates
+from dpex.worker.states import KeptStates
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]

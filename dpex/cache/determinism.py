@@ -13,7 +13,7 @@ from dpex.cache.encoding import is_same
 from dpex.worker.batch_seeding import seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.own_generators import OwnGenerators
-from dpex.worker.rng_state import KeptStates
+from dpex.worker.states import KeptStates
 
 SEEDS = (0x1234_5678_5EED_0001, 0x2345_6789_5EED_0002)
 

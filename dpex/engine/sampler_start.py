@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from dpex.schedule.probing import attribute
 from dpex.system.interrupts import taken
-from dpex.worker.rng_state import GLOBAL, global_states, set_global_states
+from dpex.worker.states import GLOBAL, global_states, set_global_states
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWLESS = (BatchSampler, SequentialSampler, DistributedSampler, list, tuple, range, np.ndarray)

@@ -3,7 +3,7 @@
 A state names the data set, batch size, order and seeds that it belongs to. Another loader refuses it, in words.
 
 A state is dicts and lists of numbers, strings and tensors, which `torch.save` and ``torch.load(weights_only=True)``
-accept. Random states are such values from the start (`dpex.worker.rng_state`). What a dataset or a sampler says of
+accept. Random states are such values from the start (`dpex.worker.states`). What a dataset or a sampler says of
 itself, and the tuples and strings of a sampler's indices, are left as they are.
 """
 
@@ -26,8 +26,7 @@ from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketR
 from dpex.schedule.sample_policy import LeavingOut
 from dpex.schedule.streams import ALL, ONE
 from dpex.system.user_warnings import warn
-from dpex.worker.rng_state import check_global_states, plain
-from dpex.worker.states import DatasetState, LogicalState, pack_state, unpack_state
+from dpex.worker.states import DatasetState, LogicalState, check_global_states, pack_state, plain, unpack_state
 
 VERSION = 1
 """The version of the states that are written, and the one that `load` reads."""

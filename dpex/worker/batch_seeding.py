@@ -27,8 +27,8 @@ import torch
 
 from dpex.schedule.seeding import GOLDEN_GAMMA, MIX, epoch_key
 from dpex.worker.current_batch import current
-from dpex.worker.rng_state import KeptStates
 from dpex.worker.setup import Modes
+from dpex.worker.states import KeptStates
 
 if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators

@@ -19,15 +19,16 @@ from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.fetch import Fetcher, where
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.own_generators import OwnGenerators
-from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import (
     DatasetState,
     LogicalState,
     RngState,
+    global_states,
     is_stateful,
     load_state,
     pack_state,
+    set_global_states,
     state_of,
     unpack_state,
 )

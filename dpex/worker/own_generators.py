@@ -31,7 +31,7 @@ from dpex.errors import StateError
 from dpex.schedule.probing import is_a
 from dpex.schedule.seeding import ticket_seed
 from dpex.worker.decoded_stream import DecodedStream, users_dataset
-from dpex.worker.rng_state import GLOBAL, set_state, state_of
+from dpex.worker.states import GLOBAL, generator_state, set_generator_state
 
 logger = logging.getLogger("dpex")
 
@@ -59,7 +59,7 @@ class OwnGenerators:
             return
         for name, one in found:
             try:
-                self._at_first[name] = state_of(one)
+                self._at_first[name] = generator_state(one)
             except Exception:  # of a bit generator without a state
                 continue
             self._found[name] = one
@@ -73,8 +73,8 @@ class OwnGenerators:
             _seed(one, ticket_seed(seed, place))
 
     def states(self) -> dict[str, Any]:
-        """Return the present states, as `dpex.worker.rng_state.state_of` returns them, by place."""
-        return {name: state_of(one) for name, one in self._found.items()}
+        """Return the present states, as `dpex.worker.states.generator_state` returns them, by place."""
+        return {name: generator_state(one) for name, one in self._found.items()}
 
     def reset(self) -> None:
         """Set the generators to the states in which they were found."""
@@ -91,7 +91,7 @@ class OwnGenerators:
             if one is None:
                 continue
             try:
-                set_state(one, state)
+                set_generator_state(one, state)
             except Exception as error:
                 kind = f"{type(one).__module__}.{type(one).__qualname__}"
                 raise StateError(

@@ -1,4 +1,9 @@
-"""States of datasets and samplers, and the state of a logical worker that is made of them.
+"""States of random generators, of datasets and samplers, and the state of a logical worker that is made of them.
+
+States of generators of Python, NumPy and torch are read and set by their public functions. They consist of numbers,
+strings, lists, dicts and tensors. So they can travel between processes, and `torch.save` and
+``torch.load(weights_only=True)`` accept them. The three *global* generators are `random`'s, NumPy's legacy one and
+torch's CPU one.
 
 Workers report the state of a logical worker now and then as a pickle, from which a dead worker is restarted. A
 checkpoint holds no pickles, but the plain values in it (`dpex.loader.states`).
@@ -11,11 +16,104 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
 
 from dpex.schedule.probing import attribute
-from dpex.worker.rng_state import RandomStates
+
+if TYPE_CHECKING:
+    from dpex.worker.own_generators import OwnGenerators
+
+RandomStates = dict[str, Any]
+"""States of global generators by their names in `GLOBAL`."""
+GLOBAL: dict[str, Any] = {
+    "python": random.seed.__self__,  # type: ignore[attr-defined]
+    "numpy": np.random.mtrand._rand,
+    "torch": torch.default_generator,
+}
+_numpy_random: Any = np.random
+
+
+def generator_state(generator: Any) -> Any:
+    """Return the state of a ``random.Random``, ``np.random.Generator``, ``np.random.RandomState`` or
+    ``torch.Generator``."""
+    if isinstance(generator, random.Random):
+        version, words, gauss = generator.getstate()
+        return [version, list(words), gauss]
+    if isinstance(generator, np.random.Generator):
+        return plain(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return plain(generator.get_state(legacy=False))
+    return generator.get_state()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Set the generator to what `generator_state` returned of one of the same kind; raise the libraries' errors."""
+    if isinstance(generator, random.Random):
+        version, words, gauss = state
+        generator.setstate((version, tuple(words), gauss))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)  # with a list of words it takes a tenth of the time that an array takes
+    else:
+        generator.set_state(state)
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` with the arrays and numbers of NumPy in it as lists and numbers of Python."""
+    if type(value) is dict:
+        return {key: plain(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def global_states(names: Iterable[str] = GLOBAL) -> RandomStates:
+    """Return the states of these global generators."""
+    return {name: generator_state(GLOBAL[name]) for name in names}
+
+
+def set_global_states(states: Mapping[str, Any]) -> None:
+    """Set global generators to what `global_states` returned."""
+    for name, state in states.items():
+        set_generator_state(GLOBAL[name], state)
+
+
+def check_global_states(states: Mapping[str, Any]) -> None:
+    """Raise what `set_global_states` would raise, and leave the global generators alone."""
+    scratch = {"python": random.Random(0), "numpy": np.random.RandomState(0), "torch": torch.Generator()}
+    for name, state in states.items():
+        set_generator_state(scratch[name], state)
+
+
+class KeptStates:
+    """The global generators, and those of a dataset, as they are now, to be put back later in this process.
+
+    It includes NumPy's bit generator, which `seed_ticket` and datasets may replace.
+    """
+
+    def __init__(self, own: OwnGenerators | None = None) -> None:
+        self._bits = _numpy_random.get_bit_generator()
+        self._states = global_states()
+        self._own = own
+        self._own_states = own.states() if own else {}
+
+    def put_back(self) -> None:
+        """Set the generators to the kept states. It may be called again."""
+        if _numpy_random.get_bit_generator() is not self._bits:
+            _numpy_random.set_bit_generator(self._bits)
+        set_global_states(self._states)
+        if self._own:
+            self._own.restore(self._own_states)
+
+
+# -- datasets and logical workers --------------------------------------------------------------------------------------
 
 RngState = bytes
 """A pickled `LogicalState`, whose `DatasetState` is in plain values."""
