@@ -37,7 +37,7 @@ from dpex.system.gpu.events import cuda_stall
 from dpex.system.interrupts import taken
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
-from dpex.transport.arena import Arena
+from dpex.transport.arena import ArenaCache
 from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.fetch import SampleClock
@@ -61,6 +61,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
 
     Args:
         loader: The loader.
+        arenas: Lends the reused memory.
         resume: The state from which the pass goes on.
         is_measured: True if batches are measured, by an `InlineMeter`.
     """
@@ -68,7 +69,9 @@ class InProcessIterator(SingleProcessDataLoaderIter):
     _drawn: Drawn = None
     meter: InlineMeter | None = None
 
-    def __init__(self, loader: Any, resume: PassState | None = None, *, is_measured: bool = False) -> None:
+    def __init__(
+        self, loader: Any, arenas: ArenaCache, resume: PassState | None = None, *, is_measured: bool = False
+    ) -> None:
         begin_pass(super().__init__, self, loader, resume)
         self._first = point_for(resume) or ResumePoint()
         maker: InProcessMaker | None = None
@@ -77,8 +80,9 @@ class InProcessIterator(SingleProcessDataLoaderIter):
             maker = InProcessMaker(int(self._base_seed), modes_here(), own)
         if self._collate_fn is default_collate:
             threads = (lambda: 1) if maker is None else maker.threads
-            arena = Arena(shared=False)
-            self._dataset_fetcher.collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False, threads=threads)
+            self._dataset_fetcher.collate_fn = ArenaCollate(
+                arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False, threads=threads
+            )
         if loader.sample_policy.tolerates:
             self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, loader.sample_policy, int(self._base_seed))
         recorder = self._recorder = recorder_of(self, loader)

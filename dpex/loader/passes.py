@@ -108,7 +108,7 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
 
     runtime, metrics = loader._runtime, _exported(loader)
     is_measured = metrics is not None or runtime.is_diagnosed or bool(hook.observers)
-    iterator = in_process_kind(loader)(loader, runtime.take_resume(), is_measured=is_measured)
+    iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.take_resume(), is_measured=is_measured)
     if iterator.meter is not None:
         if metrics is not None:
             weakref.finalize(iterator, metrics.watch(iterator.meter).end)

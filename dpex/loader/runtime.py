@@ -21,6 +21,7 @@ from dpex.measure.timeline import Timeline
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
 from dpex.system.clock import monotonic
+from dpex.transport.arena import ArenaCache
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -57,6 +58,7 @@ class LoaderRuntime:
 
     def __init__(self) -> None:
         self.iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
+        self.arenas = ArenaCache()
         self.last_stats = LastStats()
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
