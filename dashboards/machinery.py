@@ -153,6 +153,7 @@ QUEUE = Row(
                 query(expr=f"sum({of('dpex_prefetch_batches')})", legend="limit"),
             ),
             unit="none",
+            width=12,
             dashed="limit",
         ),
         graph(
@@ -167,6 +168,7 @@ QUEUE = Row(
                 query(expr=f"sum({increase('dpex_tuner_undone_total')})", legend="taken back"),
             ),
             unit="none",
+            width=12,
             bars=True,
             none="not tuned",
         ),
@@ -181,6 +183,7 @@ QUEUE = Row(
                 for kind in ("predicted", "measured")
             ),
             unit="percentunit",
+            width=12,
             dashed="predicted.*",
             none="no decision judged yet",
         ),
@@ -197,20 +200,6 @@ QUEUE = Row(
             unit="cps",
             width=12,
             dashed="predicted.*",
-            none="no decision judged yet",
-        ),
-        graph(
-            title="Error of the predictions",
-            description=about("dpex_tuner_prediction_error_ratio"),
-            queries=(
-                query(
-                    expr=f"avg by (run_id, rank, loader) ({of('dpex_tuner_prediction_error_ratio')})",
-                    legend=f"{RANK}, {{{{loader}}}}",
-                ),
-            ),
-            unit="percentunit",
-            width=12,
-            steps=STEPS,
             none="no decision judged yet",
         ),
     ),
@@ -386,35 +375,13 @@ HEALTH = Row(
             unit="none",
             steps=((None, "red"), (1, "green")),
         ),
-        graph(
-            title="Cost of a scrape",
-            description=about("dpex_collect_duration_seconds"),
-            queries=(
-                query(
-                    expr=f"max by (collector) ({of('dpex_collect_duration_seconds', per=PROCESS)})",
-                    legend="{{collector}}",
-                ),
-            ),
-            unit="s",
-        ),
-        graph(
-            title="Failed collections",
-            description=about("dpex_collect_errors_total"),
-            queries=(
-                query(
-                    expr="sum by (collector) "
-                    f"(increase({of('dpex_collect_errors_total', per=PROCESS)}[$__rate_interval]))",
-                    legend="{{collector}}",
-                ),
-            ),
-            unit="none",
-            bars=True,
-        ),
         label_table(
             title="Loaders",
             description=about("dpex_loader_info"),
             queries=(query(expr=of("dpex_loader_info"), instant=True),),
             unit="string",
+            width=12,
+            height=6,
             hidden=("job", "instance"),
         ),
         label_table(
@@ -422,7 +389,7 @@ HEALTH = Row(
             description=about("dpex_build_info"),
             queries=(query(expr=of("dpex_build_info", per=PROCESS), instant=True),),
             unit="string",
-            width=24,
+            width=12,
             height=6,
         ),
     ),

@@ -106,7 +106,6 @@ KNOB = Label(name="knob", values=KNOBS, help="workers here, workers on the clust
 DIRECTION = Label(name="direction", values=("up", "down"))
 GPU = Label(name="gpu", most=8, help="the GPU's UUID")
 BUS = Label(name="direction", values=("rx", "tx"), help="rx: to the GPU, tx: from it")
-COLLECTOR = Label(name="collector", values=("loaders", "gpu"))
 
 # -- metrics of one field ----------------------------------------------------------------------------------------------
 
@@ -167,9 +166,6 @@ _OTHERS: tuple[Metric, ...] = (
     Metric("tuner", "dpex_tuner_measured_wait_ratio", (LOADER,),
         "What the decision brought; see dpex_tuner_predicted_wait_ratio.",
         "Share of wall time that the training loop did wait after the latest decision that was judged."),
-    Metric("tuner", "dpex_tuner_prediction_error_ratio", (LOADER,),
-        "Under 0.05 trust the predictions; over 0.2 the load changes faster than it can be learnt.",
-        "Distance between predicted and measured share of waiting, on average over the decisions judged so far."),
     Metric("tuner", "dpex_tuner_predicted_batches_per_second", (LOADER,),
         "Compare with dpex_tuner_measured_batches_per_second.",
         "Batches per second that the training loop should get after the latest decision that was judged."),
@@ -209,12 +205,6 @@ _OTHERS: tuple[Metric, ...] = (
         (LOADER, Label(name="dataset", help="its class"), Label(name="batch_size"), Label(name="seeding")),
         "Join it to other metrics by `loader`.",
         "Dataset and settings of a loader; always 1."),
-    Metric("process", "dpex_collect_duration_seconds", (COLLECTOR,),
-        "Some milliseconds at most; it does not slow training but competes for the interpreter.",
-        "Time to collect the values of this scrape."),
-    Metric("process", "dpex_collect_errors_total", (COLLECTOR,),
-        "Anything above 0 is an error in dpex; the log has it.",
-        "Scrapes in which a collector failed; its series are missing then."),
 )
 # fmt: on
 

@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import Any
 
 import dpex
-from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import Gpus
 from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -58,16 +57,12 @@ class Families(dict[str, Any]):
 
 
 class Collector:
-    """The collector of the registry. ``gpu`` can be set at any time.
-
-    There is no series about GPUs, their collection included, until a GPU has been seen.
-    """
+    """The collector of the registry. ``gpu`` can be set at any time. GPUs have no series until one is seen."""
 
     def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: Gpus | None = None) -> None:
         self.gpu = gpu
         self._ledgers = ledgers
         self._lock = threading.Lock()
-        self._errors = {"loaders": 0}
 
     def describe(self) -> list[Any]:
         """Return all families, without samples."""
@@ -79,22 +74,12 @@ class Collector:
             families = Families()
             torch = str(getattr(sys.modules.get("torch"), "__version__", ""))
             families.add("dpex_build_info", [dpex.__version__, platform.python_version(), torch], 1.0)
-            self._run("loaders", self._add_loaders, families)
-            if self.gpu is not None:
-                self._run("gpu", self._add_gpus, families)
-            for name, count in self._errors.items():
-                families.add("dpex_collect_errors_total", [name], count)
+            for add in (self._add_loaders, self._add_gpus):
+                try:
+                    add(families)
+                except Exception:
+                    logger.exception("some metrics could not be collected; this is an error in dpex")
         yield from (families[metric.name] for metric in METRICS if metric.name in families)
-
-    def _run(self, name: str, collect: Callable[[Families], None], families: Families) -> None:
-        began = monotonic()
-        try:
-            collect(families)
-        except Exception:
-            self._errors[name] = self._errors.get(name, 0) + 1
-            logger.exception("metrics of %s could not be collected; this is an error in dpex", name)
-        if name in self._errors:
-            families.add("dpex_collect_duration_seconds", [name], monotonic() - began)
 
     def _add_loaders(self, families: Families) -> None:
         for ledger in self._ledgers():
@@ -107,9 +92,7 @@ class Collector:
                 families.add("dpex_loader_info", (loader, *ledger.info), 1.0)
 
     def _add_gpus(self, families: Families) -> None:
-        assert self.gpu is not None
-        for gpu in self.gpu.latest():
-            self._errors.setdefault("gpu", 0)
+        for gpu in self.gpu.latest() if self.gpu is not None else ():
             families.add("dpex_gpu_info", [gpu.uuid, "" if gpu.index is None else str(gpu.index), gpu.model], 1.0)
             for name, metric in _GPU_GAUGES.items():
                 value = getattr(gpu, name)

@@ -152,11 +152,9 @@ def _add_tuner(found: Readings, decisions: Sequence[Decision]) -> None:
     found.counters["dpex_tuner_undone_total",] = sum(not outcome.kept for _, outcome in judged)
     if judged:
         decision, outcome = judged[-1]
-        errors = [abs(d.predicted_wait - o.wait) for d, o in judged]
         found.gauges |= {
             ("dpex_tuner_predicted_wait_ratio",): decision.predicted_wait,
             ("dpex_tuner_measured_wait_ratio",): outcome.wait,
-            ("dpex_tuner_prediction_error_ratio",): sum(errors) / len(errors),
             ("dpex_tuner_predicted_batches_per_second",): decision.predicted_rate,
             ("dpex_tuner_measured_batches_per_second",): outcome.rate,
         }

@@ -133,7 +133,6 @@ def test_decisions_by_knob_and_direction_and_what_they_brought() -> None:
     assert found.counters["dpex_tuner_undone_total",] == 1
     assert found.gauges["dpex_tuner_predicted_wait_ratio",] == 0.0
     assert found.gauges["dpex_tuner_measured_wait_ratio",] == 0.3
-    assert found.gauges["dpex_tuner_prediction_error_ratio",] == pytest.approx(0.2)
 
 
 # -- the collector -----------------------------------------------------------------------------------------------------
@@ -166,9 +165,9 @@ def test_as_long_as_no_gpu_was_seen_there_are_no_gpu_series(source: Gpus | None)
     ledger = LoaderMetrics("a")
     ledger.watch(Engine(batches=1))
     collector = Collector(lambda: [ledger], source)
-    assert not [key for key in samples(collector) if "gpu" in key[0] or ("collector", "gpu") in key[1]]
+    assert not [key for key in samples(collector) if "gpu" in key[0]]
     collector.gpu = Gpus(BARE)
-    assert [key for key in samples(collector) if ("collector", "gpu") in key[1]]
+    assert [key for key in samples(collector) if "gpu" in key[0]]
 
 
 def test_what_a_gpu_cannot_tell_has_no_series() -> None:
@@ -178,7 +177,7 @@ def test_what_a_gpu_cannot_tell_has_no_series() -> None:
     assert found["dpex_gpu_info", frozenset({("gpu", "GPU-1"), ("index", "3"), ("model", "X")})] == 1.0
 
 
-def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_fails_is_logged_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def latest(self) -> tuple[GpuSample, ...]:
             raise RuntimeError("the driver is gone")
@@ -186,10 +185,8 @@ def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.Log
     ledger = LoaderMetrics("a", ("D", "4", "batch"))
     ledger.watch(Engine(batches=3, pools={"local": PoolStats(services=(0,) * 14, running=2)}))
     collector = Collector(lambda: [ledger], Broken())
-    for scrape in (1, 2):
-        found = samples(collector)
-        assert found["dpex_collect_errors_total", frozenset({("collector", "gpu")})] == scrape
-        assert found["dpex_batches_total", frozenset({("loader", "a")})] == 3
+    for _ in range(2):
+        assert samples(collector)["dpex_batches_total", frozenset({("loader", "a")})] == 3
     assert "the driver is gone" in caplog.text
 
 
