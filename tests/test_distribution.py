@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 pytest.importorskip("build", reason="needs the dev extra: build")
 pytest.importorskip("hatchling", reason="needs the dev extra: hatchling")
@@ -110,27 +109,12 @@ def test_the_licence_is_named_and_ray_is_an_extra(distributions: tuple[Path, Pat
     assert plain == {"numpy", "nvidia-ml-py", "prometheus-client", "psutil", "rich", "torch"}
 
 
-def test_builds_without_a_network_use_the_backend_that_others_get() -> None:
-    project = (ROOT / "pyproject.toml").read_text()
-    (backend,) = re.findall(r'^requires = \["(.+?)"\]', project, re.MULTILINE)
-    dev = project.partition("\ndev = [")[2].partition("\n]")[0]
-    assert f'"{backend}"' in dev
-    pinned = (ROOT / "constraints.txt").read_text().splitlines()
-    assert any(line.startswith(f"{Requirement(backend).name}==") for line in pinned)
-
-
 # -- in a fresh environment --------------------------------------------------------------------------------------------
 
 
 def test_the_fresh_environment_has_no_ray(fresh: FreshEnvironment) -> None:
     asked = "import importlib.util as u; print([u.find_spec(name) for name in ('ray', 'tests', 'benchmarks')])"
     assert fresh.run("python", "-c", asked).stdout.strip() == "[None, None, None]"
-
-
-def test_the_command_and_its_help(fresh: FreshEnvironment) -> None:
-    told = fresh.run("dpex", "--help")
-    assert told.returncode == 0, told.stderr
-    assert all(f"\n    {command} " in told.stdout for command in ("run", "diagnose", "top"))
 
 
 def test_the_demo_needs_neither_a_checkout_nor_ray(fresh: FreshEnvironment) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, seeded
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.errors import FixedWorkersError
@@ -27,34 +27,6 @@ def test_batches_are_torchs_and_a_warning_says_so() -> None:
     with pytest.warns(RuntimeWarning, match=r"seeding='batch' needs .* this is darwin\): batches have torch's random"):
         found = list(loader)
     assert all(map(torch.equal, found, expected))
-
-
-class Within(Dataset[torch.Tensor]):
-    """Sample: whether the worker's dataset is this one, what `start` left in it, and a loader's of its own."""
-
-    def __init__(self) -> None:
-        self.started = 0
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        info = get_worker_info()
-        assert info is not None
-        inner = list(DataLoader(range(2), 2))
-        return torch.tensor([info.dataset is self, self.started, *inner[0]])
-
-
-def start(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.started += 1
-
-
-@pytest.mark.usefixtures("on_a_mac")
-def test_dataset_and_worker_info_are_the_users() -> None:
-    loader = DpexDataLoader(Within(), num_workers=2, worker_init_fn=start)
-    assert [batch[0].tolist() for batch in loader] == [[1, 1, 0, 1]] * 3
 
 
 @pytest.mark.usefixtures("on_a_mac")

@@ -87,18 +87,6 @@ def test_the_configuration_goes_before_the_environment(tmp_path: Path, monkeypat
     assert wanted(AutotuneConfig(), {VARIABLE: ""}) is None
 
 
-def test_two_loaders_record_to_two_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, second = tmp_path / "trace.jsonl", tmp_path / "trace-2.jsonl"
-    with slow_work(autotune=replace(QUICK, trace=str(path))) as one, slow_work(autotune=one.autotune) as other:
-        for loader, file in ((one, path), (other, second)):
-            iterator = iter(loader)
-            while not has_lines(file, 4)():
-                next(iterator)
-    assert load(str(path)).sections[0].steps[0].sample != load(str(second)).sections[0].steps[0].sample
-    assert "recording to" in caplog.text
-    assert "trace-2.jsonl, as the file trace.jsonl exists" in caplog.text
-
-
 def test_resize_is_on_record(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with slow_work(autotune=replace(QUICK, trace=str(path))) as loader:
