@@ -28,12 +28,9 @@ from workload import wait_as_work
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start, within
-from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Decision, Sample, Settings
 from dpex.errors import OptionError
-from dpex.measure.consumer_time import EngineLook, Tally, Times
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.consumer_time import Tally, Times
 from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
@@ -101,10 +98,27 @@ def test_batches_are_the_same_whatever_is_decided(monkeypatch: pytest.MonkeyPatc
     """Fewer and more workers, at random times."""
     wanted = [Settings(local=local, prefetch=prefetch) for local, prefetch in ((2, 2), (3, 9), (1, 1), (1, 2), (6, 40))]
 
-    class Restless(Listener):
-        def step(self, sample: Any) -> Decision:
-            self.answers = [wanted[len(self.samples) % len(wanted)]]
-            return super().step(sample)  # type: ignore[return-value]
+    class Restless:
+        def __init__(self, config: AutotuneConfig, start: Settings) -> None:
+            self.start, self.decisions = start, []
+
+        def begin(self) -> Settings:
+            return self.start
+
+        def step(self, sample: Sample) -> Decision:
+            new = wanted[len(self.decisions) % len(wanted)]
+            told = Decision(
+                at=0.0,
+                old=sample.settings,
+                new=new,
+                reason="too few",
+                text="why",
+                evidence={},
+                predicted_rate=1.0,
+                predicted_wait=0.0,
+            )
+            self.decisions.append(told)
+            return told
 
     options = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
     plain = stacked(DpexDataLoader(Augmented(2_000), num_workers=0, generator=seeded(), **options))
@@ -115,12 +129,6 @@ def test_batches_are_the_same_whatever_is_decided(monkeypatch: pytest.MonkeyPatc
         tuned = stacked(loader)
         assert len(loader.decisions) > len(wanted)
     assert_same(tuned, plain)
-
-
-def a_decision(old: Settings, new: Settings) -> Decision:
-    return Decision(
-        at=0.0, old=old, new=new, reason="too few", text="why", evidence={}, predicted_rate=1.0, predicted_wait=0.0
-    )
 
 
 def test_the_next_epoch_begins_with_what_was_learnt() -> None:
@@ -345,384 +353,6 @@ def test_an_error_in_the_law_ends_tuning_and_not_training(
     assert caplog.text.count("Tuning has stopped because of an error in dpex: ZeroDivisionError") == 1
 
 
-def test_a_setting_that_nobody_has_judged_is_taken_back_when_tuning_fails(parts: Any) -> None:
-    tuner, engine, listener = parts
-    start, judged, hasty = tuner.settings, Settings(local=3, prefetch=6), Settings(local=63, prefetch=126)
-    for new in (judged, hasty):
-        listener.answers.append(new)
-        tuner.turn()
-        engine.work(9, 0.0, 0.09)
-        tuner.turn()
-    assert tuner.settings == hasty
-    kept = Outcome(rate=1.0, wait=0.0, kept=True, at=1.0)
-    listener.decisions[0] = replace(listener.decisions[0], outcome=kept)
-    tuner.give_up(ValueError("odd"))
-    assert tuner.settings == judged != start
-    assert (engine.requests[-1].local, engine.requests[-1].tuned_prefetch) == (3, 6)
-    last = tuner.decisions[-1]
-    assert (last.reason, last.old, last.new) == ("failed", hasty, judged)
-    assert "ValueError('odd')" in last.text
-    requests = len(engine.requests)
-    engine.work(9, 0.0, 0.09)
-    tuner.turn()
-    assert (len(engine.requests), tuner.is_frozen) == (requests, True)
-
-
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
-class FakeEngine:
-    """Shows what the test says, and remembers what it was asked for."""
-
-    def __init__(self, clock: ManualClock, sizes: Sizes) -> None:
-        self.clock = clock
-        self.closed = False
-        self.requests: list[Sizes] = []
-        none = PoolSample()
-        self.shown = EngineLook(
-            at=0.0,
-            epoch=0,
-            times=Times(),
-            sizes=sizes,
-            resizing=False,
-            refused=None,
-            away_s=0.0,
-            ready=0,
-            in_flight=4,
-            batch_bytes=100.0,
-            local=PoolSample(requested=2, running=2),
-            remote=none,
-            pids=(),
-        )
-
-    def look(self) -> EngineLook:
-        return replace(self.shown, at=self.clock())
-
-    def request(self, sizes: Sizes) -> None:
-        self.requests.append(sizes)
-
-    def work(self, batches: int, wait_s: float, work_s: float) -> None:
-        """Let time pass in which the consumer gets batches."""
-        self.clock.advance(wait_s + work_s)
-        old, local = self.shown.times, self.shown.local
-        times = old.plus(Times(batches=batches, wait_s=wait_s, work_s=work_s))
-        away_s = 0.0 if batches or wait_s else self.shown.away_s + work_s
-        local = replace(local, tickets=local.tickets + batches, load_s=local.load_s + 0.01 * batches)
-        self.shown = replace(self.shown, times=times, local=local, away_s=away_s)
-
-
-class FakeWorker(MachineMeter):
-    """Nothing else runs."""
-
-
-class Listener:
-    """In the place of a law."""
-
-    def __init__(self, config: AutotuneConfig, start: Settings) -> None:
-        self.config, self.start, self.decisions = config, start, []
-        self.samples: list[Any] = []
-        self.answers: list[Settings] = []
-        self.useful: int | None = None
-
-    def useful_remote(self, most: int) -> int | None:
-        return None if self.useful is None else min(self.useful, most)
-
-    def begin(self) -> Settings:
-        return self.start
-
-    def step(self, sample: Any) -> Decision | None:
-        self.samples.append(sample)
-        if not self.answers:
-            return None
-        self.decisions.append(a_decision(sample.settings, self.answers.pop()))
-        return self.decisions[-1]
-
-
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, FakeEngine, Listener]:
-    """A tuner without a thread."""
-    monkeypatch.setattr("dpex.autotune.runtime.tuner.law_for", Listener)
-    clock = ManualClock()
-    tuner = Tuner(AutotuneConfig(), Settings(local=2, prefetch=4), Limits(), clock=clock, machine=FakeWorker(clock))
-    engine = FakeEngine(clock, tuner.sizes)
-    tuner._engines.append(engine)
-    return tuner, engine, tuner._law  # type: ignore[return-value]
-
-
-def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    for _ in range(300):
-        engine.work(1, 0.004, 0.006)
-        tuner.turn()
-    lengths = [sample.seconds for sample in listener.samples]
-    assert lengths[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0], rel=0.02)
-    assert lengths[6:] == pytest.approx([1.0] * len(lengths[6:]), rel=0.02)
-    sample = listener.samples[3]
-    assert (sample.batches, sample.local.tickets) == (40, 40)
-    assert (sample.wait_s, sample.work_s) == (pytest.approx(0.16), pytest.approx(0.24))
-    listener.answers.append(Settings(local=5, prefetch=10))
-    for _ in range(100):
-        engine.work(1, 0.004, 0.006)
-        tuner.turn()
-    assert engine.requests == [Sizes(local=5, remote=0, prefetch=None, tuned_prefetch=10)]
-    assert tuner.sizes == engine.requests[0]
-    assert tuner._windows.length_s >= SHORTEST_S
-
-
-def test_what_is_fixed_while_the_law_thinks_stays_so(parts: Any) -> None:
-    tuner, engine, listener = parts
-
-    def step(sample: Any) -> Decision:
-        tuner.pin({"local": 3})
-        return a_decision(sample.settings, Settings(local=7, prefetch=14))
-
-    listener.step = step
-    tuner.turn()
-    engine.work(40, 0.6, 0.6)
-    tuner.turn()
-    assert {request.local for request in engine.requests} == {3}
-    assert tuner.sizes.local == 3
-
-
-def test_engines_may_end_while_a_window_does(parts: Any) -> None:
-    tuner, engine, _ = parts
-    tuner.turn()
-    others = [FakeEngine(engine.clock, tuner.sizes) for _ in range(200)]
-    tuner._engines += others
-    thread = threading.Thread(target=lambda: [tuner.leave(other) for other in others])
-    thread.start()
-    while thread.is_alive():
-        engine.work(4, 0.1, 0.1)
-        for other in others:
-            other.work(1, 0.1, 0.0)
-        tuner.turn()
-    thread.join()
-    engine.work(4, 0.1, 0.1)
-    tuner.turn()
-    assert set(tuner._windows._bases) == {id(engine)}
-
-
-def test_an_engine_that_is_where_another_was_has_windows_of_its_own(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    engine.work(1000, 5.0, 5.0)
-    tuner.turn()
-    engine.shown = replace(engine.shown, times=Times())
-    for _ in range(20):
-        engine.work(4, 0.05, 0.05)
-        tuner.turn()
-    assert len(listener.samples) > 1
-    assert all(sample.batches > 0 and sample.seconds > 0 for sample in listener.samples)
-
-
-def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
-    tuner, engine, listener = parts
-
-    class Gpus:
-        def busy_ratio(self) -> float:
-            return 0.75
-
-    tuner.turn()
-    for number, stall_s in enumerate((None, 0.0, 0.5, 1.5)):
-        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number}
-        engine.shown = replace(engine.shown, gpu_stall_s=stall_s, feed_wait_s=0.1 * number, ready=number % 2, **steps)
-        engine.work(40, 0.6, 0.6)
-        tuner.turn()
-        tuner._gpus = Gpus()
-    assert [sample.gpu_stall_s for sample in listener.samples] == [None, 0.0, 0.5, 1.0]
-    assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
-    assert [sample.gpu_steps for sample in listener.samples] == [0, 40, 40, 40]
-    assert [sample.gpu_step_s for sample in listener.samples] == pytest.approx([0.0, 0.8, 0.8, 0.8])
-    assert [sample.feed_wait_s for sample in listener.samples] == pytest.approx([0.0, 0.1, 0.1, 0.1])
-    use, known_s = tuner.gpu_use, sum(sample.seconds for sample in listener.samples[1:])
-    assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))
-    assert use.seconds == pytest.approx(known_s)
-    assert 0.0 < use.supplied_s < known_s
-
-
-def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    for _ in range(BATCHES - 1):
-        engine.work(1, 0.0, 0.1)
-        tuner.turn()
-    assert not listener.samples
-    engine.work(1, 0.0, 0.1)
-    tuner.turn()
-    assert [sample.batches for sample in listener.samples] == [BATCHES]
-
-
-def test_a_window_ends_although_nothing_comes_when_the_consumer_waits(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    engine.work(0, 1.2, 0.0)
-    tuner.turn()
-    assert [(sample.batches, sample.wait_s) for sample in listener.samples] == [(0, pytest.approx(1.2))]
-
-
-def steadily(tuner: Any, engine: Any, count: int) -> None:
-    for _ in range(count):
-        engine.work(1, 0.002, 0.018)
-        tuner.turn()
-
-
-@pytest.mark.parametrize("until_then_s", [0.0, 0.01, 0.03, 0.05])
-def test_where_the_consumer_starves_at_once_a_window_of_the_new_work_alone_is_soon_there(
-    parts: Any, until_then_s: float
-) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    steadily(tuner, engine, 200)
-    before = len(listener.samples)
-    engine.work(1, 0.0, 0.02 + until_then_s)
-    began = engine.clock()
-    for turn in range(60):
-        engine.work(int(turn % 4 == 3), 0.03, 0.0 if turn % 4 < 3 else 0.01)
-        tuner.turn()
-        if len(listener.samples) > before:
-            break
-    sample = listener.samples[before]
-    assert engine.clock() - began < 0.5
-    assert sample.batches >= BATCHES_IF_STARVING
-    assert sample.wait_s / sample.seconds > 0.7
-
-
-def test_a_single_late_batch_in_steady_work_ends_no_window(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    steadily(tuner, engine, 500)
-    before = len(listener.samples)
-    engine.work(1, 0.04, 0.02)
-    tuner.turn()
-    steadily(tuner, engine, 20)
-    assert len(listener.samples) == before
-
-
-def test_a_validation_is_no_slow_step(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    for _ in range(50):
-        engine.work(1, 0.0, 0.01)
-        tuner.turn()
-    for _ in range(10):
-        engine.work(0, 0.0, 0.3 * AWAY_S)
-        tuner.turn()
-    for _ in range(200):
-        engine.work(1, 0.0, 0.01)
-        tuner.turn()
-    assert max(sample.work_s / sample.batches for sample in listener.samples) == pytest.approx(0.01)
-    assert len(listener.samples) == 5
-
-
-def test_steps_of_many_seconds_are_steps(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner.turn()
-    for _ in range(60):
-        for _ in range(4):
-            engine.work(0, 0.0, 2.0)
-            tuner.turn()
-        engine.work(1, 0.0, 2.0)
-        tuner.turn()
-    assert listener.samples
-    assert sum(s.work_s for s in listener.samples) / sum(s.batches for s in listener.samples) == pytest.approx(
-        10, rel=0.3
-    )
-
-
-def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None:
-    tuner, engine, listener = parts
-    engine.shown = replace(engine.shown, resizing=True)
-    for _ in range(20):
-        engine.work(1, 0.0, 0.05)
-        tuner.turn()
-    assert not listener.samples
-
-
-def test_of_two_iterators_the_one_that_moves_counts_and_both_are_changed(parts: Any) -> None:
-    tuner, engine, listener = parts
-    idle = FakeEngine(engine.clock, tuner.sizes)
-    tuner._engines.insert(0, idle)
-    listener.answers.append(Settings(local=3, prefetch=6))
-    tuner.turn()
-    for _ in range(10):
-        engine.work(1, 0.0, 0.01)
-        tuner.turn()
-    assert listener.samples[0].batches == 5
-    assert [request.local for request in engine.requests + idle.requests] == [3, 3]
-
-
-class Place:
-    """Room for remote workers as a test has it; ``rests``: how often the loader was out of use."""
-
-    def __init__(self, found: RoomFound) -> None:
-        self.found = found
-        self.asked: list[RoomWanted] = []
-        self.rests = 0
-
-    def look(self, wanted: RoomWanted) -> RoomFound:
-        self.asked.append(wanted)
-        return self.found
-
-    def rest(self) -> None:
-        self.rests += 1
-
-
-def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
-    _, engine, listener = parts
-    assert listener.config.max_remote == 0
-    place = Place(RoomFound(more=7, unplaced=2, granted=9))
-    engine.shown = replace(engine.shown, remote=PoolSample(requested=5, running=3))
-    room = Tuner(AutotuneConfig(), Settings(local=2), Limits(), room=place, clock=engine.clock)
-    room._engines.append(engine)
-    room.turn()
-    engine.work(9, 0.0, 0.09)
-    room.turn()
-    assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in place.asked] == [(5, 3, False)]
-    seen = room._law.samples[0].remote
-    assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
-    assert room._law.config.max_remote is None
-    engine.shown = replace(engine.shown, refused="the dataset cannot travel")
-    engine.work(99, 0.0, 1.0)
-    room.turn()
-    assert room._law.config.max_remote == 0
-
-
-def test_a_request_for_nodes_is_told_and_ends_with_the_pass(parts: Any) -> None:
-    _, engine, _ = parts
-    place = Place(RoomFound(more=0, message="Asked the cluster for 3 places."))
-    tuner = Tuner(AutotuneConfig(max_remote=5), Settings(local=2), Limits(), room=place, clock=engine.clock)
-    tuner._law.useful = 4  # type: ignore[union-attr]
-    tuner._engines.append(engine)
-    tuner.turn()
-    engine.work(9, 0.0, 0.09)
-    tuner.turn()
-    assert [(wanted.useful, wanted.may_grow) for wanted in place.asked] == [(4, True)]
-    (told,) = [decision for decision in tuner.decisions if decision.reason == "demand"]
-    assert (told.old, told.new, told.text) == (tuner.settings, tuner.settings, "Asked the cluster for 3 places.")
-    tuner.pin({"local": 2, "remote": 2, "prefetch": 4})
-    tuner.turn()
-    assert place.rests == 1
-    tuner._engines.clear()
-    tuner.watch(engine)
-    tuner.leave(engine)
-    assert place.rests == 2
-
-
-def test_what_the_system_refuses_is_learnt_as_a_limit(parts: Any) -> None:
-    _, engine, _ = parts
-    tuner = Tuner(AutotuneConfig(), Settings(local=6, prefetch=12), Limits(), clock=engine.clock)
-    tuner._engines.append(engine)
-    tuner.turn()
-    for most, learnt in ((4, 4), (4, 4), (5, 4), (2, 2)):
-        engine.shown = replace(engine.shown, most_local=(most, "no more processes"))
-        engine.work(99, 0.0, 1.0)
-        tuner.turn()
-        assert tuner._law.config.max_local == learnt
-        assert tuner.sizes.local <= learnt
-    assert engine.requests[-1].local <= 2
-
-
 @pytest.mark.parametrize(
     ("free", "capacity", "granted", "requested", "running", "expected"),
     [
@@ -744,28 +374,6 @@ def test_room_on_the_cluster(
     found = room.look(RoomWanted(requested=requested, running=running, useful=7))
     assert found == RoomFound(more=expected[0], unplaced=expected[1], granted=granted)
     assert reported == [Claim(useful=7, most=capacity, requested=requested, running=running)]
-
-
-def test_a_budget_bounds_the_memory_that_the_law_sees(parts: Any) -> None:
-    tuner, engine, listener = parts
-    tuner._limits = Limits(memory_budget=2_000)
-    tuner.turn()
-    engine.work(9, 0.0, 0.09)
-    tuner.turn()
-    assert listener.samples[0].machine.batch_budget == 2_000
-
-
-@pytest.mark.parametrize(("ranks", "free"), [("1", 3e9), ("4", 0.0)])
-def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatch, ranks: str, free: float) -> None:
-    """Half of 8 GB and of what two workers of 1 GB have, less these; or of a quarter of the 8 GB."""
-    tuner, engine, listener = parts
-    machine = MachineSample(memory_free=8 * 10**9, worker_bytes=1e9)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    monkeypatch.setattr(FakeWorker, "sample", lambda *_: machine)
-    tuner.turn()
-    engine.work(9, 0.0, 0.09)
-    tuner.turn()
-    assert listener.samples[0].machine.memory_free == pytest.approx(free, abs=1e3)
 
 
 def test_a_budget_of_the_loader_is_its_tuners() -> None:

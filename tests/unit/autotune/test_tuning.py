@@ -1,9 +1,10 @@
-"""The tuner with its law, over a loader that a few formulae stand for, on virtual time."""
+"""The tuner without its thread over a loader that a few formulae stand for, on virtual time: windows, limits, law."""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.types import Settings
+from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
+from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Sizes
@@ -38,13 +40,22 @@ class Loader:
     ``shared``: the most batches per second that all workers make together, as from storage.
     """
 
-    def __init__(self, sizes: Sizes, *, service_s: float, step_s: float, cpu_s: float = 0.001) -> None:
-        self.clock = ManualClock()
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        clock: ManualClock | None = None,
+        service_s: float = 0.01,
+        step_s: float = 0.01,
+        cpu_s: float = 0.001,
+    ) -> None:
+        self.clock = clock or ManualClock()
         self.closed = False
         self.service_s, self.step_s, self.cpu_s, self.shared = service_s, step_s, cpu_s, math.inf
         self.sizes = sizes
+        self.requests: list[Sizes] = []
         self.odd: dict[str, Any] = {}
-        self.credit = 0.0
+        self.credit = self.away_s = 0.0
         self.times = Times()
         self.pools = {"local": PoolSample(), "remote": PoolSample()}
 
@@ -53,6 +64,7 @@ class Loader:
         return self.sizes.local + self.sizes.remote
 
     def request(self, sizes: Sizes) -> None:
+        self.requests.append(sizes)
         self.sizes = sizes
 
     def look(self) -> EngineLook:
@@ -64,7 +76,7 @@ class Loader:
             sizes=self.sizes,
             resizing=False,
             refused=None,
-            away_s=0.0,
+            away_s=self.away_s,
             ready=max(0, self.prefetch - busy) if self.rate >= 1.0 / self.step_s else 0,
             in_flight=busy,
             batch_bytes=BATCH_BYTES,
@@ -98,6 +110,14 @@ class Loader:
             times = {"load_s": pool.load_s + each_s * made, "cpu_s": pool.cpu_s + self.cpu_s * made}
             self.pools[name] = replace(pool, tickets=pool.tickets + made, **times)
 
+    def work(self, batches: int, wait_s: float, work_s: float) -> None:
+        """Let time pass in which the consumer gets batches, whatever the formulae say."""
+        self.clock.advance(wait_s + work_s)
+        self.times = self.times.plus(Times(batches=batches, wait_s=wait_s, work_s=work_s))
+        self.away_s = 0.0 if batches or wait_s else self.away_s + work_s
+        pool = self.pools["local"]
+        self.pools["local"] = replace(pool, tickets=pool.tickets + batches, load_s=pool.load_s + 0.01 * batches)
+
 
 def tuned(config: AutotuneConfig | None = None, **work: Any) -> tuple[Tuner, Loader]:
     """A tuner and its loader, which begins with two workers."""
@@ -120,6 +140,310 @@ def run(tuner: Tuner, loader: Loader, seconds: float) -> None:
     until = loader.clock() + seconds
     while loader.clock() < until:
         loader.run(max(0.01, min(1.0, tuner.turn())))
+
+
+def a_decision(old: Settings, new: Settings) -> Decision:
+    return Decision(
+        at=0.0, old=old, new=new, reason="too few", text="why", evidence={}, predicted_rate=1.0, predicted_wait=0.0
+    )
+
+
+class Listener:
+    """In the place of a law: answers what the test says."""
+
+    def __init__(self, config: AutotuneConfig, start: Settings) -> None:
+        self.config, self.start, self.decisions = config, start, []
+        self.samples: list[Any] = []
+        self.answers: list[Settings] = []
+        self.useful: int | None = None
+
+    def useful_remote(self, most: int) -> int | None:
+        return None if self.useful is None else min(self.useful, most)
+
+    def begin(self) -> Settings:
+        return self.start
+
+    def step(self, sample: Any) -> Decision | None:
+        self.samples.append(sample)
+        if not self.answers:
+            return None
+        self.decisions.append(a_decision(sample.settings, self.answers.pop()))
+        return self.decisions[-1]
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, Loader, Listener]:
+    """A tuner without a thread, a loader that works as the test says, and what listens in the place of a law."""
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.law_for", Listener)
+    tuner, loader = tuned()
+    return tuner, loader, tuner._law  # type: ignore[return-value]
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    for _ in range(300):
+        loader.work(1, 0.004, 0.006)
+        tuner.turn()
+    lengths = [sample.seconds for sample in listener.samples]
+    assert lengths[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0], rel=0.02)
+    assert lengths[6:] == pytest.approx([1.0] * len(lengths[6:]), rel=0.02)
+    sample = listener.samples[3]
+    assert (sample.batches, sample.local.tickets) == (40, 40)
+    assert (sample.wait_s, sample.work_s) == (pytest.approx(0.16), pytest.approx(0.24))
+    listener.answers.append(Settings(local=5, prefetch=10))
+    for _ in range(100):
+        loader.work(1, 0.004, 0.006)
+        tuner.turn()
+    assert loader.requests == [Sizes(local=5, remote=0, prefetch=None, tuned_prefetch=10)]
+    assert tuner.sizes == loader.requests[0]
+    assert tuner._windows.length_s >= SHORTEST_S
+
+
+def test_what_is_fixed_while_the_law_thinks_stays_so(parts: Any) -> None:
+    tuner, loader, listener = parts
+
+    def step(sample: Any) -> Decision:
+        tuner.pin({"local": 3})
+        return a_decision(sample.settings, Settings(local=7, prefetch=14))
+
+    listener.step = step
+    tuner.turn()
+    loader.work(40, 0.6, 0.6)
+    tuner.turn()
+    assert {request.local for request in loader.requests} == {3}
+    assert tuner.sizes.local == 3
+
+
+def test_engines_may_end_while_a_window_does(parts: Any) -> None:
+    tuner, loader, _ = parts
+    tuner.turn()
+    others = [Loader(tuner.sizes, clock=loader.clock) for _ in range(200)]
+    tuner._engines += others
+    thread = threading.Thread(target=lambda: [tuner.leave(other) for other in others])
+    thread.start()
+    while thread.is_alive():
+        loader.work(4, 0.1, 0.1)
+        for other in others:
+            other.work(1, 0.1, 0.0)
+        tuner.turn()
+    thread.join()
+    loader.work(4, 0.1, 0.1)
+    tuner.turn()
+    assert set(tuner._windows._bases) == {id(loader)}
+
+
+def test_an_engine_that_is_where_another_was_has_windows_of_its_own(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    loader.work(1000, 5.0, 5.0)
+    tuner.turn()
+    loader.times = Times()
+    for _ in range(20):
+        loader.work(4, 0.05, 0.05)
+        tuner.turn()
+    assert len(listener.samples) > 1
+    assert all(sample.batches > 0 and sample.seconds > 0 for sample in listener.samples)
+
+
+def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
+    tuner, loader, listener = parts
+
+    class Gpus:
+        def busy_ratio(self) -> float:
+            return 0.75
+
+    tuner.turn()
+    for number, stall_s in enumerate((None, 0.0, 0.5, 1.5)):
+        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number}
+        loader.odd = {"gpu_stall_s": stall_s, "feed_wait_s": 0.1 * number, "ready": number % 2, **steps}
+        loader.work(40, 0.6, 0.6)
+        tuner.turn()
+        tuner._gpus = Gpus()
+    assert [sample.gpu_stall_s for sample in listener.samples] == [None, 0.0, 0.5, 1.0]
+    assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
+    assert [sample.gpu_steps for sample in listener.samples] == [0, 40, 40, 40]
+    assert [sample.gpu_step_s for sample in listener.samples] == pytest.approx([0.0, 0.8, 0.8, 0.8])
+    assert [sample.feed_wait_s for sample in listener.samples] == pytest.approx([0.0, 0.1, 0.1, 0.1])
+    use, known_s = tuner.gpu_use, sum(sample.seconds for sample in listener.samples[1:])
+    assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))
+    assert use.seconds == pytest.approx(known_s)
+    assert 0.0 < use.supplied_s < known_s
+
+
+def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    for _ in range(BATCHES - 1):
+        loader.work(1, 0.0, 0.1)
+        tuner.turn()
+    assert not listener.samples
+    loader.work(1, 0.0, 0.1)
+    tuner.turn()
+    assert [sample.batches for sample in listener.samples] == [BATCHES]
+
+
+def test_a_window_ends_although_nothing_comes_when_the_consumer_waits(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    loader.work(0, 1.2, 0.0)
+    tuner.turn()
+    assert [(sample.batches, sample.wait_s) for sample in listener.samples] == [(0, pytest.approx(1.2))]
+
+
+def steadily(tuner: Any, loader: Any, count: int) -> None:
+    for _ in range(count):
+        loader.work(1, 0.002, 0.018)
+        tuner.turn()
+
+
+@pytest.mark.parametrize("until_then_s", [0.0, 0.01, 0.03, 0.05])
+def test_where_the_consumer_starves_at_once_a_window_of_the_new_work_alone_is_soon_there(
+    parts: Any, until_then_s: float
+) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    steadily(tuner, loader, 200)
+    before = len(listener.samples)
+    loader.work(1, 0.0, 0.02 + until_then_s)
+    began = loader.clock()
+    for turn in range(60):
+        loader.work(int(turn % 4 == 3), 0.03, 0.0 if turn % 4 < 3 else 0.01)
+        tuner.turn()
+        if len(listener.samples) > before:
+            break
+    sample = listener.samples[before]
+    assert loader.clock() - began < 0.5
+    assert sample.batches >= BATCHES_IF_STARVING
+    assert sample.wait_s / sample.seconds > 0.7
+
+
+def test_a_single_late_batch_in_steady_work_ends_no_window(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    steadily(tuner, loader, 500)
+    before = len(listener.samples)
+    loader.work(1, 0.04, 0.02)
+    tuner.turn()
+    steadily(tuner, loader, 20)
+    assert len(listener.samples) == before
+
+
+def test_a_validation_is_no_slow_step(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    for _ in range(50):
+        loader.work(1, 0.0, 0.01)
+        tuner.turn()
+    for _ in range(10):
+        loader.work(0, 0.0, 0.3 * AWAY_S)
+        tuner.turn()
+    for _ in range(200):
+        loader.work(1, 0.0, 0.01)
+        tuner.turn()
+    assert max(sample.work_s / sample.batches for sample in listener.samples) == pytest.approx(0.01)
+    assert len(listener.samples) == 5
+
+
+def test_steps_of_many_seconds_are_steps(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner.turn()
+    for _ in range(60):
+        for _ in range(4):
+            loader.work(0, 0.0, 2.0)
+            tuner.turn()
+        loader.work(1, 0.0, 2.0)
+        tuner.turn()
+    assert listener.samples
+    assert sum(s.work_s for s in listener.samples) / sum(s.batches for s in listener.samples) == pytest.approx(
+        10, rel=0.3
+    )
+
+
+def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None:
+    tuner, loader, listener = parts
+    loader.odd = {"resizing": True}
+    for _ in range(20):
+        loader.work(1, 0.0, 0.05)
+        tuner.turn()
+    assert not listener.samples
+
+
+def test_of_two_iterators_the_one_that_moves_counts_and_both_are_changed(parts: Any) -> None:
+    tuner, loader, listener = parts
+    idle = Loader(tuner.sizes, clock=loader.clock)
+    tuner._engines.insert(0, idle)
+    listener.answers.append(Settings(local=3, prefetch=6))
+    tuner.turn()
+    for _ in range(10):
+        loader.work(1, 0.0, 0.01)
+        tuner.turn()
+    assert listener.samples[0].batches == 5
+    assert [request.local for request in loader.requests + idle.requests] == [3, 3]
+
+
+@pytest.mark.usefixtures("parts")
+def test_what_the_system_refuses_is_learnt_as_a_limit() -> None:
+    tuner, loader = tuned(start=Settings(local=6, prefetch=12))
+    tuner.turn()
+    for most, learnt in ((4, 4), (4, 4), (5, 4), (2, 2)):
+        loader.odd = {"most_local": (most, "no more processes")}
+        loader.work(99, 0.0, 1.0)
+        tuner.turn()
+        assert tuner._law.config.max_local == learnt
+        assert tuner.sizes.local <= learnt
+    assert loader.requests[-1].local <= 2
+
+
+def test_a_budget_bounds_the_memory_that_the_law_sees(parts: Any) -> None:
+    tuner, loader, listener = parts
+    tuner._limits = Limits(memory_budget=2_000)
+    tuner.turn()
+    loader.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert listener.samples[0].machine.batch_budget == 2_000
+
+
+@pytest.mark.parametrize(("ranks", "free"), [("1", 3e9), ("4", 0.0)])
+def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatch, ranks: str, free: float) -> None:
+    """Half of 8 GB and of what two workers of 1 GB have, less these; or of a quarter of the 8 GB."""
+    tuner, loader, listener = parts
+    tuner._machine = Machine(memory_free=8 * 10**9, worker_bytes=1e9)  # type: ignore[assignment]
+    loader.odd = {"batch_bytes": 0.0}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    tuner.turn()
+    loader.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert listener.samples[0].machine.memory_free == pytest.approx(free, abs=1e3)
+
+
+def test_a_setting_that_nobody_has_judged_is_taken_back_when_tuning_fails(parts: Any) -> None:
+    tuner, loader, listener = parts
+    start, judged, hasty = tuner.settings, Settings(local=3, prefetch=6), Settings(local=63, prefetch=126)
+    for new in (judged, hasty):
+        listener.answers.append(new)
+        tuner.turn()
+        loader.work(9, 0.0, 0.09)
+        tuner.turn()
+    assert tuner.settings == hasty
+    kept = Outcome(rate=1.0, wait=0.0, kept=True, at=1.0)
+    listener.decisions[0] = replace(listener.decisions[0], outcome=kept)
+    tuner.give_up(ValueError("odd"))
+    assert tuner.settings == judged != start
+    assert (loader.requests[-1].local, loader.requests[-1].tuned_prefetch) == (3, 6)
+    last = tuner.decisions[-1]
+    assert (last.reason, last.old, last.new) == ("failed", hasty, judged)
+    assert "ValueError('odd')" in last.text
+    requests = len(loader.requests)
+    loader.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert (len(loader.requests), tuner.is_frozen) == (requests, True)
+
+
+# -- with its law ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 8), (8, 4, 2), (2, 8, 1)])
@@ -185,19 +509,22 @@ def test_short_passes_that_start_workers_have_what_makes_a_pass_the_quickest() -
 
 
 class Cluster:
-    """Room for ``places`` remote workers."""
+    """Room for ``places`` remote workers, or what was found there; ``rests``: how often the loader was out of use."""
 
-    def __init__(self, places: int, granted: int | None = None) -> None:
+    def __init__(self, places: int | RoomFound, granted: int | None = None) -> None:
         self.places, self.granted = places, granted
         self.told: list[RoomWanted] = []
+        self.rests = 0
 
     def look(self, wanted: RoomWanted) -> RoomFound:
         self.told.append(wanted)
+        if isinstance(self.places, RoomFound):
+            return self.places
         most = self.places if self.granted is None else min(self.places, self.granted)
         return RoomFound(more=max(0, most - wanted.requested), granted=self.granted)
 
     def rest(self) -> None:
-        pass
+        self.rests += 1
 
 
 def test_what_the_cpus_here_cannot_make_is_made_elsewhere() -> None:
@@ -228,6 +555,44 @@ def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
     assert 9 <= len(cluster.told) <= 12
     assert {wanted.requested for wanted in cluster.told} == {2}
     assert {wanted.useful for wanted in cluster.told} == {None}
+
+
+def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
+    assert parts[0]._law.config.max_remote == 0
+    cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
+    tuner, loader = tuned(room=cluster)
+    loader.odd = {"remote": PoolSample(requested=5, running=3)}
+    tuner.turn()
+    loader.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in cluster.told] == [(5, 3, False)]
+    seen = tuner._law.samples[0].remote  # type: ignore[union-attr]
+    assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
+    assert tuner._law.config.max_remote is None  # type: ignore[union-attr]
+    loader.odd = {"refused": "the dataset cannot travel"}
+    loader.work(99, 0.0, 1.0)
+    tuner.turn()
+    assert tuner._law.config.max_remote == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
+    cluster = Cluster(RoomFound(more=0, message="Asked the cluster for 3 places."))
+    tuner, loader = tuned(AutotuneConfig(max_remote=5), room=cluster)
+    tuner._law.useful = 4  # type: ignore[union-attr]
+    tuner.turn()
+    loader.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert [(wanted.useful, wanted.may_grow) for wanted in cluster.told] == [(4, True)]
+    (told,) = [decision for decision in tuner.decisions if decision.reason == "demand"]
+    assert (told.old, told.new, told.text) == (tuner.settings, tuner.settings, "Asked the cluster for 3 places.")
+    tuner.pin({"local": 2, "remote": 2, "prefetch": 4})
+    tuner.turn()
+    assert cluster.rests == 1
+    tuner._engines.clear()
+    tuner.watch(loader)
+    tuner.leave(loader)
+    assert cluster.rests == 2
 
 
 # -- nothing it is shown breaks it -------------------------------------------------------------------------------------
