@@ -123,16 +123,6 @@ def test_the_worst_figure_of_each_missed_target_is_kept() -> None:
     assert found == Achieved(regrets=(0.04, 0.06, 0.04), missed={"regret": 0.06, "decisions": 6})
 
 
-def test_limits_that_were_surpassed_are_kept() -> None:
-    surpassing = Result(result(score()).scenario, [], [score()], beyond=["9 local of 8", "10 local of 8"])
-    assert achieved(surpassing).missed == {"limits": 2}
-
-
-def test_what_a_scenario_does_not_hold_to_is_not_missed() -> None:
-    free = replace(result(score(decisions=9)).scenario, holds=("regret",))
-    assert achieved(Result(free, [], [score(decisions=9)])).missed == {}
-
-
 @pytest.mark.parametrize(
     ("now", "said"),
     [

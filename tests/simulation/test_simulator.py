@@ -91,21 +91,21 @@ def ends(capacity: float, *jobs: tuple[float, float], others: float = 0.0, each:
     return ended
 
 
-@pytest.mark.parametrize(("jobs", "cpus", "takes"), [(1, 4, 1.0), (4, 4, 1.0), (6, 4, 1.5), (8, 2, 4.0), (3, 0.5, 6.0)])
-def test_equal_jobs_share_cpus(jobs: int, cpus: float, takes: float) -> None:
-    assert ends(cpus, *[(0.0, 1.0)] * jobs) == pytest.approx([takes] * jobs)
-
-
-def test_a_shorter_job_ends_first_and_leaves_its_part_to_the_other() -> None:
-    assert ends(1, (0, 1), (0, 2)) == pytest.approx([2, 3])
-
-
-def test_a_later_job_takes_its_part_from_when_it_comes() -> None:
-    assert ends(1, (0, 2), (1, 2)) == pytest.approx([3, 4])
-
-
-def test_others_count_like_jobs() -> None:
-    assert ends(2, (0, 1), (0, 1), others=2) == pytest.approx([2, 2])
+@pytest.mark.parametrize(
+    ("capacity", "jobs", "others", "ended"),
+    [
+        (4, [(0, 1)] * 4, 0, [1] * 4),
+        (4, [(0, 1)] * 6, 0, [1.5] * 6),
+        (0.5, [(0, 1)] * 3, 0, [6] * 3),
+        (1, [(0, 1), (0, 2)], 0, [2, 3]),  # a shorter job leaves its part to the other
+        (1, [(0, 2), (1, 2)], 0, [3, 4]),  # a later one takes its part from when it comes
+        (2, [(0, 1), (0, 1)], 2, [2, 2]),
+    ],
+)
+def test_jobs_share_a_capacity(
+    capacity: float, jobs: list[tuple[float, float]], others: float, ended: list[float]
+) -> None:
+    assert ends(capacity, *jobs, others=others) == pytest.approx(ended)
 
 
 def test_transfers_after_an_idle_hour_still_take_their_time() -> None:
@@ -170,12 +170,6 @@ def test_two_ranks_get_half_of_the_machine_each() -> None:
     assert [history.rate(5, 20) for history in histories] == pytest.approx([40, 40], rel=0.02)
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0])
-def test_spread_has_mean_one(sigma: float) -> None:
-    history = run(world(Work(wait_s=0.05, spread=sigma)), workers(8, prefetch=500), 400)
-    assert history.rate(20, 400) == pytest.approx(160, rel=0.05)
-
-
 def test_stragglers_hold_up_a_shallow_window() -> None:
     of = world(Work(wait_s=0.02, rare=0.01, rare_factor=20), Step(gpu_s=0.004))
     shallow, deep = (run(of, workers(8, prefetch=prefetch), 60).rate(5, 60) for prefetch in (8, 200))
@@ -229,21 +223,6 @@ def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
     samples = recorded(world(Work(wait_s=0.08), cpus=2), workers(6, prefetch=10))[-10:]
     assert sum(s.local.busy_s for s in samples) / sum(s.seconds for s in samples) == pytest.approx(6, rel=0.02)
     assert {sample.ready + sample.in_flight for sample in samples} == {10}
-
-
-def test_little_s_law_for_the_window() -> None:
-    """Batches drawn and not delivered are the rate times the time from drawing to delivery."""
-    of = world(Work(wait_s=0.1), cpus=2)
-    drawn_to_delivered_s = 10 / run(of, workers(5, prefetch=10)).rate(5, 20)
-    assert drawn_to_delivered_s == pytest.approx(0.2, rel=0.01)
-
-
-def test_stages_of_a_local_worker() -> None:
-    pool = recorded(world(Work(cpu_s=0.02, wait_s=0.03, encode_s=0.005), cpus=8), workers(2))[-1].local
-    assert pool.cpu_s / pool.tickets == pytest.approx(0.025)
-    assert pool.encode_s / pool.tickets == pytest.approx(0.005)
-    assert pool.busy_s / pool.tickets == pytest.approx(0.055)
-    assert pool.services_s == pytest.approx([0.055] * len(pool.services_s))
 
 
 def test_the_trainer_s_cpu_time() -> None:
@@ -305,12 +284,6 @@ def test_workers_take_time_to_start(settings: Settings, first: float) -> None:
     assert history.delivered[0] == pytest.approx(first)
 
 
-def test_growth_and_giving_back() -> None:
-    recorder = Recorder(workers(1), (5.0, workers(4)), (10.0, workers(2)), (15.0, Settings()))
-    history = simulate(world(Work(wait_s=0.1)), [recorder], 20)[0]
-    assert [history.rate(at, at + 3) for at in (1, 6, 12, 17)] == pytest.approx([10, 40, 20, 10], rel=0.05)
-
-
 @pytest.mark.parametrize("change", [1.03, 1.5, 2.22])
 def test_any_way_between_pools_goes_on_delivering(change: float) -> None:
     of = world(Work(wait_s=0.1, spread=1.0), nodes=4, actor_s=0.3, fork_s=0.05)
@@ -338,22 +311,11 @@ def test_the_last_node_is_lost_while_batches_are_to_be_made_here() -> None:
     assert simulator.ranks[0].history.rate(7, 12) == pytest.approx(1.0, rel=0.21)
 
 
-def test_loss_hits_ranks_alike() -> None:
-    of = world(Work(cpu_s=0.1), nodes=8, ranks=2, phases=[Phase(at=10, nodes=4)])
-    histories = simulate(of, [Fixed(workers(remote=4))] * 2, 20)
-    assert [history.rate(12, 20) for history in histories] == pytest.approx([20, 20], rel=0.05)
-
-
 def test_room_is_a_fair_share_of_what_is_free() -> None:
     recorders = [Recorder(workers(remote=2)), Recorder(workers(remote=4))]
     simulate(world(Work(cpu_s=0.1), nodes=8, ranks=2), recorders, 5)
     assert [recorder.samples[-1].remote.room for recorder in recorders] == [2, 0]
     assert [recorder.samples[-1].remote.running for recorder in recorders] == [2, 4]
-
-
-def test_worker_seconds_are_counted_by_pool() -> None:
-    history = run(world(Work(cpu_s=0.1), cpus=2, nodes=3, fork_s=0.0), workers(2, 3), 20.0)
-    assert (history.local_s / 2, history.remote_s / 3) == pytest.approx((20, 20), rel=0.06)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -367,11 +329,6 @@ def test_memory_is_workers_and_batches_in_flight() -> None:
     assert max(mark.memory for mark in history.marks) == pytest.approx(3 * 3e8 + 8 * 1e8)
     free = [sample.machine.memory_free for sample in recorder.samples]
     assert min(left for left in free if left is not None) == pytest.approx(4e9 - 1.7e9)
-
-
-def test_remote_workers_need_no_memory_here() -> None:
-    of = world(Work(cpu_s=0.1, batch_bytes=1e6), nodes=4, worker_bytes=5e8)
-    assert max(mark.memory for mark in run(of, workers(remote=4, prefetch=8)).marks) <= 8e6
 
 
 # -- time and chance ---------------------------------------------------------------------------------------------------

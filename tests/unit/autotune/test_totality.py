@@ -173,16 +173,6 @@ def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bo
     assert history.rate(180, 240) > 0.9 / 0.0203
 
 
-@pytest.mark.long
-def test_waits_with_a_heavy_tail_end_neither_tuning_nor_growth() -> None:
-    """Log-normal waits of a second on average: whole windows pass without a batch."""
-    for sigma in (1.0, 1.5):
-        phase = Phase(work=Work(wait_s=1.0, cpu_s=0.002, spread=sigma, batch_bytes=1e5), step=Step(gpu_s=0.02))
-        law = law_for(AutotuneConfig(), Settings(local=4, prefetch=8))
-        (history,) = simulate(World(cpus=4, seed=3, phases=(phase,)), [law], 120)
-        assert history.rate(60, 120) > 20.0
-
-
 # -- what is a measurement ---------------------------------------------------------------------------------------------
 
 
