@@ -90,8 +90,9 @@ class Training:
     def actors(self) -> Counter[str]:
         """Actors that are up, by node."""
         pool = self.iterator._engine.pool("remote")
-        nodes = dict(pool._nodes.agents)
-        return Counter({nodes[agent.number]: len(agent.up) for agent in pool._agents.values() if agent.number in nodes})
+        nodes = dict(pool._nodes._numbers)
+        up = {number: len(agent.up) for number, agent in pool._agents.items() if number in nodes}
+        return Counter({nodes[number].node: count for number, count in up.items()})
 
     def fullest(self, cluster: Any) -> str:
         """The node with the most actors, but for the head."""

@@ -81,7 +81,7 @@ def test_logical_workers_of_a_drained_node_are_restarted_once_it_is_gone(cluster
             got = [next(iterator)]
             while loader.stats().pools["remote"].running < 2:
                 got.append(next(iterator))
-            assert {node for _, node in pool._nodes.agents} == {drained.node_id, other.node_id}
+            assert set(pool._nodes._nodes) == {drained.node_id, other.node_id}
             in_an_hour_ms = int(1000 * (time.time() + 3600))
             client = ray._raylet.GcsClient(address=cluster.address)
             assert client.drain_node(drained.node_id, PREEMPTION, "a test", in_an_hour_ms)[0]
@@ -107,8 +107,7 @@ def test_logical_workers_of_a_drained_node_are_restarted_once_it_is_gone(cluster
 
 def nodes_of(pool: Any) -> set[str]:
     """Where workers are up."""
-    nodes = dict(pool._nodes.agents)
-    return {nodes[agent.number] for agent in pool._agents.values() if agent.up}
+    return {pool._nodes._numbers[agent.number].node for agent in pool._agents.values() if agent.up}
 
 
 def next_into(got: list[torch.Tensor], iterator: Iterator[torch.Tensor]) -> bool:

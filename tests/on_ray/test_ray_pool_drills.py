@@ -90,7 +90,7 @@ def test_workers_leave_a_node_that_is_drained(cluster):
         Driver(Slow(), 2, options={"resources": {"either": 1}}) as driver,
     ):
         driver.wait_up(2)
-        assert {node for _, node in driver.pool._nodes.agents} == {first.node_id, second.node_id}
+        assert set(driver.pool._nodes._nodes) == {first.node_id, second.node_id}
         command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address]
         reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
         subprocess.run(
@@ -105,8 +105,8 @@ def test_workers_leave_a_node_that_is_drained(cluster):
 
         driver.listen_until(has_left)
         assert all(gone.expected for gone in driver.of(WorkerGone))
-        nodes = dict(driver.pool._nodes.agents)
-        assert {nodes[agent.number] for agent in driver.agents() if agent.up} == {second.node_id}
+        numbers = driver.pool._nodes._numbers
+        assert {numbers[agent.number].node for agent in driver.agents() if agent.up} == {second.node_id}
         driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(sent)))
         cluster.remove_node(first, allow_graceful=False)
 

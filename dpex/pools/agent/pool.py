@@ -81,18 +81,9 @@ class AgentHandle:
     messages: dict[int, int] = field(default_factory=dict)
     answered_at: float = 0.0
 
-    @property
-    def open_messages(self) -> int:
-        """Messages of which some ticket is not answered yet."""
-        return len(self.messages)
-
     def at_work(self) -> int:
         """Return the workers that have something to do, at most."""
         return min(len(self.up), len(self.held))
-
-    def serving(self) -> list[int]:
-        """Return the workers that take tickets."""
-        return sorted(self.up)
 
     @property
     def must_shrink(self) -> bool:
@@ -298,7 +289,7 @@ class RemotePool:
         agents: Iterable[AgentHandle] = self._agents.values()
         if any(agent.must_shrink for agent in agents):
             agents = sorted(agents, key=lambda agent: agent.must_shrink)
-        return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in agent.serving()]
+        return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in sorted(agent.up)]
 
     def send(
         self,
@@ -327,7 +318,7 @@ class RemotePool:
         best, best_load = None, float(REMOTE_WINDOW)
         for agent in self._agents.values():
             serving = min(len(agent.up), agent.room)
-            if serving > 0 and (load := agent.open_messages / serving) < best_load:
+            if serving > 0 and (load := len(agent.messages) / serving) < best_load:
                 best, best_load = agent, load
         return best
 

@@ -165,11 +165,6 @@ class RayNodes(Nodes):
         """Reservations that have a place."""
         return self._room.workers
 
-    @property
-    def agents(self) -> list[tuple[int, str]]:
-        """Agents by number, and the nodes that they are on."""
-        return [(number, node.node) for number, node in list(self._numbers.items())]
-
     def ship(self, kind: str, refs: list[Any]) -> None:
         """Set what the next pool's agents are to open: a dataset of that kind, in Ray's object store."""
         self._kind, self._refs = kind, refs

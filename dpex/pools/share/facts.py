@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from torch.utils.data import Dataset, Sampler
 from dpex.worker.setup import WorkerSetup
 
 Facts = dict[str, str]
-_PLAIN = (bool, int, float, str, bytes, type(None), PurePath)
 _MOST_LETTERS = 200
 """Characters of a value in a message."""
 _MOST_ITEMS = 16
@@ -104,25 +102,12 @@ def _text(value: Any) -> str | None:
     """Return a text that is the same for that value in all processes, or None."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{tuple(value.shape)} of {value.dtype}"
-    if isinstance(value, (list, tuple)):
-        return _text_of_items(value)
-    if isinstance(value, _PLAIN):
-        return _shortened(repr(value))
+    if isinstance(value, (list, tuple)) and len(value) > _MOST_ITEMS:
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, (torch.Generator, Sampler, Dataset)):
+        return None
     if hasattr(value, "__qualname__"):
         return _named(value)
-    speaks = any("__repr__" in vars(kind) for kind in type(value).__mro__[:-1])
-    return _own_text(value) if speaks and not isinstance(value, (torch.Generator, Sampler, Dataset)) else None
-
-
-def _text_of_items(values: Any) -> str | None:
-    if len(values) > _MOST_ITEMS:
-        return f"a {type(values).__name__} of {len(values)}"
-    texts = [_text(value) for value in values]
-    return None if None in texts else f"{type(values).__name__}({', '.join(map(str, texts))})"
-
-
-def _own_text(value: Any) -> str | None:
-    """Return the text by which an object describes itself, as transforms do, unless it holds an address."""
     try:
         text = repr(value)
     except Exception:
