@@ -4,10 +4,9 @@ A daemon thread ("dpex-metrics-sampler") reads the ledgers once a second while t
 it. Frames are encoded once, and joined for a request. One lock guards them. The sampler and the server's threads hold
 it for less than a millisecond.
 
-A diagnosis takes 50 to 100 ms of CPU, for which it shares the interpreter with the training loop. So it is made only
-when a client asks for it. It is kept for `KEPT_S`, which limits its cost to 1 % of a core, and while the loader is
-between passes. It is about the whole run or about a stretch, the difference between the counts and a mark, an earlier
-state of them. Time between passes is in no stretch.
+A diagnosis takes 3 ms of CPU, for which it shares the interpreter with the training loop. So it is made only when a
+client asks for it. It is about the whole run or about a stretch, the difference between the counts and a mark, an
+earlier state of them. Time between passes is in no stretch.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ MARK_EVERY = 5
 """Frames between marks, by which a stretch may be longer than necessary."""
 RECENT_S, NEW_S = 30.0, 10.0
 """Shortest stretch in seconds; the second if the workers changed just before it."""
-KEPT_S = 10.0
-"""Seconds for which all clients get the same diagnosis."""
 MUCH = 0.20
 """Share of waiting that counts as bad, as in XProf (openxla/xprof, input_pipeline_analysis)."""
 STOP_S = 2.0
@@ -82,8 +79,6 @@ class TimedDiagnosis:
     Attributes:
         is_whole: It is about the whole run.
         at: Unix time at which it was made.
-        made_at: The same by the monotonic clock.
-        run_s: Seconds in passes until then.
     """
 
     name: str
@@ -91,8 +86,6 @@ class TimedDiagnosis:
     diagnosis: Diagnosis
     is_whole: bool
     at: float
-    made_at: float
-    run_s: float
 
     def as_data(self) -> Mapping[str, Any]:
         """Return it for JSON; ``shown`` holds the texts of the live page."""
@@ -121,7 +114,6 @@ class LoaderHistory:
 
     def __init__(self) -> None:
         self.case: DiagnosisSource | None = None
-        self.made: dict[Stretch, TimedDiagnosis] = {}
         self._marks: deque[Sums] = deque(maxlen=KEEP // MARK_EVERY)
         self._frames: deque[tuple[Frame, str]] = deque(maxlen=KEEP)
         self._before: tuple[Sums, float] | None = None
@@ -144,7 +136,6 @@ class LoaderHistory:
         self._seen_at += [round(at, 3)] * (len(self._decisions) - len(self._seen_at))
         if self.case is not None and (ledger.case is None or ledger.case.book is not self.case.book):
             self._marks.clear()
-            self.made = {}
         self.case = ledger.case
 
     def mark(self) -> None:
@@ -254,7 +245,6 @@ class HistorySampler:
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
-        self._diagnosing = threading.Lock()
         self._number = 0
         self._histories: dict[str, LoaderHistory] = {}
         self._process = {**process, "pid": str(os.getpid()), "since": f"{wall():.3f}"}
@@ -317,28 +307,15 @@ class HistorySampler:
             known = {one: history for one, history in self._histories.items() if history.case is not None}
         if name is not None and name not in known:
             return None
-        with self._diagnosing:
-            return [self._diagnosed(one, known[one], stretch) for one in known if name in (None, one)]
+        return [self._diagnosed(one, known[one], stretch) for one in known if name in (None, one)]
 
     def _diagnosed(self, name: str, history: LoaderHistory, stretch: Stretch) -> TimedDiagnosis:
-        kept, case = history.made.get(stretch), history.case
+        case = history.case
         assert case is not None
-        if kept is not None and self._clock() - kept.made_at < KEPT_S:
-            return kept
         account = case.book.read()
-        if kept is not None and kept.run_s == account.wall_s:
-            return kept
         seen = history.recent(account) if stretch == "recent" else account
-        history.made[stretch] = made = TimedDiagnosis(
-            name=name,
-            stretch=stretch,
-            diagnosis=replace(case, subject=replace(case.subject, name=name)).diagnose(seen),
-            is_whole=seen is account,
-            at=self._wall(),
-            made_at=self._clock(),
-            run_s=account.wall_s,
-        )
-        return made
+        found = replace(case, subject=replace(case.subject, name=name)).diagnose(seen)
+        return TimedDiagnosis(name=name, stretch=stretch, diagnosis=found, is_whole=seen is account, at=self._wall())
 
 
 def _workers(account: Sums) -> dict[str, int]:

@@ -17,7 +17,7 @@ from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.frames import frame, latest
-from dpex.telemetry.http.history import KEPT_S, HistorySampler, Stretch, TimedDiagnosis
+from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics
 from tests.unit.measure.test_ledger import NOTHING, Engine
 
@@ -267,20 +267,6 @@ def test_time_between_passes_is_in_no_stretch(world: World) -> None:
     assert 30 <= world.told().diagnosis.facts.wall_s < 36
 
 
-def test_it_is_made_again_only_once_there_is_something_new_and_some_seconds_have_passed(world: World) -> None:
-    world.seconds(60, wait_s=0.5)
-    first = world.told()
-    world.seconds(9, wait_s=0.5)
-    assert world.told() is first
-    world.seconds(1, wait_s=0.5)
-    second = world.told()
-    assert second is not first
-    world.now += 1000.0
-    assert world.told() is second
-    world.seconds(1, wait_s=1.0, batches=0)  # it waits for a batch that does not come
-    assert world.told() is not second
-
-
 def test_after_a_reset_it_is_about_what_came_since(world: World) -> None:
     world.seconds(60, wait_s=0.5)
     world.book.restart()
@@ -298,7 +284,6 @@ def test_loaders_come_and_go_and_may_have_the_name_of_one_before(world: World) -
     book = LoaderCounters()
     book.open(Engine(batches=70, work_s=7.0))
     world.ledger.case = DiagnosisSource(book=book, subject=Subject())
-    world.now += KEPT_S
     world.sampler.turn()
     assert world.told().diagnosis.facts.batches == 70
     world.ledgers.clear()
