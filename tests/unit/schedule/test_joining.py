@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -83,31 +82,6 @@ def test_a_later_pass_begins_with_the_workers_that_the_one_before_came_to(is_spl
     driver = driver_of(bool(is_split), Splitting(most=3, is_split=is_split))
     assert driver.pools["local"].counts.wanted == wanted
     assert by_stream(driver.finish()) == (IN_TURN if is_split else ALONE)
-
-
-@pytest.mark.parametrize(("is_split", "expected"), [(True, IN_TURN), (False, ALONE)])
-def test_the_epochs_of_an_iterator_have_the_same_streams(is_split: bool, expected: list[tuple[int, int]]) -> None:
-    made: Counter[tuple[int, int]] = Counter()
-
-    def make(work: Work) -> Work:
-        made[work.epoch, work.logical] += 1
-        return batch_of(work._replace(state=made[work.epoch, work.logical] - 1))
-
-    driver = driver_of(is_split, make=make)
-    for _ in range(3):
-        assert len(driver.finish()) == len(expected)
-        driver.begin(1000)
-
-
-def test_it_is_said_once_that_there_is_one_stream(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "dpex")
-    splitting = Splitting(most=3)
-    for _ in range(3):
-        driver = driver_of(is_split=False, splitting=splitting)
-        driver.finish()
-        driver.begin(1000)
-    assert [record.message for record in caplog.records] == [splitting.text]
-    assert "\n" not in splitting.text
 
 
 @pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")

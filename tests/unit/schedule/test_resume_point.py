@@ -83,28 +83,3 @@ def test_out_of_order_what_was_delivered_ahead_is_told() -> None:
         driver.state.schedule.done(number, lambda: None)
         driver.state.schedule.pop()
     assert driver.state.point() == ResumePoint(first=0, ahead=frozenset((1, 3)))
-
-
-def test_streams_go_on_in_turn_and_those_that_ended_stay_so() -> None:
-    """Three streams of 1, 3 and 5 batches: the order of torch's rota does not depend on where a run was cut."""
-    lengths = (1, 3, 5)
-
-    def batch_of(work: Any) -> Any:
-        if work.state >= lengths[work.logical]:
-            raise StopIteration
-        return work
-
-    def streams() -> Driver:
-        return Driver(logicals=3, iterable=True, local=3, make=batch_of)
-
-    def told(driver: Driver) -> list[Any]:
-        return [(work.logical, work.state) for work in driver.finish()]
-
-    order = told(begun(streams()))
-    assert order == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2), (2, 3), (2, 4)]
-    for at in range(len(order) + 1):
-        driver = begun(streams())
-        for logical in range(3):
-            driver.state.logicals.logs[logical].told(-1, -1, None)  # their datasets have a state
-        taken(driver, at)
-        assert told(begun(streams(), driver.state.point())) == order[at:], at
