@@ -11,6 +11,8 @@ from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import (
     Adopt,
     AskState,
+    Discard,
+    EnterEpoch,
     PoolStatus,
     Raise,
     Say,
@@ -364,6 +366,17 @@ def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
     event = made(0)
     assert table.tell(event) == table.tell(event) == []
     assert table.result() == "batch 0"
+
+
+def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_sent() -> None:
+    table = Table()
+    table.send(2)
+    value = made(1)
+    table.tell(value)
+    table.draw(1)
+    table.state.issue(0.0, starving=True)  # an exception came before it was sent
+    assert table.answer(table.state.begin_epoch()) == [Discard((value.value,)), EnterEpoch(1)]
+    assert (table.state.epoch, table.state.placement.load, table.state.schedule.drawn) == (1, {"local": 0}, 0)
 
 
 def test_a_stream_that_has_ended_takes_no_more() -> None:
