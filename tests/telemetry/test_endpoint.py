@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 from families import Augmented
 from waiting import until
 
+import dpex
 from dpex import DpexDataLoader, MetricsConfig, TLSConfig
 from dpex.errors import OptionError
 from dpex.measure.wait_causes import CAUSES
@@ -144,9 +146,29 @@ def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
         assert all(one in allowed[name] for name, one in labels if name in allowed)
     expected = {m.name for m in METRICS if m.group in ("consumer", "workers", "network")}
     expected -= {"dpex_device_feed_seconds_total", "dpex_gpu_stall_seconds_total"}  # of a loader with a device
+    expected -= {"dpex_cache_memory_bytes", "dpex_cache_disk_bytes"}  # of a dataset with a cache
     expected -= {m.name for m in METRICS if any(label.values == ("remote",) for label in m.labels)}  # of a cluster
     assert expected <= set(types)
     assert all(value(found, "dpex_wait_seconds_total", cause=cause) >= 0 for cause in CAUSES)
+
+
+def test_what_a_cache_has_and_does_is_exported() -> None:
+    dataset = dpex.cached(list(range(8)), memory="1MB", cache_version=uuid.uuid4().hex)
+    with DpexDataLoader(dataset, batch_size=2, num_workers=1, metrics_port=0) as loader:
+        for _ in range(2):
+            list(loader)
+        found = scrape()
+        until(lambda: cache_on_the_page()["hits"] == 8)
+        state = cache_on_the_page()
+    assert [value(found, f"dpex_cache_{what}_total", pool="local") for what in ("hits", "misses")] == [8, 8]
+    assert value(found, "dpex_cache_memory_bytes") == state["memory_bytes"] > 0
+    assert (state["misses"], state["disk_bytes"]) == (8, None)
+
+
+def cache_on_the_page() -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://localhost:{exporter.port}/api/state", timeout=10) as answer:
+        (state,) = json.loads(answer.read())["loaders"]
+    return dict(state["cache"])
 
 
 def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
