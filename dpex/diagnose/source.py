@@ -1,4 +1,7 @@
-"""From the counts of a loader to its diagnosis. It needs no loader, which may have ended. Any thread."""
+"""From a loader's counts to its diagnosis. It is a module of its own, as every loader with metrics imports it.
+
+It needs no loader, which may have ended. Any thread may call it.
+"""
 
 from __future__ import annotations
 
