@@ -168,7 +168,7 @@ def test_what_a_cache_has_and_does_is_exported() -> None:
 def cache_on_the_page() -> dict[str, Any]:
     with urllib.request.urlopen(f"http://localhost:{exporter.port}/api/state", timeout=10) as answer:
         (state,) = json.loads(answer.read())["loaders"]
-    return dict(state["cache"])
+    return dict(state["cache"] or {"hits": 0})
 
 
 def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
