@@ -161,7 +161,7 @@ class CachedDataset(Dataset[Any]):
         else:
             (where, sample), cost_us = found
             CACHE_USE.hits += 1
-            CACHE_USE.saved_s += cost_us / 1e6 - (time.perf_counter() - began)
+            CACHE_USE.saved_s += max(0.0, cost_us / 1e6 - (time.perf_counter() - began))
         if where is None or self.later_transform is None:
             return sample
         return changed_at(where, sample, self.later_transform)

@@ -63,9 +63,16 @@ class DiskStore:
         self._is_read_only = _is_read_only(folder)
         if not self._is_read_only:
             own_folder(folder)
-            (folder / _ABOUT).write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
+            with contextlib.suppress(OSError):  # of a full disk
+                (folder / _ABOUT).write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
         self.why_full = "it is read-only" if self._is_read_only else ""
-        self._pid, self._env = os.getpid(), self._open()
+        self._pid, self._env = os.getpid(), self._opened()
+
+    def _opened(self) -> Any:
+        try:
+            return self._open()
+        except self._lmdb.Error as error:
+            raise CacheError(f"the cache in {self._folder} cannot be opened: {error}; give another disk=") from error
 
     def _open(self) -> Any:
         options: dict[str, Any] = {
@@ -101,7 +108,12 @@ class DiskStore:
         if self._pid != os.getpid():
             if self._env is not None:
                 self._env.close()
-            self._pid, self._env = os.getpid(), self._open()
+            self._pid, self._env = os.getpid(), None
+            try:
+                self._env = self._opened()
+            except CacheError as error:
+                self.why_full = str(error)
+                logger.warning("process %s goes on without it: %s", self._pid, error)
         return self._env
 
     def get(self, index: int) -> tuple[Any, int] | None:
@@ -129,6 +141,7 @@ class DiskStore:
 
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
         """Keep a sample, in place of a damaged one too. Return False if it does not fit or the folder is read-only."""
+        env = self._current()
         if self.why_full:
             return False
         body = b"".join(sample.parts)
@@ -137,9 +150,9 @@ class DiskStore:
             self.why_full = "its file system is full"
             return False
         try:
-            with self._current().begin(write=True) as transaction:
+            with env.begin(write=True) as transaction:
                 transaction.put(_key(index), record)
-        except self._lmdb.MapFullError:
+        except (self._lmdb.MapFullError, self._lmdb.MapResizedError):  # by this process, or by one with a larger budget
             self.why_full = f"its budget of {self._budget:,} bytes is used"
             return False
         except self._lmdb.Error as error:
