@@ -19,10 +19,11 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from dpex.system.clock import monotonic
 
 logger = logging.getLogger("dpex")
 
@@ -110,7 +111,7 @@ def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
 
 
 class ClusterShares:
-    """Divides the cluster among the loaders that report. Times are seconds of one clock."""
+    """Divides the cluster among the loaders that report: the class of the actor. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
@@ -119,7 +120,7 @@ class ClusterShares:
         self._capacities: list[tuple[float, float]] = []
         self._divided_at = -math.inf
 
-    def report(self, name: str, claim: Claim, *, free: float, total: float, now: float) -> int:
+    def report(self, name: str, claim: Claim, free: float, total: float, now: float | None = None) -> int:
         """Return the number of workers that this loader may have.
 
         Args:
@@ -127,8 +128,9 @@ class ClusterShares:
             claim: What it wants.
             free: What is free on the cluster, in the unit of `Claim.cpus`.
             total: What would be free if no loader had any workers.
-            now: Seconds.
+            now: Seconds; None: by the clock of this process.
         """
+        now = monotonic() if now is None else now
         before = self._claims.get(name, claim)
         if abs(claim.useful - before.useful) <= SAME * before.useful:
             claim = replace(claim, useful=before.useful)
@@ -171,7 +173,7 @@ class ClusterShare:
             if self._actor is None:
                 self._actor = _actor()
             if self._answer is None:
-                weighted = vars(claim) | {"weight": self._weight}
+                weighted = replace(claim, weight=self._weight)
                 self._answer = self._actor.report.remote(self._name, weighted, free, total)
             if ray.wait([self._answer], timeout=ANSWER_S)[0]:
                 answer, self._answer = self._answer, None
@@ -187,8 +189,7 @@ def shares() -> dict[str, tuple[Claim, int]]:
     ray = importlib.import_module("ray")
     with contextlib.suppress(ValueError, ray.exceptions.RayError):  # no loader has started the actor, or it has ended
         actor = ray.get_actor(ACTOR, namespace=NAMESPACE)
-        claims = ray.get(actor.claims.remote(), timeout=PATIENCE_S)
-        return {name: (Claim(**claim), granted) for name, (claim, granted) in claims.items()}
+        return dict(ray.get(actor.claims.remote(), timeout=PATIENCE_S))
     return {}
 
 
@@ -198,30 +199,4 @@ def _actor() -> Any:
     affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     here = affinity(ray.get_runtime_context().get_node_id(), soft=True)
     options = {"name": ACTOR, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
-    return _actor_class().options(**options, scheduling_strategy=here).remote()
-
-
-@cache
-def _actor_class() -> Any:
-    """Return the actor's class, which travels by value."""
-
-    class DpexShares:
-        def __init__(self) -> None:
-            from dpex.pools.ray.shares import ClusterShares
-
-            self._shares = ClusterShares()
-
-        def report(self, name: str, claim: dict[str, Any], free: float, total: float) -> int:
-            import time
-
-            from dpex.pools.ray.shares import Claim
-
-            return self._shares.report(name, Claim(**claim), free=free, total=total, now=time.monotonic())
-
-        def claims(self) -> dict[str, Any]:
-            return {name: (vars(claim), granted) for name, (claim, granted) in self._shares.claims().items()}
-
-        def __repr__(self) -> str:
-            return "dpex shares"
-
-    return importlib.import_module("ray").remote(DpexShares)
+    return ray.remote(ClusterShares).options(**options, scheduling_strategy=here).remote()
