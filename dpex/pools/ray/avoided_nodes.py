@@ -1,7 +1,7 @@
 """Nodes of a cluster that get no workers: for a while, as agents failed there, or as they cannot serve a dataset. PURE.
 
-After a single failure the agent is started again at once. A node that fails several times in a minute is left alone for
-a minute, and other nodes do its work. It then gets another chance.
+After a single failure the agent is started again at once. A node that fails several times is left alone for a minute,
+and other nodes do its work. It then gets another chance.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 FAILURES = 3
 """A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
-WITHIN_S = 60.0
-"""Failures that are further apart have nothing to do with one another."""
+WITHIN_S = 600.0
+"""Failures that are further apart have nothing to do with one another. A start may take a minute before it fails."""
 PAUSE_S = 60.0
 """In about that time a machine is restarted, or its memory is free again."""
 

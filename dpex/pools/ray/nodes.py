@@ -44,8 +44,6 @@ NODES_S = 1.0
 IDLE_S = 30.0
 """Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
 takes a second or two of CPU."""
-FAILED_STARTS = 3
-"""Agents in a row that may end before any worker served, while none runs anywhere."""
 
 
 @dataclass(eq=False)
@@ -140,7 +138,6 @@ class RayNodes(Nodes):
         self._shipments = 0
         self._looked_at = -math.inf
         self._failed = ""
-        self._failed_starts = 0
         self._avoided: dict[str, AvoidedNode] = {}
         """Nodes that get no workers, as the pool knows."""
         self._server = self._listen()
@@ -187,7 +184,7 @@ class RayNodes(Nodes):
             return
         node.runs = workers
         if workers:
-            node.served, self._failed_starts, self._failed = True, 0, ""
+            node.served, self._failed = True, ""
         self._changed.set()
 
     def set_aside(self, agent: int, why: str) -> None:
@@ -248,8 +245,7 @@ class RayNodes(Nodes):
             self._look()
         self._room.free_what_left(self._runs)
         self._drop_unreserved()
-        if not self._gave_up:
-            self._room.reserve()
+        self._room.reserve()
         self._room.locate()
         for name in self._room.served():
             if name not in self._nodes:
@@ -274,7 +270,7 @@ class RayNodes(Nodes):
             self._drop(node, "its node is gone")
         self._room.look(nodes)
         why = self._room.why_none(nodes)
-        if (why and not any(node.runs for node in self._nodes.values())) or (not why and not self._gave_up):
+        if not why or not any(node.runs for node in self._nodes.values()):
             self._fail(why)
 
     def _avoid(self) -> None:
@@ -319,16 +315,12 @@ class RayNodes(Nodes):
     def _fail(self, why: str, *, for_good: bool = False) -> None:
         if why != self._failed:
             self._failed = why
-            self._report(NodeNews("failed", why=why, for_good=for_good or self._gave_up))
-
-    @property
-    def _gave_up(self) -> bool:
-        return self._failed_starts >= FAILED_STARTS
+            self._report(NodeNews("failed", why=why, for_good=for_good))
 
     # -- a pool comes and goes -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._parked_at, self._failed, self._failed_starts, self._looked_at = None, "", 0, -math.inf
+        self._parked_at, self._failed, self._looked_at = None, "", -math.inf
         self._avoided = {}
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
             node.is_open, node.runs, node.served, node.path = False, 0, False, ""
@@ -406,11 +398,12 @@ class RayNodes(Nodes):
 
     def _failed_on(self, node: GuardedNode, why: str) -> None:
         """Drop a node whose agent or guardian has ended; unless it is left alone, the next turn starts others."""
-        if not node.served:
-            self._start_failed(f"no worker ran on node {node.name}: {why}")
         self._looked_at = -math.inf
-        is_only = not self._room.has_others(node.node)  # the only node is never left alone
-        left_alone = "" if is_only else self._cluster.avoided.failed(node.node, node.name, why, monotonic())
+        if not node.served:
+            self._notice(f"no worker ran on node {node.name}: {why}")
+        left_alone = ""
+        if not node.served or self._room.has_others(node.node):  # the only node that can serve is never left alone
+            left_alone = self._cluster.avoided.failed(node.node, node.name, why, monotonic())
         if left_alone:
             self._notice(left_alone)
             self._leave(node, left_alone)
@@ -424,13 +417,6 @@ class RayNodes(Nodes):
             del self._nodes[node.node]
         end(node.guardian)
         self._report(NodeNews("lost", node.number, node.place, why=why))
-
-    def _start_failed(self, why: str) -> None:
-        self._failed_starts += not any(node.runs for node in self._nodes.values())
-        self._notice(why)
-        if self._gave_up:
-            self._room.free(lambda _: True)
-            self._fail(f"{self._failed_starts} agents in a row could not start; the last: {why}")
 
     def _set_aside(self, agent: int, why: str) -> None:
         if (node := self._numbers.get(agent)) is not None:
