@@ -2,41 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-from dpex.measure.sums import NodeStats
-
-
-class NodeLink(NamedTuple):
-    """The network from a node to this machine.
-
-    Attributes:
-        bytes_per_s: Bytes per second that arrive now.
-        bandwidth: Bytes per second while something was under way, since the node's first batch.
-        round_trip_s: Seconds for a packet there and back.
-        loss: The part of the bytes that was sent again, 0 to 1.
-    """
-
-    bytes_per_s: float
-    bandwidth: float
-    round_trip_s: float
-    loss: float
-
-
-def node_links(before: Mapping[str, NodeStats], after: Mapping[str, NodeStats], seconds: float) -> dict[str, NodeLink]:
-    """Return the network from each node that measures it, between two readings ``seconds`` apart."""
-    return {
-        place: NodeLink(
-            (now.sent_bytes - before[place].sent_bytes if place in before else now.sent_bytes) / seconds,
-            now.bandwidth or 0.0,
-            now.round_trip_s,
-            now.loss,
-        )
-        for place, now in after.items()
-        if now.links and seconds > 0
-    }
+from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,13 @@ older reader passes over, and that a newer one finds missing in an old trace and
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.json_values import plain
 from dpex.autotune.law import Law
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.measure.samples import PoolSample
@@ -24,6 +25,24 @@ FORMAT = "dpex-trace"
 VERSION = (1, 1)
 """Version of the format. A reader needs the same first number; the second counts additions."""
 _EMPTY = PoolSample()
+
+
+def plain(value: Any) -> Any:
+    """Return the value in what JSON has: dataclasses become objects; "inf", "-inf" and "nan" are strings."""
+    if value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return {name: plain(item) for name, item in vars(value).items()} if is_dataclass(value) else value
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """Return a record as a line of the file, its end included."""
+    return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.json_values import build
 from dpex.autotune.law import law_for
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli import common
+from dpex.cli.from_json import build
 from dpex.errors import TraceError
 from dpex.measure.readable import fine_percent, rounded
 

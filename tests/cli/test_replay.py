@@ -15,9 +15,8 @@ from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.json_values import line
 from dpex.autotune.law import law_for
-from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin
+from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin, line
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
 from dpex.cli.replay import load, replay, report, run

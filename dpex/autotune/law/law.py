@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.checked import MOST_WORKERS, SampleChecker
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.felt import Felt
 from dpex.autotune.law import wording
 from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
+from dpex.autotune.loss_clock import LossClock
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 
@@ -95,7 +95,7 @@ class Law:
         self.config = config
         self._k = constants
         self._begin = begin
-        self._checker, self._felt = SampleChecker(), Felt()
+        self._checker, self._clock = SampleChecker(), LossClock()
         self._asked_at = self._settled_at = 0.0
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
@@ -127,13 +127,13 @@ class Law:
         checked = self._checker.check(sample)
         if checked is None or not (checked.batches or checked.wait_s):
             return None
-        felt = self._felt.of(checked)
-        if not felt.is_known:
+        judged = self._clock.of(checked)
+        if not judged.is_known:
             return None
-        self._signal = felt.signal
-        if felt.is_new:
+        self._signal = judged.signal
+        if judged.is_new:
             self._forget()
-        return self._step(felt.sample)
+        return self._step(judged.sample)
 
     def _step(self, sample: Sample) -> Decision | None:
         changes = self._evidence.changes(sample)

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dpex.autotune.json_values import line
+from dpex.autotune.trace import line
 
 logger = logging.getLogger("dpex")
 

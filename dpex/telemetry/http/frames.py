@@ -7,10 +7,9 @@ of time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpex.autotune.room import node_links
-from dpex.measure.sums import PoolStats, Sums
+from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, STAGE_CAUSES, by_stage
 from dpex.schedule.names import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
@@ -34,6 +33,36 @@ Frame = Mapping[str, Any]
 * ``ready``, ``prefetch``: The queue at the end of the frame.
 * ``local_*``, ``remote_*``: Workers and their batches at the end of the frame, see `LEVELS`.
 """
+
+
+class NodeLink(NamedTuple):
+    """The network from a node to this machine.
+
+    Attributes:
+        bytes_per_s: Bytes per second that arrive now.
+        bandwidth: Bytes per second while something was under way, since the node's first batch.
+        round_trip_s: Seconds for a packet there and back.
+        loss: The part of the bytes that was sent again, 0 to 1.
+    """
+
+    bytes_per_s: float
+    bandwidth: float
+    round_trip_s: float
+    loss: float
+
+
+def node_links(before: Mapping[str, NodeStats], after: Mapping[str, NodeStats], seconds: float) -> dict[str, NodeLink]:
+    """Return the network from each node that measures it, between two readings ``seconds`` apart."""
+    return {
+        place: NodeLink(
+            (now.sent_bytes - before[place].sent_bytes if place in before else now.sent_bytes) / seconds,
+            now.bandwidth or 0.0,
+            now.round_trip_s,
+            now.loss,
+        )
+        for place, now in after.items()
+        if now.links and seconds > 0
+    }
 
 
 def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> Frame:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.json_values import line, plain
-from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin
+from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.cli.replay import Trace, read
 from dpex.errors import TraceError

@@ -15,8 +15,8 @@ from rich.console import Console
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.autotune.json_values import line
 from dpex.autotune.runtime.trace_file import TraceFile
+from dpex.autotune.trace import line
 from dpex.cli.top import ProcessWatch, asking, screen
 from dpex.schedule.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets

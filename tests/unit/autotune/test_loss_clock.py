@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpex.autotune.felt import LOOK_S, Felt, FeltSample, by_events
+from dpex.autotune.loss_clock import LOOK_S, JudgedSample, LossClock, by_events
 from dpex.autotune.types import Sample, Settings
 
 NOW = Settings(local=2, prefetch=4)
@@ -18,7 +18,7 @@ def consumer(sample: Sample) -> tuple[float, float, float, float]:
 
 
 def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
-    assert Felt().of(WINDOW) == FeltSample(sample=WINDOW)
+    assert LossClock().of(WINDOW) == JudgedSample(sample=WINDOW)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
 )
 def test_by_events_the_gpu_loses_what_its_stream_waited(stall_s: float, step_s: float, felt: tuple[float, ...]) -> None:
     window = replace(WINDOW, gpu_stall_s=stall_s, gpu_steps=10, gpu_step_s=step_s)
-    found = Felt().of(window)
+    found = LossClock().of(window)
     assert (found.signal, found.is_known, found.sample) == ("events", True, by_events(window))
     assert consumer(found.sample) == pytest.approx(felt)
 
@@ -58,7 +58,7 @@ def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
     [(0.0, 0.7), (0.3, 0.7), (0.6, 0.4), (1.0, 0.0)],
 )
 def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) -> None:
-    felt, window = Felt(), replace(WINDOW, gpu_busy=busy)
+    felt, window = LossClock(), replace(WINDOW, gpu_busy=busy)
     seen = [felt.of(window) for _ in range(2 + int(LOOK_S))]
     assert [found.is_known for found in seen] == [False, False, True, True]
     assert seen[-1].sample.wait_s + seen[-1].sample.own_s == pytest.approx(lost)
@@ -67,14 +67,14 @@ def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) ->
 
 
 def test_after_a_change_nvml_tells_nothing_for_a_while() -> None:
-    felt, window = Felt(), replace(WINDOW, gpu_busy=0.5, seconds=LOOK_S)
+    felt, window = LossClock(), replace(WINDOW, gpu_busy=0.5, seconds=LOOK_S)
     known = [felt.of(window).is_known for _ in range(2)]
     known.append(felt.of(replace(window, settings=replace(NOW, local=3))).is_known)
     assert known == [False, True, False]
 
 
 def test_another_clock_is_said() -> None:
-    felt = Felt()
+    felt = LossClock()
     stalled = replace(WINDOW, gpu_stall_s=0.1)
     windows = [WINDOW, WINDOW, stalled, stalled, replace(WINDOW, gpu_busy=0.5)]
     assert [felt.of(window).is_new for window in windows] == [False, False, True, False, True]

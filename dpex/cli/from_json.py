@@ -1,12 +1,10 @@
-"""Dataclasses as JSON and back, exactly. PURE.
+"""Dataclasses from the JSON that `dpex.autotune.trace` writes, with the types of their fields checked. PURE.
 
 Numbers that JSON lacks are the strings "inf", "-inf" and "nan".
 """
 
 from __future__ import annotations
 
-import json
-import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -15,24 +13,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 _NOT_JSON = ("inf", "-inf", "nan")
 _T = TypeVar("_T")
-
-
-def plain(value: Any) -> Any:
-    """The value in what JSON has; dataclasses become objects."""
-    if value is None or isinstance(value, (int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    return {name: plain(item) for name, item in vars(value).items()} if is_dataclass(value) else value
-
-
-def line(record: Mapping[str, Any]) -> str:
-    """A record as it stands in the file, its end included."""
-    return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dpex.autotune.room import NodeLink, node_links
 from dpex.measure.sums import NodeStats
+from dpex.telemetry.http.frames import NodeLink, node_links
 
 
 def test_ways_are_told_of_machines_that_measure_them() -> None:

@@ -25,7 +25,7 @@ LOOK_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeltSample:
+class JudgedSample:
     """A window, by the clock that is named.
 
     Attributes:
@@ -41,7 +41,7 @@ class FeltSample:
     is_new: bool = False
 
 
-class Felt:
+class LossClock:
     """Chooses the clock, window by window."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Felt:
         self._settings: Settings | None = None
         self._since_s = 0.0
 
-    def of(self, sample: Sample) -> FeltSample:
+    def of(self, sample: Sample) -> JudgedSample:
         """The window by the best clock that there is for it."""
         self._since_s = self._since_s + sample.seconds if sample.settings == self._settings else 0.0
         self._settings = sample.settings
@@ -58,13 +58,13 @@ class Felt:
         self._signal = found.signal
         return replace(found, is_new=is_new)
 
-    def _by_best_clock(self, sample: Sample) -> FeltSample:
+    def _by_best_clock(self, sample: Sample) -> JudgedSample:
         if sample.gpu_stall_s is not None:
-            return FeltSample(sample=by_events(sample), signal="events")
+            return JudgedSample(sample=by_events(sample), signal="events")
         if sample.gpu_busy is not None:
             is_known = self._since_s >= LOOK_S
-            return FeltSample(sample=_by_nvml(sample) if is_known else sample, signal="nvml", is_known=is_known)
-        return FeltSample(sample=sample)
+            return JudgedSample(sample=_by_nvml(sample) if is_known else sample, signal="nvml", is_known=is_known)
+        return JudgedSample(sample=sample)
 
 
 def by_events(sample: Sample) -> Sample:
