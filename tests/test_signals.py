@@ -67,6 +67,25 @@ def test_workers_have_none_of_the_trainer_s_handlers(busy_with_signals: None, me
     assert [batch.tolist() for batch in loader] == [[[0, 0, 0, len(SENT)]]] * 4
 
 
+class Ignores:
+    """Sample: True if its worker ignores SIGUSR1, as programs that the sample starts would."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> bool:
+        return signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_ignore_what_the_trainer_ignores(method: str) -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        assert list(DpexDataLoader(Ignores(), batch_size=None, num_workers=1, multiprocessing_context=method)) == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_the_template_has_none_either_and_the_trainer_keeps_its_own(busy_with_signals: None) -> None:
     iterator = iter(DpexDataLoader(Augmented(8), num_workers=1))
     next(iterator)

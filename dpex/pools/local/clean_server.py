@@ -255,6 +255,7 @@ class Parcel:
             "preparation": found,
             "environment": dict(os.environ),
             "survives": signals.survived(),
+            "ignored": signals.ignored(),
             "script": script if imports_script else {},
             "has_tracker": tracker is not None,
         }
@@ -374,6 +375,7 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     if surroundings["has_tracker"]:
         resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
     open_plan = partial(_unpacked, memoryview(file)[file.tell() :], fds, surroundings["script"])
+    signals.ignore(surroundings["ignored"])
     template_main(socket.socket(fileno=control), trainer_pid, lambda: open_plan, surroundings["survives"])
 
 

@@ -43,6 +43,17 @@ def survived() -> frozenset[int]:
     return frozenset(number for number in SENT if signal.getsignal(number) not in (signal.SIG_DFL, None))
 
 
+def ignored() -> frozenset[int]:
+    """Return the signals that this process ignores, as its workers shall, and the programs that these start."""
+    return frozenset(number for number in SENT if signal.getsignal(number) is signal.SIG_IGN)
+
+
+def ignore(numbers: Collection[int]) -> None:
+    """Ignore these signals."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def forget(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
