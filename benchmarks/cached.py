@@ -152,22 +152,33 @@ def mapped_and_not() -> int:
     return total + max(0, shared_files() - shared)
 
 
+def cpu_used() -> float:
+    """Return the CPU seconds of this process, of all below it, and of those that have ended and were waited for."""
+    here = psutil.Process()
+    found = 0.0
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.Error):
+            found += sum(process.cpu_times()[:4])  # own and children's, in user mode and in the kernel
+    return found
+
+
 def measured(name: str, count: int, workers: int, place: Path) -> dict[str, Any]:
     """Run one contestant in this process; return its seconds by epoch and its memory."""
     loader_class, cached, options = CONTESTANTS[name]
     dataset = Augmented(cached(Decoded(count), place))
     loader = loader_class(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, drop_last=True, **options)
-    seconds, memory = [], 0
+    seconds, cpu_s, memory = [], [], 0
     for _ in range(EPOCHS):
-        began, looking_s = time.perf_counter(), 0.0
+        began, cpu_began, looking_s, looking_cpu_s = time.perf_counter(), cpu_used(), 0.0, 0.0
         for number, batch in enumerate(loader, 1):
             read_pages(batch)
             if number == count // BATCH:  # the workers are there until the loop ends
-                looked = time.perf_counter()
+                looked, looked_cpu = time.perf_counter(), time.process_time()
                 memory = max(memory, mapped_and_not())
-                looking_s = time.perf_counter() - looked
+                looking_s, looking_cpu_s = time.perf_counter() - looked, time.process_time() - looked_cpu
         seconds.append(time.perf_counter() - began - looking_s)
-    return {"seconds": seconds, "bytes": memory, "batches": count // BATCH}
+        cpu_s.append(cpu_used() - cpu_began - looking_cpu_s)
+    return {"seconds": seconds, "cpu_s": cpu_s, "bytes": memory, "batches": count // BATCH}
 
 
 def turns(rounds: int, names: list[str], workers: list[int]) -> Iterator[tuple[str, int]]:
@@ -196,10 +207,8 @@ def in_a_process(name: str, count: int, workers: int) -> dict[str, Any]:
 
 def table(found: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
     """Return the results as Markdown: each contestant at its best number of workers."""
-    lines = [
-        "| contestant | workers | first epoch, s | batches/s, epochs 2 to 5 | memory, MB |",
-        "|---|---|---|---|---|",
-    ]
+    header = ("contestant", "workers", "first epoch, s", "batches/s, epochs 2 to 5", "CPU ms/batch there", "memory, MB")
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name, by_workers in found.items():
         rates = {many: [later_rate(run) for run in runs] for many, runs in by_workers.items()}
         best = max(rates, key=lambda many: statistics.median(rates[many]))
@@ -207,7 +216,8 @@ def table(found: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
         first_s = statistics.median(run["seconds"][0] for run in runs)
         memory = statistics.median(run["bytes"] for run in runs) / 1e6
         rate = f"{statistics.median(rates[best]):.1f} ({min(rates[best]):.1f} to {max(rates[best]):.1f})"
-        lines.append(f"| {name} | {best} | {first_s:.1f} | {rate} | {memory:,.0f} |")
+        cpu_ms = statistics.median(1e3 * sum(run["cpu_s"][1:]) / (EPOCHS - 1) / run["batches"] for run in runs)
+        lines.append(f"| {name} | {best} | {first_s:.1f} | {rate} | {cpu_ms:.0f} | {memory:,.0f} |")
     return "\n".join(lines)
 
 

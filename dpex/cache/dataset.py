@@ -234,12 +234,13 @@ class CachedDataset(Dataset[Any]):
         all_bytes = stored.nbytes * stored.samples // max(1, stored.kept)
         logger.warning(
             "the cache of %s (%s) keeps %s of %s samples, in %s bytes, and no more: %s. All would take about %s bytes. "
-            "The others are prepared each time",
+            "The others %s",
             stored.name,
             where,
             *(f"{value:,}" for value in (stored.kept, stored.samples, stored.nbytes)),
             why,
             f"{all_bytes:,}",
+            "are read from disk" if where == "memory" and self._disk is not None else "are prepared each time",
         )
 
     # -- samples -------------------------------------------------------------------------------------------------------
@@ -315,8 +316,8 @@ def caches_in(dataset: Any, levels: int = 4) -> list[CachedDataset]:
     if isinstance(dataset, CachedDataset):
         return [dataset]
     is_list = isinstance(dataset, (list, tuple))
-    parts = dataset[:_MOST_ITEMS] if is_list else getattr(dataset, "__dict__", {}).values() if levels else ()
-    return [found for part in list(parts) for found in caches_in(part, levels - 1)]
+    parts = dataset[:_MOST_ITEMS] if is_list else list(getattr(dataset, "__dict__", {}).values())
+    return [found for part in parts for found in caches_in(part, levels - 1)] if levels else []
 
 
 def bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
