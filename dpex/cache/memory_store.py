@@ -287,13 +287,10 @@ class _HeldFile:
 
 
 def _release(fd: int, path: Path, pid: int) -> None:
-    try:
-        if (
-            os.getpid() == pid and _is_alone(fd) and _is_there(path, fd)
-        ):  # a forked process shares the lock of its parent
-            path.unlink()
-    finally:
-        os.close(fd)
+    """Close the file, and remove it if it has no other user. A forked process shares the lock of process ``pid``."""
+    if os.getpid() == pid and _is_alone(fd) and _is_there(path, fd):
+        path.unlink()
+    os.close(fd)
 
 
 def _opened(path: Path, samples: int, budget: int | None, name: str) -> int:
