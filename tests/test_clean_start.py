@@ -103,6 +103,18 @@ def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
         assert_same(stacked(iterator), made_here())
 
 
+@pytest.mark.usefixtures("kept_server", "seems_connected")
+def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
+    with local(seeding="worker") as loader:
+        first = stacked(loader)
+        server = server_pid()
+        assert not torch.equal(first, stacked(loader))
+        assert server_pid() == server
+        kill(server)
+        assert len(list(loader)) == 100
+        assert server_pid() != server
+
+
 @pytest.mark.usefixtures("ray_seems_up")
 def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_the_time_it_is_needed() -> None:
     with local(seeding="worker") as loader:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
-from dpex.autotune.types import Settings
 from dpex.loader import hook
 from dpex.loader.sizing import Sizing, stay_in_process_if_daemonic
 from dpex.schedule.names import encodable
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
+    from dpex.autotune.types import Settings
     from dpex.device.feed import Feed
     from dpex.diagnose.source import DiagnosisSource
     from dpex.pools.factory import PoolFactory
@@ -66,6 +66,8 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     runtime = loader._runtime
     if loader.cache == "auto":
         prefetch = sizes.prefetch or (loader.prefetch_factor or 2) * max(1, sizes.local + sizes.remote)
+        from dpex.autotune.types import Settings
+
         _decide_on_cache(loader, Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch))
     if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
