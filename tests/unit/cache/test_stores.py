@@ -37,7 +37,7 @@ def value(found: Any) -> int:
     return int(decoded(found[0])["array"][-1])
 
 
-@pytest.mark.parametrize("size", [10, 1000, 300_000])
+@pytest.mark.parametrize("size", [10, 1000, 300_000, 2_000_000])
 def test_what_is_put_in_comes_out_with_its_cost(place: Any, size: int) -> None:
     store = place()
     assert store.get(7) is None
@@ -60,9 +60,10 @@ def test_the_budget_is_kept_and_what_came_first_stays(place: Any) -> None:
     assert [value(store.get(index)) for index in kept] == kept
 
 
-def test_a_change_of_a_sample_reaches_no_other_reader(place: Any) -> None:
+@pytest.mark.parametrize("size", [1000, 2_000_000])
+def test_a_change_of_a_sample_reaches_no_other_reader(place: Any, size: int) -> None:
     store = place()
-    store.put(3, encoded(sample(3, 100_000)), 1)
+    store.put(3, encoded(sample(3, size)), 1)
     decoded(store.get(3)[0])["array"][:] = 0
     assert value(store.get(3)) == 3
 
@@ -124,8 +125,8 @@ def test_a_file_that_was_cut_off_begins_anew(tmp_path: Path, length: int) -> Non
 
 
 def test_samples_that_were_cut_off_are_not_there(tmp_path: Path) -> None:
-    store = MemoryStore(tmp_path / "own" / "key.samples", MANY, 1 << 20, "Data")
-    for index, size in ((1, 1000), (2, 200_000)):
+    store = MemoryStore(tmp_path / "own" / "key.samples", MANY, 1 << 23, "Data")
+    for index, size in ((1, 1000), (2, 2_000_000)):
         store.put(index, encoded(sample(index, size)), 1)
     os.truncate(tmp_path / "own" / "key.samples", store._begins + 100)
     assert store.get(1) is None
