@@ -346,6 +346,7 @@ def test_a_read_only_folder_is_read_only() -> None:
 
     assert ended(started(filled_and_read)) == 0
     shutil.rmtree(place)
+    shutil.rmtree(memory_store.SHARED_MEMORY / f"dpex-{NOBODY}", ignore_errors=True)
 
 
 def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
