@@ -14,7 +14,7 @@ from dpex.cache.encoding import SamplePickler
 from dpex.errors import CacheError
 
 FORMAT = 1
-"""Of encoded samples and their stores. Another number makes other caches."""
+"""Version of encoded samples and their stores. Another number makes other caches."""
 
 
 def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Path | str]) -> str:

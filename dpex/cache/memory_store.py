@@ -53,7 +53,7 @@ _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
 class Stored(NamedTuple):
-    """What a store has.
+    """The contents of a store.
 
     Attributes:
         name: The class of the dataset.
@@ -293,7 +293,7 @@ def _release(fd: int, path: Path, pid: int) -> None:
 
 
 def _opened(path: Path, samples: int, budget: int | None, name: str) -> int:
-    """Open the file with a shared lock, and make it if nobody has made it."""
+    """Open the file with a shared lock, and make it if it does not exist."""
     for _ in range(_TRIES):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -15,7 +15,7 @@ from dpex.errors import CacheError, OptionError
 
 _ATTRIBUTES = ("transform", "transforms")
 Place = tuple[Any, ...]
-"""Where a value lies in a sample: the indices and keys that lead to it."""
+"""The place of a value in a sample: the indices and keys that lead to it."""
 
 
 class Cut(NamedTuple):

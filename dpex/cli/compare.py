@@ -25,7 +25,7 @@ loader.diagnose().to_dict(), file) wrote. With --fail-if, the exit status says w
 _EPILOG = """\
 quantities for --fail-if, all of the second file:
   rate   batches per second       wait   share of the time in next()
-  stall  share of the time in which the GPU was idle for want of data
+  stall  share of the time in which the GPU was idle because data was missing
   held   share of the time in which the training step waited for a CPU
   cost   seconds to make a batch   cpu   CPU seconds of that
 
@@ -62,7 +62,7 @@ class _UnusableError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared of one diagnosis. ``values``: by the names of ``_HEADINGS``; None: not measured."""
+    """The figures of one diagnosis that are compared. ``values``: by the names of ``_HEADINGS``; None: not measured."""
 
     title: str
     advice: str

@@ -8,7 +8,7 @@ from typing import Any
 from dpex.cli import common
 
 SECONDS = 52.0
-"""Of training in all: enough for "auto" to settle."""
+"""Seconds of training in all: enough for "auto" to settle."""
 _DESCRIPTION = """
 See num_workers="auto" find its workers. A small network is trained on files that the command makes in a temporary
 folder: with "auto" from a cold start, then with PyTorch's DataLoader, then with workers on a private Ray cluster where

@@ -45,7 +45,7 @@ CLASSES = 4
 PARTS = {"auto": 20.0, "torch": 7.0, "again": 7.0, "other": 10.0, "resized": 8.0}
 """The share of each part in the seconds of training, by its name."""
 BUSY_RATIO = 0.25
-"""Where other programs keep this share of the CPUs busy, the figures mean little."""
+"""The share of the CPUs that other programs keep busy from which on the figures mean little."""
 BAR = 24
 
 Sample = tuple[torch.Tensor, int]
@@ -104,7 +104,7 @@ class Trainer:
 
 @dataclass(kw_only=True)
 class Turn:
-    """What a stretch of training measured: batches, seconds, and the seconds in which the loop waited for a batch."""
+    """The measurements of a stretch of training: batches, seconds, and seconds in which the loop waited for a batch."""
 
     batches: int = 0
     seconds: float = 0.0
@@ -129,7 +129,7 @@ class Turn:
 
 @dataclass
 class Training:
-    """One pass over a loader: its batches, their checksum after each of them, and the loader's workers."""
+    """A pass over a loader: its batches, their checksum after each of them, and the loader's workers."""
 
     loader: Any
     batches: Iterator[Any]
@@ -141,7 +141,7 @@ class Training:
         self._told = len(self._decisions)
 
     def run(self, seconds: float, show: Callable[[Turn, int], None], tell: Callable[[str], None]) -> Turn:
-        """Train for so long. ``show`` is called once a second of training, ``tell`` for each decision of the tuner."""
+        """Train for ``seconds``. ``show`` is called once a second, ``tell`` for each decision of the tuner."""
         whole, second = Turn(), Turn()
         while whole.seconds < seconds:
             asked_s = time.monotonic()

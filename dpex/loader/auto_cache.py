@@ -3,7 +3,7 @@
 After an epoch the diagnosis knows what a sample costs and how large it is. It predicts the rate with `dpex.cached` and
 the rate with a longer prefetch, which takes memory as well. The cache is switched on if it is the faster one and all
 samples fit into half of the free memory. The epoch that fills it is not judged. If the next one is not faster than the
-epoch before the decision, or the dataset turns out to be random, the cache is switched off again, for good.
+epoch before the decision, or the dataset turns out to be random, the cache is switched off permanently.
 """
 
 from __future__ import annotations
