@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from dpex.cli import common
@@ -64,18 +63,8 @@ def screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]
         for name, (one, granted) in claims
     ]
     headings = ("loader", "workers", "asked for", "share", "would pay", "CPUs each", "weight")
-    divided = _table(headings, shares) if shares else Text(NO_LOADERS)
-    return Group(Text(title, style="bold"), "", _table(("node", "CPUs", "in use", "free"), rows), "", divided)
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table with names in its first column and numbers in the others."""
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
+    divided = common.table(headings, shares) if shares else Text(NO_LOADERS)
+    return Group(Text(title, style="bold"), "", common.table(("node", "CPUs", "in use", "free"), rows), "", divided)
 
 
 def _look() -> RenderableType:

@@ -1,4 +1,4 @@
-"""The parser and the screen that commands share; short, as they share no more."""
+"""The parser, the table and the screen that commands share; short, as they share no more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
 
 COLUMNS = 80
 """Help is read in terminals, and many are no wider."""
@@ -37,6 +38,16 @@ def add(subparsers: Any, name: str, *, summary: str, description: str, epilog: s
         allow_abbrev=False,
     )
     return parser
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table with names in its first column and numbers in the others."""
+    found = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        found.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        found.add_row(*map(str, row))
+    return found
 
 
 def follow(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:

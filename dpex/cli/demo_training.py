@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 import torch
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from dpex.cli import common
 from dpex.errors import ClusterError
 from dpex.options import ClusterConfig
 from dpex.system.ray_package import require_ray
@@ -317,12 +317,8 @@ class Demo:
         )
 
     def _table(self) -> None:
-        table = Table("loader", box=None, pad_edge=False)
-        for heading in ("batches/s", "wait"):
-            table.add_column(heading, justify="right")
-        for name, turn in self.rows:
-            table.add_row(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}")
-        self.console.print("", table)
+        rows = [(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}") for name, turn in self.rows]
+        self.console.print("", common.table(("loader", "batches/s", "wait"), rows))
 
 
 @contextlib.contextmanager
