@@ -16,10 +16,10 @@ from dpex.schedule.names import encodable
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
-    from dpex.autotune.types import Settings
     from dpex.device.feed import Feed
     from dpex.diagnose.source import DiagnosisSource
     from dpex.pools.factory import PoolFactory
+    from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
@@ -65,10 +65,7 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     loader.check_worker_number_rationality()
     runtime = loader._runtime
     if loader.cache == "auto":
-        prefetch = sizes.prefetch or (loader.prefetch_factor or 2) * max(1, sizes.local + sizes.remote)
-        from dpex.autotune.types import Settings
-
-        _decide_on_cache(loader, Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch))
+        _decide_on_cache(loader, sizes)
     if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader)
@@ -83,9 +80,12 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     return latest
 
 
-def _decide_on_cache(loader: Any, settings: Settings) -> None:
+def _decide_on_cache(loader: Any, sizes: Sizes) -> None:
+    from dpex.autotune.types import Settings
     from dpex.loader.auto_cache import AutoCache
 
+    prefetch = sizes.prefetch or (loader.prefetch_factor or 2) * max(1, sizes.local + sizes.remote)
+    settings = Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch)
     runtime = loader._runtime
     if runtime.auto_cache is None:
         runtime.auto_cache = AutoCache(loader.dataset)
