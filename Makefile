@@ -8,7 +8,6 @@ DEMO_STAMP := $(VENV)/.demo-installed
 DOCS_STAMP := $(VENV)/.docs-installed
 TEST_ARGS ?=
 BENCH_ARGS ?=
-ACCURACY_ARGS ?=
 SPEED_ARGS ?=
 
 # The benchmarks of others have an environment of their own, and so have the benchmark's rivals.

@@ -54,15 +54,21 @@ LOADERS = {
 }
 
 
-def overrides(workload: Workload, name: str, output: Path, *, generate: bool) -> list[str]:
+def folder_of(name: str) -> Path:
+    """Return the folder with the files of a workload, which those share that differ in the step alone."""
+    return DATA / name.partition("-")[0]
+
+
+def overrides(name: str, output: Path, *, generate: bool) -> list[str]:
     """Return DLIO's arguments for a workload."""
+    workload = WORKLOADS[name]
     values: dict[str, Any] = {
         "framework": "pytorch",
         "workflow.generate_data": generate,
         "workflow.train": not generate,
         "workflow.checkpoint": False,
         "checkpoint.checkpoint_folder": output / "checkpoints",
-        "dataset.data_folder": DATA / name.partition("-")[0],
+        "dataset.data_folder": folder_of(name),
         "dataset.format": workload.format,
         "dataset.num_files_train": workload.files,
         "dataset.num_samples_per_file": 1,
@@ -120,11 +126,11 @@ def _pss(process: psutil.Process) -> int:
 
 def prepare(name: str) -> None:
     """Let DLIO write the files of a workload, once."""
-    folder = DATA / name.partition("-")[0]
+    folder = folder_of(name)
     if (folder / "complete").exists():
         return
     with tempfile.TemporaryDirectory() as output:
-        arguments = overrides(WORKLOADS[name], name, Path(output), generate=True)
+        arguments = overrides(name, Path(output), generate=True)
         subprocess.run([sys.executable, *LOADERS["torch"], *arguments], env=environment(), check=True)
     (folder / "complete").touch()
 
@@ -132,7 +138,7 @@ def prepare(name: str) -> None:
 def measure(name: str, loader: str) -> dict[str, Any]:
     """Run DLIO once. Returns AU in percent and samples/s of each epoch, peak memory in bytes, and the exit status."""
     with tempfile.TemporaryDirectory() as output:
-        arguments = overrides(WORKLOADS[name], name, Path(output), generate=False)
+        arguments = overrides(name, Path(output), generate=False)
         start_s = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, *LOADERS[loader], *arguments],
