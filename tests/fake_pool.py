@@ -231,14 +231,13 @@ class FakePool:
 
     def _bury(self, worker: _Worker) -> None:
         del self._workers[worker.number]
-        lost = worker.held(self._epoch)
-        working_on = None if worker.group is None or worker.group.epoch != self._epoch else lost[0]
+        epoch = self._epoch if worker.group is None else worker.group.epoch
+        lost = worker.held(epoch)
+        working_on = None if worker.group is None else lost[0]
         self.crashes += 1
         self._count()
         why = f"worker {worker.number} of the {self.name} pool was killed"
-        self._events.append(
-            WorkerGone(self.name, worker.number, self._epoch, lost, working_on, False, why, worker.number)
-        )
+        self._events.append(WorkerGone(self.name, worker.number, epoch, lost, working_on, False, why, worker.number))
         self._lose_the_rest()
         self.resize(self.counts.wanted)
 
@@ -290,7 +289,7 @@ class FakePool:
             self.snapshot(message.logical)
         elif message.kind == "leave":
             self._left(worker)
-        elif not self._shared or message.epoch == self._epoch:
+        elif not self._shared or message.epoch >= self._epoch:
             worker.group, worker.made = message, 0
 
     def _left(self, worker: _Worker) -> None:
@@ -304,9 +303,10 @@ class FakePool:
     def _lose_the_rest(self) -> None:
         """Nobody is left to take what is queued, nor on its way."""
         if self._shared and not self._workers and self._queue:
-            lost = tuple(t.number for m in self._queue if m.epoch == self._epoch for t in m.tickets)
+            for epoch in sorted({m.epoch for m in self._queue}):
+                lost = tuple(t.number for m in self._queue if m.epoch == epoch for t in m.tickets)
+                self._events.append(WorkerGone(self.name, -1, epoch, lost, None, True, "nobody is left to take them"))
             self._queue.clear()
-            self._events.append(WorkerGone(self.name, -1, self._epoch, lost, None, True, "nobody is left to take them"))
 
     def _make_next(self, worker: _Worker, group: _Message) -> None:
         if group.logical in worker.watched:
@@ -327,7 +327,7 @@ class FakePool:
     def _tell(self, work: Work) -> None:
         self.times.tickets += 1
         self.crashes = 0
-        if work.epoch != self._epoch:
+        if work.epoch < self._epoch:
             return
         batch, is_end = None, False
         try:

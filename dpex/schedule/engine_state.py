@@ -18,6 +18,9 @@ Rules:
   consumer takes it. Tickets are drawn there, too. `room` says how many.
 * Instructions that are left when a turn begins were interrupted by a signal handler. The messages among them are
   refused then, so that they are decided anew; the rest is performed.
+* Once an epoch has no more to draw or to send, tickets of the next one may be made ahead: `begin_ahead`, then draws
+  into ``ahead``, as many as `room_ahead` says. `begin_epoch` either takes them over or drops them. Prefetch and memory
+  budget bound both schedules together.
 
 The owner is one thread at a time. Others may read ``placement``, ``failures`` and ``late.made_again``.
 """
@@ -43,10 +46,12 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import Failures
 from dpex.schedule.late_tickets import LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
+from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import LogicalPoint, ResumePoint
 from dpex.schedule.schedule import SHARED, Schedule
+from dpex.schedule.seeding import EpochIds
 from dpex.schedule.streams import ALL, Splitting
 
 
@@ -78,6 +83,12 @@ class EngineState:
         self._iterable = iterable
         self._in_order = in_order
         self.epoch = -1
+        self.ids = EpochIds()
+        self.epoch_id = -1
+        """The id of this epoch in messages and events, where it must differ from those of epochs that were dropped."""
+        self.ahead: Schedule | None = None
+        """The tickets of the next epoch that are made ahead."""
+        self.ahead_epoch, self.ahead_ids = 0, self.ids
         self.rules = rules
         self.placement = placement = Placement(sizes, rules)
         self.logicals = LogicalWorkers(placement, logicals, iterable=iterable, splitting=splitting)
@@ -97,15 +108,16 @@ class EngineState:
 
     def made(self, event: TicketMade, now: float = 0.0) -> None:
         """Handle the event that comes once for each batch."""
-        schedule, number = self.schedule, event.number
-        ticket = schedule.ticket(number) if event.epoch == self.epoch else None
-        if ticket is None:
-            if event.epoch != self.epoch or not schedule.has(number, event.value):
-                self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
+        number = event.number
+        schedule = self.schedule if event.epoch == self.epoch_id else self.schedule_of(event.epoch)
+        ticket = None if schedule is None else schedule.ticket(number)
+        if schedule is None or ticket is None:
+            if schedule is None or not schedule.has(number, event.value):
+                self.placement.instructions.append(Discard((event.value,)))  # of a dropped epoch, or made twice
             return
         times = event.times
         self.rules.learn(times.busy_s, times.nbytes)
-        self.placement.arrived(number)
+        self.placement.arrived(number, event.epoch)
         if event.stream_end:
             self.logicals.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
@@ -120,8 +132,14 @@ class EngineState:
             self.placement.hand_back()
         self.logicals.worker_up(now)
 
+    def schedule_of(self, epoch_id: int) -> Schedule | None:
+        """Return the tickets of the epoch of that id; None if it was dropped."""
+        if epoch_id == self.epoch_id:
+            return self.schedule
+        return self.ahead if self.ahead is not None and epoch_id == self.ahead_id else None
+
     def _gone(self, event: WorkerGone, now: float) -> None:
-        self.failures.gone(self.schedule, self.epoch, event, now)
+        self.failures.gone(self.schedule, self.schedule_of(event.epoch), event, now)
         self.logicals.settle(self.schedule, now)
 
     def _splitting_known(self, event: SplittingKnown, now: float) -> None:
@@ -137,36 +155,106 @@ class EngineState:
         """Take back a message that a pool could not take, or that was not handed over as a signal handler raised."""
         self._take_back(send)
         if send.worker is None:
-            self.placement.issue_elsewhere(self.schedule, self.epoch)
+            self.placement.issue_elsewhere(self.schedule, self.epoch_id)
 
     def _take_back(self, send: Send) -> None:
-        back = self.placement.refused(self.schedule, send)
+        schedules = (self.schedule,) if self.ahead is None else (self.schedule, self.ahead)
+        back = self.placement.refused(schedules, send)
         self.logicals.refused(back)
         self.placement.forget(back)
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, resume: ResumePoint | None = None, now: float = 0.0) -> None:
+    def begin_epoch(self, resume: ResumePoint | None = None, now: float = 0.0, *, takes_ahead: bool = False) -> None:
         """Begin a pass over the data. Undelivered batches of the pass before it are dropped.
 
-        ``resume``: where it goes on, if an earlier run began it.
+        Args:
+            resume: Where it goes on, if an earlier run began it.
+            now: The time, in seconds.
+            takes_ahead: The tickets of ``ahead`` are its first ones. Otherwise they are dropped.
         """
         placement, former = self.placement, self.schedule
         while sends := [instruction for instruction in placement.instructions if isinstance(instruction, Send)]:
             self._take_back(sends[0])
-        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in former.undelivered())
-        if unwanted:
-            placement.instructions.append(Discard(unwanted))
+        if not takes_ahead:
+            self.drop_ahead()
+        self._discard_batches_of(former)
         self.logicals.new_epoch(self.epoch, former)
-        self.epoch = self.epoch + 1 if resume is None else resume.epoch
-        placement.instructions.append(EnterEpoch(self.epoch))
-        placement.new_epoch()
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            self.epoch, self.ids = self.ahead_epoch, self.ahead_ids
+        else:
+            self.epoch = self.epoch + 1 if resume is None else resume.epoch
+        self.epoch_id = self.ids.of(self.epoch)
+        placement.instructions.append(EnterEpoch(self.epoch_id))
+        placement.new_epoch(self.epoch_id)
         self.all_queues_are_dirty()
-        self.schedule = self._new_schedule()
+        self.schedule = self._new_schedule() if ahead is None else ahead
+        self.settle_prefetch()
         if resume is not None:
             self.logicals.go_on(resume, self.schedule, now)
         if self.logicals.has_one_stream:
             self.logicals.end_others(self.schedule)
+
+    def _discard_batches_of(self, schedule: Schedule) -> None:
+        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in schedule.undelivered())
+        if unwanted:
+            self.placement.instructions.append(Discard(unwanted))
+
+    # -- the next epoch ------------------------------------------------------------------------------------------
+
+    @property
+    def may_begin_ahead(self) -> bool:
+        """True if nothing of this epoch is to be drawn or sent, and the only pool is that of this machine.
+
+        It is False with logical workers: their random states go on from batch to batch.
+        """
+        is_sent = self.schedule.has_drawn_all and not self.schedule.pending()
+        return is_sent and not self._count and self.placement.pools.keys() == {LOCAL}
+
+    def begin_ahead(self, base_seeds: tuple[int, int] | None = None) -> None:
+        """Begin the next epoch beside this one.
+
+        base_seeds: The next epoch is the first one of an iterator with another base seed: that of this one, then the
+        other.
+        """
+        self.ahead = self._new_schedule()
+        if base_seeds is None:
+            self.ahead_epoch, self.ahead_ids = self.epoch + 1, self.ids
+        else:
+            self.ahead_epoch, self.ahead_ids = 0, self.ids.with_base_seed(*base_seeds)
+
+    @property
+    def ahead_id(self) -> int:
+        """The id of the next epoch in messages and events."""
+        return self.ahead_ids.of(self.ahead_epoch)
+
+    def room_ahead(self) -> int:
+        """Return how many tickets of the next epoch should be drawn now."""
+        schedule, ahead, rules = self.schedule, self.ahead, self.rules
+        if ahead is None or ahead.has_drawn_all or not self.may_begin_ahead:
+            return 0
+        in_flight = schedule.in_flight + ahead.in_flight
+        room = schedule.prefetch - in_flight - schedule.ready - ahead.ready
+        if room > 0 and rules.is_budgeted:
+            nbytes = schedule.ready_bytes + ahead.ready_bytes
+            room = rules.within_budget(room, self.placement.sizes, in_flight, nbytes)
+        room = min(room, ahead.room)
+        return room if room >= min(rules.group, schedule.prefetch) else 0
+
+    def drop_ahead(self) -> int:
+        """Drop what was made ahead. Return the number of its tickets."""
+        ahead, placement = self.ahead, self.placement
+        if ahead is None:
+            return 0
+        stale = self.ahead_id
+        placement.instructions[:] = [
+            one for one in placement.instructions if not (isinstance(one, Send) and one.epoch == stale)
+        ]
+        placement.forget_epoch(stale)
+        self._discard_batches_of(ahead)
+        self.ahead, self.ids = None, self.ids.after_drop()
+        return ahead.drawn
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
@@ -180,12 +268,16 @@ class EngineState:
         prefetch = self.rules.prefetch(self.placement.sizes)
         if prefetch != self.schedule.prefetch:
             self.schedule.set_prefetch(prefetch)
+            if self.ahead is not None:
+                self.ahead.set_prefetch(prefetch)
 
     def issue(self, now: float, *, starving: bool) -> None:
         """Send what waits, as far as workers take it; if ``starving``, incomplete messages as well."""
         self.placement.incomplete.clear()
         sender = self.logicals if self._count else self.placement
-        sender.issue(self.schedule, self.epoch, now, starving=starving)
+        sender.issue(self.schedule, self.epoch_id, now, starving=starving)
+        if self.ahead is not None and self.may_begin_ahead:
+            self.placement.issue(self.ahead, self.ahead_id, now, starving=starving)
 
     def consumer_waits(self, cpus: int, now: float) -> None:
         """Prepare for a wait of the consumer, on a machine that has CPUs for ``cpus`` workers."""
@@ -193,7 +285,7 @@ class EngineState:
             self.all_queues_are_dirty()
         else:
             self.placement.give_up_without_workers()
-        self.late.look(self.schedule, self.epoch, now)
+        self.late.look(self.schedule, self.epoch_id, now)
 
     def all_queues_are_dirty(self) -> None:
         """Have all queues looked at for something to send."""

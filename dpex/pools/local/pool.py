@@ -212,7 +212,7 @@ class LocalPool:
         if worker is None:
             self._settled_since = None
             assert self._queue is not None
-            self._queue.send(group, tickets, data, sent)
+            self._queue.send(group, epoch, tickets, data, sent)
         elif self._flush(place := self._workers[worker]):
             held = {(epoch, t.number): t for t in tickets}
             place.held.update(held)
@@ -258,8 +258,7 @@ class LocalPool:
         """See `WorkerPool.new_epoch`."""
         self._epoch = epoch
         if self._queue is not None:
-            self._queue.groups.clear()
-        self._board.new_epoch(epoch)
+            self._board.want_from(self._queue.drop_before(epoch, self._group + 1))
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -378,7 +377,7 @@ class LocalPool:
         """Count a result and append its event; once, even if it is read again. ``fields``: of its `BatchTimes`."""
         times = batch_times(fields)
         self.times.count(times)
-        if epoch == self._epoch:
+        if epoch >= self._epoch:  # of this epoch, or of the next one, made ahead
             value = LocalResult(worker, kind, node)
             event = ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times))
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
@@ -430,8 +429,8 @@ class LocalPool:
     def _refused(self, worker: LocalWorkerHandle, why: str) -> None:
         """Keep the workers that run, and request no more until `resize` is called: a worker cannot be started."""
         worker.process.exitcode = 0
-        lost, _ = self._bury(worker)
-        self._tell_end(worker, f"it could not be started: {why}", lost, pid=0)
+        epoch, lost, _ = self._bury(worker)
+        self._tell_end(worker, f"it could not be started: {why}", epoch, lost, pid=0)
         if self._queue is not None and not self._workers:
             self._lose_the_rest()
         self.counts.most, self.counts.why_most = max(0, self._staying()), why
@@ -480,10 +479,10 @@ class LocalPool:
         worker.process.exitcode = code
         never_began = code > 0 and not worker.is_up
         expected = code == 0 and worker.is_leaving
-        lost, working_on = self._bury(worker)
+        epoch, lost, working_on = self._bury(worker)
         working_on = None if expected or by_source else working_on
         hung, why = worker.hung or (None, how_it_ended(pid, code))
-        self._tell_end(worker, why, lost, working_on, expected=expected, pid=pid, hung=hung)
+        self._tell_end(worker, why, epoch, lost, working_on, expected=expected, pid=pid, hung=hung)
         if self._closed:
             return
         if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
@@ -502,6 +501,7 @@ class LocalPool:
         self,
         worker: LocalWorkerHandle | None,
         why: str,
+        epoch: int,
         lost: tuple[int, ...] = (),
         working_on: int | None = None,
         *,
@@ -510,19 +510,21 @@ class LocalPool:
         hung: int | None = None,
     ) -> None:
         number = -1 if worker is None else worker.number
-        self._events.append(WorkerGone(self.name, number, self._epoch, lost, working_on, expected, why, pid, hung))
+        self._events.append(WorkerGone(self.name, number, epoch, lost, working_on, expected, why, pid, hung))
 
-    def _bury(self, worker: LocalWorkerHandle) -> tuple[tuple[int, ...], int | None]:
-        """Forget a worker; return the tickets it held, and the one it was working on."""
+    def _bury(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
+        """Forget a worker; return an epoch, the tickets of it that the worker held, and the one it was working on."""
         self._hang_up(worker)
         del self._workers[worker.number]
         self.counts.requested -= 1
         self.counts.running -= worker.is_up
         group, working_on = self._board.read(worker.row)
-        sent = [ticket for (epoch, _), ticket in worker.held.items() if epoch == self._epoch]
-        tickets = sent if self._queue is None else self._queue.groups.pop(group, [])
+        if self._queue is None:
+            epoch, tickets = self._epoch, [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
+        else:
+            epoch, tickets = self._queue.groups.pop(group, (self._epoch, []))
         self._board.give_row(worker.row)
-        return tuple(t.number for t in tickets), working_on
+        return epoch, tuple(t.number for t in tickets), working_on
 
     def _recount(self) -> None:
         """After a death: once the queue is empty and all workers are idle for a while, open tickets count as lost."""
@@ -548,9 +550,8 @@ class LocalPool:
     def _lose_the_rest(self) -> None:
         """Take back the open tickets: no worker holds one, or no worker is left to read the queue."""
         assert self._queue is not None
-        lost = self._queue.forget()
-        if lost:
-            self._tell_end(None, "a worker died as it took them", lost)
+        for epoch, lost in self._queue.forget().items():
+            self._tell_end(None, "a worker died as it took them", epoch, lost)
 
     # -- closing -------------------------------------------------------------------------------------------------
 

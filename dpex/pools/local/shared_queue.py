@@ -1,8 +1,8 @@
 """Messages to workers, and what all workers of a pool share: the socket they take tickets from, and the board.
 
 The kernel hands each message of the shared socket to exactly one worker. The *board* shows which one has it: a page of
-shared memory where each worker has a row (see `worker_process`). The trainer's own row holds the epoch, and shows when
-to end.
+shared memory where each worker has a row (see `worker_process`). The trainer's own row holds the first message that is
+still wanted, and shows when to end.
 
 A request to leave is a message in the same socket: the worker that takes it leaves.
 """
@@ -41,7 +41,7 @@ class Board:
         os.ftruncate(self.fd, BOARD_BYTES)
         self._memory = mmap.mmap(self.fd, BOARD_BYTES)
         self._free = deque(range(CONTROL_ROW + BOARD_ROW.size, BOARD_BYTES, BOARD_ROW.size))
-        self._epoch = 0
+        self._wanted_from = 0
 
     def take_row(self) -> int:
         """A row for a new worker; the one that has been free for longest."""
@@ -62,14 +62,14 @@ class Board:
         """Return True if that worker waits for a message, or has just taken one."""
         return BOARD_ROW.unpack_from(self._memory, row) == IDLE
 
-    def new_epoch(self, epoch: int) -> None:
-        """Tickets of earlier epochs are not made any more."""
-        self._epoch = epoch
-        BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 0, epoch)
+    def want_from(self, group: int) -> None:
+        """Tickets of messages before ``group`` are not made any more."""
+        self._wanted_from = group
+        BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 0, group)
 
     def end(self) -> None:
         """Every worker ends before its next ticket."""
-        BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 1, self._epoch)
+        BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 1, self._wanted_from)
 
     def close(self) -> None:
         """Idempotent."""
@@ -81,14 +81,14 @@ class Board:
 class TicketQueue:
     """The socket that all workers read.
 
-    ``groups`` are the messages not yet known to be done, by number; ``leaves`` counts requests to leave that no worker
-    is known to have followed.
+    ``groups`` are the epochs and tickets of messages not yet known to be done, by number; ``leaves`` counts requests to
+    leave that no worker is known to have followed.
     """
 
     def __init__(self) -> None:
         self._ours, self._theirs = private_pair()
         self._buffer = memoryview(bytearray(TICKET_BYTES))
-        self.groups: dict[int, list[Ticket]] = {}
+        self.groups: dict[int, tuple[int, list[Ticket]]] = {}
         self.leaves = 0
 
     @property
@@ -96,9 +96,9 @@ class TicketQueue:
         """The descriptor that every worker gets."""
         return self._theirs.fileno()
 
-    def send(self, group: int, tickets: list[Ticket], data: bytes, sent: list[Any]) -> None:
+    def send(self, group: int, epoch: int, tickets: list[Ticket], data: bytes, sent: list[Any]) -> None:
         """Queue a message of tickets; nothing is in ``sent`` if the socket is full."""
-        self.groups[group] = tickets
+        self.groups[group] = epoch, tickets
         write(self._ours, data, sent)
         if not sent:
             del self.groups[group]
@@ -117,14 +117,24 @@ class TicketQueue:
         fcntl.ioctl(self._ours.fileno(), termios.TIOCOUTQ, number)
         return number[0] == 0
 
-    def forget(self) -> tuple[int, ...]:
-        """Numbers of all tickets that are out; no request to leave is out either. For when no worker holds any."""
+    def drop_before(self, epoch: int, group: int) -> int:
+        """Forget the messages of epochs before ``epoch``. Return the first message that is left, or else ``group``."""
+        self.groups = {number: held for number, held in self.groups.items() if held[0] >= epoch}
+        return min(self.groups, default=group)
+
+    def forget(self) -> dict[int, tuple[int, ...]]:
+        """Return the numbers of all tickets that are out, by epoch; no request to leave is out either.
+
+        For when no worker holds any.
+        """
         with contextlib.suppress(BlockingIOError):
             while received := receive(self._theirs, self._buffer, socket.MSG_DONTWAIT):
                 for fd in received[1]:
                     os.close(fd)
         self.leaves = 0
-        lost = tuple(ticket.number for tickets in self.groups.values() for ticket in tickets)
+        lost: dict[int, tuple[int, ...]] = {}
+        for epoch, tickets in self.groups.values():
+            lost[epoch] = lost.get(epoch, ()) + tuple(ticket.number for ticket in tickets)
         self.groups.clear()
         return lost
 

@@ -60,7 +60,7 @@ _SNAPSHOT_TICKETS = 1024
 BOARD_ROW = struct.Struct("<QQ")
 """The row of a worker: number of the message it works on, and 1 + the ticket's number (0: none)."""
 CONTROL_ROW = 0
-"""Row of the trainer: 1 once the workers shall end, and the current epoch."""
+"""Row of the trainer: 1 once the workers shall end, and the first message that is still wanted."""
 _MESSAGE_BYTES = 96 << 10
 """Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
 goes through the arena, such as the state of a large dataset."""
@@ -168,8 +168,8 @@ class BoardRow:
         """Return True if workers are to end before their next ticket."""
         return bool(self._board[CONTROL_ROW])
 
-    def epoch(self) -> int:
-        """Return the current epoch."""
+    def wanted_from(self) -> int:
+        """Return the first message that is still wanted."""
         return int(BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1])
 
 
@@ -264,12 +264,12 @@ class LocalWorker:
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
         logical = self._worker if self._shared_queue else logical
-        stale_below = self._row.epoch() if self._shared_queue else 0
+        wanted_from = self._row.wanted_from() if self._shared_queue else 0
         last, count = tickets[-1][0], len(tickets)
         for number, index in tickets:
             if self._row.is_over():
                 raise BrokenPipeError("the trainer closed the loader")
-            if epoch < stale_below:
+            if group < wanted_from:
                 break
             self._row.begin(group, number)
             now = self._make(epoch, number, index, logical)

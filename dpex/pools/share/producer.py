@@ -300,12 +300,8 @@ class Producer:
         events.clear()
 
     def _lose(self, event: WorkerGone) -> None:
-        """Report the end of a worker to the trainings that wait for its batches. They ask anew.
-
-        The pool reports numbers without their pass: with trainings in two passes at once a batch may be made twice.
-        """
-        numbers = set(event.lost)
-        keys = [key for key in self._at_workers if key[1] in numbers]
+        """Report the end of a worker to the trainings that wait for its batches. They ask anew."""
+        keys = [key for number in event.lost if (key := (event.epoch, number)) in self._at_workers]
         self._at_workers.difference_update(keys)
         missed = self._cache.lost(keys)
         for subscriber in self._subscribers.values():
