@@ -301,6 +301,7 @@ class LoaderOptions:
     autotune: AutotuneConfig | Literal[False] | None = None
     device: Any = None
     cache: Literal["auto"] | None = None
+    overlap_epochs: bool | None = None
     name: str | None = None
     metrics_port: int | None = None
     worker_config: WorkerConfig = WorkerConfig()
@@ -358,6 +359,11 @@ def _check_each(options: Any) -> None:
         autotune is None or autotune is False or isinstance(autotune, AutotuneConfig),
         f"autotune={autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' "
         "with the defaults",
+    )
+    overlap = options.overlap_epochs
+    _require(
+        overlap is None or isinstance(overlap, bool),
+        f"overlap_epochs={overlap!r}: give True, False, or None for True with num_workers='auto'",
     )
     _require(options.cache in (None, "auto"), f"cache={options.cache!r}: give 'auto', or None for no cache")
     _require(name is None or _is_text(name), f"name={name!r}: give a name or None")

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from threading import get_native_id
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.engine.delivery import ERRORS, Delivery, count_death, raise_from
 from dpex.engine.drawing import Drawing
@@ -43,9 +43,12 @@ from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
-from dpex.system.interrupts import with_lock
+from dpex.system.interrupts import is_interrupt, with_lock
 from dpex.system.processes import watch
 from dpex.system.run_queue import own_queue_s
+
+if TYPE_CHECKING:
+    from dpex.engine.next_epoch import NextEpoch
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -107,10 +110,19 @@ class Engine:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, sampler: Iterator[Any] | ReadBatches, resume: ResumePoint | None = None) -> None:
+    def begin_epoch(
+        self,
+        sampler: Iterator[Any] | ReadBatches,
+        resume: ResumePoint | None = None,
+        *,
+        takes_ahead: bool = False,
+    ) -> None:
         """Start a pass: tickets are drawn from ``sampler``, up to the prefetch at once.
 
-        ``resume``: where it goes on if another run began it; ``sampler`` begins there, too.
+        Args:
+            sampler: The indices of the batches.
+            resume: Where it goes on if another run began it; ``sampler`` begins there, too.
+            takes_ahead: The tickets that were made ahead are its first ones, and ``sampler`` begins after them.
 
         Raises:
             IteratorClosedError: it was closed, or this process is a forked child of its owner.
@@ -120,7 +132,8 @@ class Engine:
                 raise self._why_closed()
             began = monotonic()
             self._drop_what_was_handed_out()
-            self._state.begin_epoch(resume, began)
+            self._settle_ahead(takes_ahead)
+            self._state.begin_epoch(resume, began, takes_ahead=takes_ahead)
             self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
@@ -131,6 +144,17 @@ class Engine:
             self._consumer = get_native_id()
             self._fill()
             self._tally.causes[STARTUP] += monotonic() - began
+
+    def _settle_ahead(self, is_taken: bool) -> None:
+        """Count what was made ahead: for the epoch that begins, or in vain."""
+        ahead, overlap = self._state.ahead, self._plan.overlap
+        if ahead is None or overlap is None:
+            return
+        if is_taken:
+            overlap.epochs += 1
+            overlap.used += ahead.drawn
+        else:
+            overlap.dropped += ahead.drawn
 
     def _drop_what_was_handed_out(self) -> None:
         """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
@@ -295,6 +319,8 @@ class Engine:
             self._drawing.draw(state, room)
             self._tally.busy(SAMPLER, began, monotonic())
             state.placement.incomplete.clear()
+        elif self._plan.next_epoch is not None and state.schedule.has_drawn_all:
+            self._fill_ahead(self._plan.next_epoch)
         if state.has_to_send(starving):
             began = monotonic()
             try:
@@ -304,6 +330,38 @@ class Engine:
                 if starving:
                     raise
             self._tally.busy(DISPATCH, began, monotonic())
+
+    def _fill_ahead(self, next_epoch: NextEpoch) -> None:
+        """Draw tickets of the next epoch, as nothing of this one is left to be drawn or sent."""
+        state, began = self._state, monotonic()
+        try:
+            if state.ahead is None and not self._begin_ahead(next_epoch):
+                return
+            room = state.room_ahead()
+            if room and state.ahead is not None:
+                drawn = next_epoch.draw(room)
+                is_over = len(drawn) < room
+                while drawn and room:
+                    state.placement.dirty.add(state.ahead.draw_first(drawn).queue)
+                    room -= 1
+                if is_over:
+                    state.ahead.end_of_sampler()
+                self._tally.busy(SAMPLER, began, monotonic())
+        except BaseException as error:
+            next_epoch.forget()
+            if self._plan.overlap is not None:
+                self._plan.overlap.dropped += state.drop_ahead()
+            if is_interrupt(error) or not isinstance(error, Exception):
+                raise
+            # An error of the sampler comes again, as the epoch begins as ever.
+
+    def _begin_ahead(self, next_epoch: NextEpoch) -> bool:
+        """Begin the next epoch beside this one, where that may be done now. Return False if not."""
+        state = self._state
+        if not state.may_begin_ahead or not next_epoch.begin():
+            return False
+        state.begin_ahead(next_epoch.base_seeds)
+        return True
 
     def _collect(self) -> bool:
         """Take in what the pools report. Return True if there was anything."""

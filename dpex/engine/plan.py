@@ -16,6 +16,7 @@ from dpex.system.gpu.stall import GpuStall
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
+    from dpex.engine.next_epoch import NextEpoch, OverlapRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ class EnginePlan:
     metered: bool = False
     pass_batches: int = 0
     """Batches of a whole pass, 0 if unknown."""
+    next_epoch: NextEpoch | None = None
+    """Predicts the next epoch, so that its first batches are made ahead; None: they are not."""
+    overlap: OverlapRecord | None = None
+    """Outcomes of the loader's predictions."""
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
     from dpex.engine.loader_counters import LoaderCounters
+    from dpex.engine.next_epoch import NextEpoch, OverlapRecord
     from dpex.engine.pass_state import PassRecorder, PassState
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
@@ -69,6 +70,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         *,
         feed: Feed | None = None,
         resume: PassState | None = None,
+        overlap: OverlapRecord | None = None,
     ) -> None:
         begin_pass(super().__init__, self, loader, resume)
         if loader.prefetch_factor <= 0:
@@ -79,6 +81,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             feed.have_transformed(loader.device_config.transform, int(self._base_seed))
         pinner = self._new_pinner(feed)
         observers = observers or Observers()
+        self._next_epoch = self._new_next_epoch(loader, overlap)
         self._engine = Engine(
             EnginePlan(
                 logicals=0 if setup.per_batch_seed else self._num_workers,
@@ -96,6 +99,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 gpu=cuda_stall(SHARE),
                 metered=observers.metrics is not None,
                 pass_batches=_length(self._index_sampler),
+                next_epoch=self._next_epoch,
+                overlap=overlap,
                 starts_anew=not self._persistent_workers,
             ),
             sizes,
@@ -140,6 +145,15 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
         return Pinner(self._pin_memory_device, feed)
 
+    def _new_next_epoch(self, loader: Any, overlap: OverlapRecord | None) -> NextEpoch | None:
+        """Return what predicts the next epoch; None if its batches are not to be made ahead."""
+        if overlap is None or overlap.why_not:
+            return None
+        from dpex.engine.next_epoch import NextEpoch
+
+        base_seed = None if self._persistent_workers else int(self._base_seed)
+        return NextEpoch(self._index_sampler, loader.generator, base_seed=base_seed, record=overlap)
+
     def _setup(self, loader: Any) -> WorkerSetup:
         iterable = self._dataset_kind == DatasetKind.Iterable
         per_batch = loader.seeding == "batch" and not iterable
@@ -172,7 +186,10 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         resume, self._resume = self._resume, None
-        self._engine.begin_epoch(self._new_draws(resume), point_for(resume))
+        takes_ahead = not first_iter and self._next_epoch is not None and self._next_epoch.is_right()
+        if takes_ahead and self._next_epoch is not None:
+            self._drawn = self._next_epoch.take()
+        self._engine.begin_epoch(self._new_draws(resume), point_for(resume), takes_ahead=takes_ahead)
         if resume is not None and not resume.has_finished:
             self._num_yielded = resume.batches
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
     from dpex.engine.in_process import InProcessIterator
+    from dpex.engine.next_epoch import OverlapRecord
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.loader.auto_cache import AutoCache
@@ -52,6 +53,7 @@ class LoaderRuntime:
         asks_states: Workers ask datasets for their states, because ``state_dict`` or ``load_state_dict`` was called.
         is_diagnosed: A diagnosis was asked for.
         passes: Passes that were begun with workers.
+        overlap: Outcomes of predictions of the next epoch, once there may be some.
         splitting: Findings about an iterable dataset under "auto".
         timeline: Is recorded now.
     """
@@ -73,6 +75,7 @@ class LoaderRuntime:
         self.splitting: Splitting | None = None
         self.timeline: Timeline | None = None
         self.passes = 0
+        self.overlap: OverlapRecord | None = None
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._registration: Registration | None = None
 

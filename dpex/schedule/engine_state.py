@@ -85,6 +85,8 @@ class EngineState:
         self.epoch = -1
         self.ids = EpochIds()
         self.epoch_id = -1
+        self.passes_before = 0
+        """Passes of earlier iterators, whose workers were kept."""
         """The id of this epoch in messages and events, where it must differ from those of epochs that were dropped."""
         self.ahead: Schedule | None = None
         """The tickets of the next epoch that are made ahead."""
@@ -182,6 +184,7 @@ class EngineState:
         self.logicals.new_epoch(self.epoch, former)
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
+            self.passes_before += 0 if self.ahead_epoch else self.epoch + 1
             self.epoch, self.ids = self.ahead_epoch, self.ahead_ids
         else:
             self.epoch = self.epoch + 1 if resume is None else resume.epoch

@@ -1,0 +1,286 @@
+"""The next epoch, predicted, so that its first batches are made while the last ones of this epoch are handed out.
+
+When a sampler has ended, the loader's next ``iter()`` is carried out in advance: with the random states of that moment,
+the base seed and the order are drawn as ``iter()`` would draw them. Then all states are put back, so that nothing else
+notices. The next ``iter()`` compares the states with those that were expected. If they are the same, it continues with
+the iterator of the prediction. Otherwise the prediction is dropped, and the epoch begins as ever.
+
+Only torch's own samplers are predicted, as they have no other effects. Two things that a training does between epochs
+are learned from the epoch before: by how much it moves the number of `DistributedSampler.set_epoch`, and how many seeds
+other loaders draw from torch's global generator, such as the one of a validation.
+
+The thread that iterates owns a prediction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from dpex.engine.sampler_start import SamplerStart, generators_of, samplers_within
+from dpex.system.interrupts import taken
+
+_GLOBAL = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_KNOWN = (BatchSampler, SequentialSampler, DistributedSampler, *_GLOBAL)
+_SEEDS_BETWEEN = 8
+"""The most seeds of other loaders between two epochs that are recognised."""
+
+
+@dataclass(kw_only=True)
+class OverlapRecord:
+    """Outcomes of a loader's predictions, and what they taught.
+
+    Attributes:
+        epochs: Epochs of which the first batches were made ahead.
+        used: Batches that were made ahead and belong to an epoch that began.
+        dropped: Batches that were made ahead in vain.
+        seeds_between: Seeds that others draw from torch's global generator before the next epoch.
+        epoch_step: By how much the number of `DistributedSampler.set_epoch` grows.
+        why_not: The reason why nothing is predicted, or "".
+    """
+
+    epochs: int = 0
+    used: int = 0
+    dropped: int = 0
+    seeds_between: int = 0
+    epoch_step: int = 1
+    why_not: str = ""
+
+
+def why_unpredictable(index_sampler: Any) -> str:
+    """Return why the order that a sampler will draw cannot be predicted, or ""."""
+    for _, sampler in samplers_within(index_sampler):
+        if type(sampler) not in _KNOWN:
+            return f"drawing the order of {type(sampler).__name__} in advance might have other effects"
+    return ""
+
+
+@dataclass(kw_only=True)
+class _Prediction:
+    """States of generators and samplers when it was made, those expected at the next ``iter()``, and after it."""
+
+    generators: list[torch.Generator]
+    then: list[torch.Tensor]
+    expected: list[torch.Tensor]
+    after: list[torch.Tensor]
+    epochs_then: list[int]
+    epochs: list[int]
+    order: list[Any]
+    indices: Iterator[Any]
+    drawn: deque[Any]
+    base_seed: int = 0
+
+
+class NextEpoch:
+    """The prediction of one iterator.
+
+    Args:
+        index_sampler: Draws the index of each batch.
+        generator: The loader's own.
+        base_seed: The base seed of the iterator, if the next ``iter()`` makes another one, which draws its own; None:
+            the iterator stays.
+        record: Receives what comes of it.
+    """
+
+    def __init__(
+        self, index_sampler: Any, generator: Any, *, base_seed: int | None = None, record: OverlapRecord
+    ) -> None:
+        self._index_sampler = index_sampler
+        self._generator = generator
+        self._base_seed = base_seed
+        self.record = record
+        self._prediction: _Prediction | None = None
+        self._has_tried = False
+
+    @property
+    def base_seeds(self) -> tuple[int, int] | None:
+        """The base seeds of this iterator and the next one; None: the iterator stays, and so does its base seed."""
+        if self._base_seed is None or self._prediction is None:
+            return None
+        return self._base_seed, self._prediction.base_seed
+
+    def begin(self) -> bool:
+        """Predict the next epoch. Return False if that was tried in this epoch already."""
+        if self._has_tried:
+            return False
+        self._has_tried = True
+        generators, samplers = self._sources(), self._told()
+        then = [each.get_state() for each in generators]
+        epochs = [sampler.epoch for sampler in samplers]
+        prediction = _Prediction(
+            generators=generators,
+            then=then,
+            expected=then,
+            after=then,
+            epochs_then=epochs,
+            epochs=[epoch + self.record.epoch_step for epoch in epochs],
+            order=_order(self._index_sampler),
+            indices=iter(()),
+            drawn=deque(),
+        )
+        with self._advanced(prediction):
+            if torch.default_generator in generators:
+                _draw_seeds(torch.default_generator, self.record.seeds_between)
+            prediction.expected = [each.get_state() for each in generators]
+            indices = iter(self._index_sampler)
+            if self._base_seed is not None:
+                prediction.base_seed = _draw_seeds(self._generator, 1)
+        prediction.indices = indices
+        self._prediction = prediction
+        return True
+
+    def draw(self, count: int) -> deque[Any]:
+        """Draw indices until ``count`` wait to become tickets, or all that are left. Return those, to be emptied."""
+        prediction = self._prediction
+        assert prediction is not None
+        if len(prediction.drawn) < count:
+            with self._advanced(prediction):
+                prediction.drawn.extend(taken(prediction.indices, count - len(prediction.drawn)))
+        return prediction.drawn
+
+    def forget(self) -> None:
+        """Drop the prediction. There is no other one before the next epoch."""
+        self._prediction = None
+
+    def is_right(self) -> bool:
+        """Return True if ``iter()``, which is about to begin an epoch, will draw what was predicted.
+
+        Otherwise the prediction is dropped.
+        """
+        prediction, self._has_tried = self._prediction, False
+        if prediction is None:
+            return False
+        self._learn(prediction)
+        is_right = (
+            _are_same(prediction.generators, self._sources())
+            and _are_equal([each.get_state() for each in prediction.generators], prediction.expected)
+            and prediction.epochs == [sampler.epoch for sampler in self._told()]
+            and _are_equal(_order(self._index_sampler), prediction.order)
+        )
+        if not is_right:
+            self._prediction = None
+        return is_right
+
+    def take(self) -> tuple[SamplerStart, Iterator[Any]]:
+        """Return the states before the first draw, and the rest of the indices.
+
+        All generators have the states then that they would have if these indices had been drawn now.
+        """
+        prediction, self._prediction = self._prediction, None
+        assert prediction is not None
+        if self._base_seed is not None:
+            self._base_seed = prediction.base_seed
+        start = SamplerStart.now(self._index_sampler, self._generator)
+        for generator, state in zip(prediction.generators, prediction.after, strict=True):
+            generator.set_state(state)
+        return start, chain(prediction.drawn, prediction.indices)
+
+    def _sources(self) -> list[torch.Generator]:
+        """Return the generators from which the next ``iter()`` draws, each once."""
+        found = list(generators_of(self._index_sampler, self._generator).values())
+        samplers = [sampler for _, sampler in samplers_within(self._index_sampler)]
+        draws_global = self._base_seed is not None and self._generator is None
+        draws_global |= any(type(sampler) in _GLOBAL and sampler.generator is None for sampler in samplers)
+        if draws_global and all(each is not torch.default_generator for each in found):
+            found.append(torch.default_generator)
+        return found
+
+    def _told(self) -> list[Any]:
+        """Return the samplers that are told the number of the epoch."""
+        return [one for _, one in samplers_within(self._index_sampler) if type(one) is DistributedSampler]
+
+    @contextmanager
+    def _advanced(self, prediction: _Prediction) -> Iterator[None]:
+        """Set all states to those after the prediction's draws so far for a ``with`` block, then put them back."""
+        generators, samplers = prediction.generators, self._told()
+        states, epochs = [each.get_state() for each in generators], [sampler.epoch for sampler in samplers]
+        try:
+            for generator, state in zip(generators, prediction.after, strict=True):
+                generator.set_state(state)
+            for sampler, epoch in zip(samplers, prediction.epochs, strict=True):
+                sampler.set_epoch(epoch)
+            yield
+            prediction.after = [each.get_state() for each in generators]
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            for sampler, epoch in zip(samplers, epochs, strict=True):
+                sampler.set_epoch(epoch)
+
+    def _learn(self, prediction: _Prediction) -> None:
+        """Learn from what has really changed since the prediction was made."""
+        for before, now in zip(prediction.epochs_then, [sampler.epoch for sampler in self._told()], strict=False):
+            self.record.epoch_step = now - before
+        for generator, state in zip(prediction.generators, prediction.then, strict=True):
+            if generator is torch.default_generator:
+                seeds = _seeds_between(state, generator.get_state())
+                self.record.seeds_between = self.record.seeds_between if seeds is None else seeds
+
+
+def _draw_seeds(generator: torch.Generator | None, count: int) -> int:
+    """Draw seeds as torch's loaders and samplers do. Return the last one."""
+    seed = 0
+    for _ in range(count):
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return seed
+
+
+def _seeds_between(before: torch.Tensor, now: torch.Tensor) -> int | None:
+    """Return the number of seeds that were drawn between two states; None if it was anything else."""
+    generator = torch.Generator()
+    generator.set_state(before)
+    for count in range(_SEEDS_BETWEEN + 1):
+        if torch.equal(generator.get_state(), now):
+            return count
+        _draw_seeds(generator, 1)
+    return None
+
+
+def _order(index_sampler: Any) -> list[Any]:
+    """Return all that the order depends on, besides generators and the number of the epoch, as values of their own."""
+    found: list[Any] = []
+    for _, sampler in samplers_within(index_sampler):
+        options = {name: value for name, value in vars(sampler).items() if isinstance(value, (bool, int, float))}
+        options.pop("epoch", None)
+        found += [id(sampler), options]
+        for name in ("data_source", "dataset"):
+            source = getattr(sampler, name, None)
+            if source is not None:
+                found.append(len(source))
+        for name in ("indices", "weights"):
+            values = getattr(sampler, name, None)
+            if values is not None:
+                found.append(values.clone() if isinstance(values, torch.Tensor) else list(values))
+    return found
+
+
+def _are_equal(one: list[Any], other: list[Any]) -> bool:
+    """Return True if lists of values, some of them tensors, are equal."""
+    if len(one) != len(other):
+        return False
+    for left, right in zip(one, other, strict=True):
+        if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+            if type(left) is not type(right) or not torch.equal(left, right):
+                return False
+        elif left != right:
+            return False
+    return True
+
+
+def _are_same(one: list[Any], other: list[Any]) -> bool:
+    """Return True if lists hold the same objects."""
+    return len(one) == len(other) and all(left is right for left, right in zip(one, other, strict=True))

@@ -1,0 +1,289 @@
+"""``overlap_epochs``: the first batches of the next epoch are made ahead, and all batches stay what they were."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from families import descriptors, is_alive, seeded, worker_pids
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from waiting import until
+
+from dpex import DpexDataLoader
+from dpex.stats import LoaderStats
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")]
+SAMPLES = 24
+EPOCHS = 4
+Between = Callable[[Any, int], None]
+"""What a training does to (loader, epoch) before each epoch but the first."""
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Index, a scale that a training may change, and a random number."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+        self.scale = 1.0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), self.scale, torch.rand(()).item()])
+
+
+class EveryOther(Sampler[int]):
+    """A sampler that counts how often it was iterated."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return SAMPLES // 2
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return iter(range(self.begun % 2, SAMPLES, 2))
+
+
+def nothing(_: Any, __: int) -> None:
+    """Do nothing between two epochs."""
+
+
+def trained(
+    overlap: bool,
+    make_sampler: Callable[[Any], dict[str, Any]],
+    between: Between = nothing,
+    *,
+    epochs: int = EPOCHS,
+    **options: Any,
+) -> tuple[list[torch.Tensor], LoaderStats]:
+    """Return the batches of a training, the random numbers after it, and the loader's figures."""
+    torch.manual_seed(3)
+    dataset = Noisy()
+    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True, **options, **make_sampler(dataset)}
+    if "batch_sampler" in options:
+        del options["batch_size"]
+    with DpexDataLoader(dataset, seeding="batch", overlap_epochs=overlap, **options) as loader:
+        batches: list[torch.Tensor] = []
+        for epoch in range(epochs):
+            if epoch:
+                between(loader, epoch)
+            batches += loader
+        drawn = [torch.rand(1)]
+        for source in (loader.generator, getattr(loader.sampler, "generator", None)):
+            drawn += [torch.rand(1, generator=source)] if source is not None else []
+        return batches + drawn, loader.stats()
+
+
+def assert_exact(*arguments: Any, **options: Any) -> LoaderStats:
+    """Compare a training with and without overlap. Return the figures of the one with it."""
+    wanted, plain = trained(False, *arguments, **options)
+    got, stats = trained(True, *arguments, **options)
+    assert len(got) == len(wanted)
+    assert all(map(torch.equal, got, wanted))
+    assert (plain.overlapped_epochs, plain.used_ahead, plain.dropped_ahead) == (0, 0, 0)
+    return stats
+
+
+SAMPLERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "in order": lambda data: {},
+    "shuffled": lambda data: {"shuffle": True},
+    "shuffled by a generator": lambda data: {"shuffle": True, "generator": seeded()},
+    "sampler with a generator": lambda data: {"sampler": RandomSampler(data, generator=seeded())},
+    "with replacement": lambda data: {"sampler": RandomSampler(data, replacement=True, num_samples=30)},
+    "replaced by a generator": lambda data: {"sampler": RandomSampler(data, replacement=True, generator=seeded())},
+    "a subset": lambda data: {"sampler": SubsetRandomSampler(range(3, 20))},
+    "weighted": lambda data: {"sampler": WeightedRandomSampler([0.1 + i for i in range(SAMPLES)], 22)},
+    "a batch sampler": lambda data: {"batch_sampler": BatchSampler(SequentialSampler(data), 5, drop_last=True)},
+    "unbatched": lambda data: {"batch_size": None, "shuffle": True},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_torchs_samplers(name: str) -> None:
+    stats = assert_exact(SAMPLERS[name])
+    assert (stats.overlapped_epochs, stats.dropped_ahead, stats.why_no_overlap) == (EPOCHS - 1, 0, "")
+    assert stats.used_ahead >= EPOCHS - 1
+
+
+def of_one_rank(data: Any) -> dict[str, Any]:
+    return {"sampler": DistributedSampler(data, num_replicas=2, rank=1, seed=5)}
+
+
+@pytest.mark.parametrize(("step", "overlapped"), [(1, EPOCHS - 1), (0, EPOCHS - 2), (3, EPOCHS - 2)])
+def test_the_number_of_a_distributed_epoch_is_predicted(step: int, overlapped: int) -> None:
+    stats = assert_exact(of_one_rank, lambda loader, epoch: loader.sampler.set_epoch(step * epoch))
+    assert stats.overlapped_epochs == overlapped
+
+
+def test_a_sampler_of_the_users_own_is_left_alone() -> None:
+    stats = assert_exact(lambda data: {"sampler": EveryOther()})
+    assert stats.used_ahead == stats.dropped_ahead == 0
+    assert "EveryOther" in stats.why_no_overlap
+
+
+def test_a_training_that_draws_random_numbers_between_epochs() -> None:
+    stats = assert_exact(SAMPLERS["shuffled"], lambda *_: torch.randn(5))
+    assert (stats.overlapped_epochs, stats.used_ahead) == (0, 0)
+    assert stats.dropped_ahead >= EPOCHS - 1
+
+
+def test_random_numbers_that_are_drawn_between_epochs_do_not_matter_to_a_generator() -> None:
+    stats = assert_exact(SAMPLERS["shuffled by a generator"], lambda *_: torch.randn(5))
+    assert stats.overlapped_epochs == EPOCHS - 1
+
+
+def test_a_validation_in_between_is_expected_from_the_second_time_on() -> None:
+    held_out = DpexDataLoader(Noisy(8), batch_size=4)
+    stats = assert_exact(SAMPLERS["shuffled"], lambda *_: list(held_out))
+    assert stats.overlapped_epochs == EPOCHS - 2
+
+
+def test_a_dataset_that_grows_between_epochs() -> None:
+    def grow(loader: Any, epoch: int) -> None:
+        loader.dataset.samples += epoch == 2
+
+    stats = assert_exact(lambda data: {"sampler": SequentialSampler(data)}, grow)
+    assert stats.overlapped_epochs == EPOCHS - 2
+
+
+def test_weights_that_change_between_epochs() -> None:
+    def reweigh(loader: Any, epoch: int) -> None:
+        if epoch == 2:
+            loader.sampler.weights[0] = 1000.0
+
+    stats = assert_exact(SAMPLERS["weighted"], reweigh)
+    assert stats.overlapped_epochs == EPOCHS - 2
+
+
+def test_an_epoch_that_is_broken_off() -> None:
+    """In the middle, nothing was made ahead yet; behind the last batch, it was, and it is used."""
+
+    def broken_off(overlap: bool, after: int) -> tuple[list[torch.Tensor], LoaderStats]:
+        torch.manual_seed(3)
+        options: Any = {"batch_size": 4, "num_workers": 2, "persistent_workers": True, "prefetch_factor": 1}
+        with DpexDataLoader(Noisy(40), shuffle=True, seeding="batch", overlap_epochs=overlap, **options) as loader:
+            batches: list[torch.Tensor] = []
+            for _ in range(3):
+                for number, batch in enumerate(loader, 1):
+                    batches.append(batch)
+                    if number == after:
+                        break
+            return batches, loader.stats()
+
+    for after, overlapped in ((2, 0), (10, 2)):
+        wanted, _ = broken_off(False, after)
+        got, stats = broken_off(True, after)
+        assert all(map(torch.equal, got, wanted))
+        assert stats.overlapped_epochs == overlapped
+
+
+def test_a_state_of_the_middle_of_an_epoch_is_resumed() -> None:
+    def loader(**options: Any) -> DpexDataLoader[torch.Tensor]:
+        return DpexDataLoader(
+            Noisy(), batch_size=4, shuffle=True, num_workers=2, seeding="batch", persistent_workers=True, **options
+        )
+
+    torch.manual_seed(3)
+    with loader(overlap_epochs=True) as first:
+        list(first)
+        iterator = iter(first)
+        head = [next(iterator) for _ in range(SAMPLES // 4 - 1)]  # the next epoch is begun by now
+        state = first.state_dict()
+        rest = [*iterator, *first]
+        assert first.stats().overlapped_epochs == 2
+    torch.manual_seed(99)
+    with loader(overlap_epochs=True) as second:
+        second.load_state_dict(state)
+        resumed = list(second)
+    assert len(head) == SAMPLES // 4 - 1
+    assert torch.equal(resumed[0], rest[0])
+    assert len(resumed) == 1
+
+
+def test_workers_that_die_with_batches_of_the_next_epoch() -> None:
+    def kill_all(loader: Any, epoch: int) -> None:
+        if epoch == 2:
+            pids = worker_pids(loader._iterator, 2)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: not any(map(is_alive, pids)))
+
+    stats = assert_exact(SAMPLERS["shuffled"], kill_all)
+    assert (stats.deaths, stats.overlapped_epochs) == (2, EPOCHS - 1)
+
+
+def test_an_error_of_a_batch_that_was_made_ahead_comes_in_its_place() -> None:
+    class Bad(Noisy):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 3:
+                raise LookupError("sample 3")
+            return super().__getitem__(index)
+
+    with DpexDataLoader(
+        Bad(), batch_size=4, num_workers=2, seeding="batch", persistent_workers=True, overlap_epochs=True
+    ) as loader:
+        for _ in range(3):
+            iterator, got = iter(loader), []
+            with pytest.raises(LookupError, match="sample 3"):
+                next(iterator)
+            with suppress(StopIteration):
+                while True:
+                    got.append(next(iterator))
+            assert len(got) == SAMPLES // 4 - 1
+        assert loader.stats().overlapped_epochs == 2
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_nothing_is_left_of_batches_made_ahead(persistent: bool) -> None:
+    before = descriptors()
+    loader = DpexDataLoader(
+        Noisy(), batch_size=4, num_workers=2, seeding="batch", persistent_workers=persistent, overlap_epochs=True
+    )
+    iterator = iter(loader)
+    pids = worker_pids(iterator, 2)
+    assert len(list(iterator)) == SAMPLES // 4
+    loader.close()
+    until(lambda: not any(map(is_alive, pids)))
+    assert len(list(loader)) == SAMPLES // 4
+    loader.close()
+    del iterator, loader
+    gc.collect()
+    assert descriptors() <= before
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"seeding": "worker", "num_workers": 1}, "seeding='worker'"),
+        ({"seeding": "batch", "num_workers": 1, "sampler": EveryOther()}, "EveryOther"),
+    ],
+)
+def test_the_reason_why_nothing_is_made_ahead(options: dict[str, Any], why: str) -> None:
+    with DpexDataLoader(Noisy(), batch_size=4, persistent_workers=True, overlap_epochs=True, **options) as loader:
+        list(loader)
+        assert why in loader.stats().why_no_overlap
+
+
+def test_it_is_on_with_auto() -> None:
+    with DpexDataLoader(Noisy(), batch_size=4, num_workers="auto", persistent_workers=True) as loader:
+        for _ in range(2):
+            list(loader)
+        assert loader.stats().overlapped_epochs == 1
