@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 from waiting import until
@@ -48,6 +50,14 @@ class Noisy(Dataset[torch.Tensor]):
         return torch.tensor([float(index), self.scale, torch.rand(()).item()])
 
 
+class Locked(Noisy):
+    """A dataset that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 class EveryOther(Sampler[int]):
     """A sampler that counts how often it was iterated."""
 
@@ -60,6 +70,12 @@ class EveryOther(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         self.begun += 1
         return iter(range(self.begun % 2, SAMPLES, 2))
+
+
+@pytest.fixture(autouse=True)
+def pickling_is_never_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine does not switch anything off."""
+    monkeypatch.setattr("dpex.loader.facts.LONGEST_S", 60.0)
 
 
 def nothing(_: Any, __: int) -> None:
@@ -116,9 +132,10 @@ SAMPLERS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_torchs_samplers(name: str) -> None:
-    stats = assert_exact(SAMPLERS[name])
+def test_torchs_samplers(name: str, persistent: bool) -> None:
+    stats = assert_exact(SAMPLERS[name], persistent_workers=persistent)
     assert (stats.overlapped_epochs, stats.dropped_ahead, stats.why_no_overlap) == (EPOCHS - 1, 0, "")
     assert stats.used_ahead >= EPOCHS - 1
 
@@ -131,6 +148,70 @@ def of_one_rank(data: Any) -> dict[str, Any]:
 def test_the_number_of_a_distributed_epoch_is_predicted(step: int, overlapped: int) -> None:
     stats = assert_exact(of_one_rank, lambda loader, epoch: loader.sampler.set_epoch(step * epoch))
     assert stats.overlapped_epochs == overlapped
+
+
+def test_workers_that_start_with_each_epoch_are_kept() -> None:
+    with DpexDataLoader(Noisy(), batch_size=4, num_workers=2, seeding="batch", overlap_epochs=True) as loader:
+        processes = []
+        for _ in range(3):
+            iterator = iter(loader)
+            processes.append(worker_pids(iterator, 2))
+            assert len(list(iterator)) == SAMPLES // 4
+            assert list(iterator) == []
+        assert processes[0] == processes[1] == processes[2]
+
+
+@pytest.mark.parametrize("changed_in", [1, 2])
+def test_a_dataset_that_changes_between_epochs(changed_in: int) -> None:
+    def rescale(loader: Any, epoch: int) -> None:
+        loader.dataset.scale += epoch == changed_in
+
+    stats = assert_exact(SAMPLERS["shuffled"], rescale, persistent_workers=False)
+    assert stats.overlapped_epochs == EPOCHS - 2
+    assert stats.dropped_ahead > 0
+    assert_exact(SAMPLERS["shuffled"], rescale, persistent_workers=True)  # whose workers keep what they began with
+
+
+def test_a_collate_function_that_changes_between_epochs() -> None:
+    factor = [1.0]
+
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        return factor[0] * torch.stack(samples)
+
+    def change(_: Any, epoch: int) -> None:
+        factor[0] = 2.0 if epoch == 2 else 1.0
+
+    stats = assert_exact(SAMPLERS["shuffled"], change, persistent_workers=False, collate_fn=collate)
+    assert stats.overlapped_epochs == 1
+
+
+def test_another_mode_of_torch() -> None:
+    def twice(overlap: bool) -> tuple[list[torch.Tensor], LoaderStats]:
+        torch.manual_seed(3)
+        with DpexDataLoader(Noisy(), num_workers=1, seeding="batch", overlap_epochs=overlap) as loader:
+            batches = list(loader)
+            torch.set_default_dtype(torch.float64)
+            try:
+                return batches + list(loader), loader.stats()
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+    wanted, _ = twice(False)
+    got, stats = twice(True)
+    assert [batch.dtype for batch in got] == [batch.dtype for batch in wanted]
+    assert all(map(torch.equal, got, wanted))
+    assert stats.overlapped_epochs == 0
+
+
+def test_two_iterators_at_once() -> None:
+    def zipped(overlap: bool) -> list[Any]:
+        torch.manual_seed(3)
+        with DpexDataLoader(
+            Noisy(), batch_size=4, shuffle=True, num_workers=1, seeding="batch", overlap_epochs=overlap
+        ) as loader:
+            return [batch for _ in range(3) for pair in zip(loader, loader, strict=False) for batch in pair]
+
+    assert all(map(torch.equal, zipped(True), zipped(False)))
 
 
 def test_a_sampler_of_the_users_own_is_left_alone() -> None:
@@ -269,21 +350,36 @@ def test_nothing_is_left_of_batches_made_ahead(persistent: bool) -> None:
     assert descriptors() <= before
 
 
+def take_no_notice(_: int) -> None:
+    """Begin a worker."""
+
+
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("dataset", "options", "why"),
     [
-        ({"seeding": "worker", "num_workers": 1}, "seeding='worker'"),
-        ({"seeding": "batch", "num_workers": 1, "sampler": EveryOther()}, "EveryOther"),
+        (Noisy(), {"seeding": "worker"}, "seeding='worker'"),
+        (Noisy(), {"sampler": EveryOther()}, "EveryOther"),
+        (Noisy(), {"worker_init_fn": take_no_notice}, "worker_init_fn"),
+        (Noisy(), {"device": "cpu"}, ""),
+        (TensorDataset(torch.zeros(8)), {}, ""),
+        (TensorDataset(torch.zeros(8, 1 << 17)), {}, "more than a millisecond"),
+        (Locked(), {}, "cannot be pickled"),
     ],
 )
-def test_the_reason_why_nothing_is_made_ahead(options: dict[str, Any], why: str) -> None:
-    with DpexDataLoader(Noisy(), batch_size=4, persistent_workers=True, overlap_epochs=True, **options) as loader:
-        list(loader)
-        assert why in loader.stats().why_no_overlap
+def test_the_reason_why_nothing_is_made_ahead(dataset: Any, options: dict[str, Any], why: str) -> None:
+    options = {"seeding": "batch", "num_workers": 1, **options}
+    with DpexDataLoader(dataset, batch_size=4, overlap_epochs=True, **options) as loader:
+        for _ in range(4):
+            list(loader)
+        stats = loader.stats()
+        assert why in stats.why_no_overlap
+        assert bool(why) == bool(stats.why_no_overlap)
+        assert bool(why) == (stats.overlapped_epochs == 0)
 
 
 def test_it_is_on_with_auto() -> None:
-    with DpexDataLoader(Noisy(), batch_size=4, num_workers="auto", persistent_workers=True) as loader:
-        for _ in range(2):
-            list(loader)
-        assert loader.stats().overlapped_epochs == 1
+    for persistent in (True, False):
+        with DpexDataLoader(Noisy(), batch_size=4, num_workers="auto", persistent_workers=persistent) as loader:
+            for _ in range(2):
+                list(loader)
+            assert loader.stats().overlapped_epochs == 1

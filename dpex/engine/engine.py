@@ -156,6 +156,12 @@ class Engine:
         else:
             overlap.dropped += ahead.drawn
 
+    def drop_ahead(self) -> None:
+        """Drop what was made of the next epoch."""
+        with self._lock:
+            self._settle_ahead(False)
+            self._state.drop_ahead()
+
     def _drop_what_was_handed_out(self) -> None:
         """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
         self.returned.clear()

@@ -51,6 +51,8 @@ class OverlapRecord:
         seeds_between: Seeds that others draw from torch's global generator before the next epoch.
         epoch_step: By how much the number of `DistributedSampler.set_epoch` grows.
         why_not: The reason why nothing is predicted, or "".
+        why_unknown: The reason why it cannot be known if workers that are kept have the present dataset, or "".
+        slow: How often in a row finding this out took too long.
     """
 
     epochs: int = 0
@@ -59,6 +61,8 @@ class OverlapRecord:
     seeds_between: int = 0
     epoch_step: int = 1
     why_not: str = ""
+    why_unknown: str = ""
+    slow: int = 0
 
 
 def why_unpredictable(index_sampler: Any) -> str:

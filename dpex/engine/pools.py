@@ -149,7 +149,7 @@ class Pools:
         ):
             self._measure(event)
         if self.timeline is not None:
-            self.timeline.made(event.epoch, number, event.worker, event.times)
+            self.timeline.made(self._state.epoch_of(event.epoch), number, event.worker, event.times)
         self._state.made(event, now)
 
     def _measure(self, event: TicketMade) -> None:

@@ -74,21 +74,30 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
     make_pool, resume = _pool_factory(loader), runtime.take_resume()
-    overlap = _overlap(loader, sizing)
-    iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume, overlap=overlap)
+    overlap = _overlap(loader, sizing, feed)
+    facts, kept = None, runtime.take_kept()
+    if overlap is not None and not overlap.why_not and not loader.persistent_workers:
+        from dpex.loader.facts import facts_of
+
+        facts = facts_of(loader, overlap)
+    if kept is not None and (resume is not None or not kept.fits(facts)):
+        kept.drop()
+        kept = None
+    options = {"feed": feed, "resume": resume, "overlap": overlap, "kept": kept, "facts": facts}
+    iterator = _kind(sizing)(loader, make_pool, sizes, observers, **options)
     runtime.iterators.add(iterator)
     iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
 
 
-def _overlap(loader: Any, sizing: Sizing) -> OverlapRecord | None:
+def _overlap(loader: Any, sizing: Sizing, feed: Feed | None) -> OverlapRecord | None:
     """Return where predictions of the next epoch are recorded; None if none are wanted."""
     if loader.overlap_epochs is False or (loader.overlap_epochs is None and not loader._is_auto):
         return None
     from dpex.loader.overlap import overlap_of
 
-    return overlap_of(loader, sizing)
+    return overlap_of(loader, sizing, feed)
 
 
 def _decide_on_cache(loader: Any, sizes: Sizes) -> None:

@@ -140,6 +140,10 @@ class EngineState:
             return self.schedule
         return self.ahead if self.ahead is not None and epoch_id == self.ahead_id else None
 
+    def epoch_of(self, epoch_id: int) -> int:
+        """Return the epoch of that id, as `point` counts epochs."""
+        return self.ahead_epoch if epoch_id != self.epoch_id and self.schedule_of(epoch_id) else self.epoch
+
     def _gone(self, event: WorkerGone, now: float) -> None:
         self.failures.gone(self.schedule, self.schedule_of(event.epoch), event, now)
         self.logicals.settle(self.schedule, now)
