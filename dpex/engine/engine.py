@@ -147,14 +147,14 @@ class Engine:
 
     def _settle_ahead(self, is_taken: bool) -> None:
         """Count what was made ahead: for the epoch that begins, or in vain."""
-        ahead, overlap = self._state.ahead, self._plan.overlap
+        ahead, overlap, tally = self._state.ahead, self._plan.overlap, self._tally
         if ahead is None or overlap is None:
             return
         if is_taken:
-            overlap.epochs += 1
-            overlap.used += ahead.drawn
+            overlap.epochs, tally.overlapped_epochs = overlap.epochs + 1, tally.overlapped_epochs + 1
+            overlap.used, tally.used_ahead = overlap.used + ahead.drawn, tally.used_ahead + ahead.drawn
         else:
-            overlap.dropped += ahead.drawn
+            overlap.dropped, tally.dropped_ahead = overlap.dropped + ahead.drawn, tally.dropped_ahead + ahead.drawn
 
     def drop_ahead(self) -> None:
         """Drop what was made of the next epoch."""
@@ -355,8 +355,8 @@ class Engine:
                 self._tally.busy(SAMPLER, began, monotonic())
         except BaseException as error:
             next_epoch.forget()
-            if self._plan.overlap is not None:
-                self._plan.overlap.dropped += state.drop_ahead()
+            self._settle_ahead(False)
+            state.drop_ahead()
             if is_interrupt(error) or not isinstance(error, Exception):
                 raise
             # An error of the sampler comes again, as the epoch begins as ever.

@@ -249,11 +249,11 @@ class EngineState:
         room = min(room, ahead.room)
         return room if room >= min(rules.group, schedule.prefetch) else 0
 
-    def drop_ahead(self) -> int:
-        """Drop what was made ahead. Return the number of its tickets."""
+    def drop_ahead(self) -> None:
+        """Drop what was made ahead."""
         ahead, placement = self.ahead, self.placement
         if ahead is None:
-            return 0
+            return
         stale = self.ahead_id
         placement.instructions[:] = [
             one for one in placement.instructions if not (isinstance(one, Send) and one.epoch == stale)
@@ -261,7 +261,6 @@ class EngineState:
         placement.forget_epoch(stale)
         self._discard_batches_of(ahead)
         self.ahead, self.ids = None, self.ids.after_drop()
-        return ahead.drawn
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
