@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 from waiting import until
 
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, WorkerConfig
 from dpex.stats import LoaderStats
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")]
@@ -235,6 +235,40 @@ def test_a_validation_in_between_is_expected_from_the_second_time_on() -> None:
     held_out = DpexDataLoader(Noisy(8), batch_size=4)
     stats = assert_exact(SAMPLERS["shuffled"], lambda *_: list(held_out))
     assert stats.overlapped_epochs == EPOCHS - 2
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_two_loaders_in_turn(persistent: bool) -> None:
+    """Each draws seeds from the global generator that the other one expects."""
+
+    def alternated(overlap: bool) -> tuple[list[torch.Tensor], list[LoaderStats]]:
+        torch.manual_seed(3)
+        options: Any = {"batch_size": 4, "num_workers": 1, "seeding": "batch", "shuffle": True}
+        options |= {"persistent_workers": persistent, "overlap_epochs": overlap}
+        with DpexDataLoader(Noisy(), **options) as train, DpexDataLoader(Noisy(12), **options) as held_out:
+            batches = [batch for _ in range(5) for loader in (train, held_out) for batch in loader]
+            return batches, [train.stats(), held_out.stats()]
+
+    wanted, _ = alternated(False)
+    got, stats = alternated(True)
+    assert all(map(torch.equal, got, wanted))
+    assert [each.overlapped_epochs for each in stats] == ([2, 3] if persistent else [3, 3])
+
+
+def test_other_numbers_of_workers_between_epochs() -> None:
+    def resize(loader: Any, epoch: int) -> None:
+        loader.resize(local=1 + epoch % 3)
+
+    for persistent in (True, False):
+        stats = assert_exact(SAMPLERS["shuffled"], resize, persistent_workers=persistent)
+        assert stats.overlapped_epochs == EPOCHS - 1
+
+
+def test_a_budget_bounds_both_epochs_together() -> None:
+    config = WorkerConfig(memory_budget=300)  # a batch has 48 bytes
+    stats = assert_exact(SAMPLERS["shuffled"], worker_config=config)
+    assert stats.overlapped_epochs == EPOCHS - 1
+    assert stats.used_ahead <= 6 * (EPOCHS - 1)
 
 
 def test_a_dataset_that_grows_between_epochs() -> None:

@@ -338,8 +338,13 @@ class Engine:
             self._tally.busy(DISPATCH, began, monotonic())
 
     def _fill_ahead(self, next_epoch: NextEpoch) -> None:
-        """Draw tickets of the next epoch, as nothing of this one is left to be drawn or sent."""
+        """Draw tickets of the next epoch, as nothing of this one is left to be drawn or sent.
+
+        Only the consumer's thread may do so: random states, which are put back, are its own meanwhile.
+        """
         state, began = self._state, monotonic()
+        if get_native_id() != self._consumer:
+            return
         try:
             if state.ahead is None and not self._begin_ahead(next_epoch):
                 return

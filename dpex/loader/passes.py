@@ -62,6 +62,8 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
             warn(f"seeding='batch' needs dpex's own workers ({sizing.why_torch}): batches have torch's random numbers")
         return torchs()
     if loader.num_workers == 0:
+        if (former := loader._runtime.take_kept()) is not None:
+            former.drop()
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
