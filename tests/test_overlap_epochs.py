@@ -75,7 +75,7 @@ class EveryOther(Sampler[int]):
 @pytest.fixture(autouse=True)
 def pickling_is_never_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine does not switch anything off."""
-    monkeypatch.setattr("dpex.loader.facts.LONGEST_S", 60.0)
+    monkeypatch.setattr("dpex.loader.overlap.LONGEST_S", 60.0)
 
 
 def nothing(_: Any, __: int) -> None:

@@ -79,7 +79,7 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     overlap = _overlap(loader, sizing, feed)
     facts, kept = None, runtime.take_kept()
     if overlap is not None and not overlap.why_not and not loader.persistent_workers:
-        from dpex.loader.facts import facts_of
+        from dpex.loader.overlap import facts_of
 
         facts = facts_of(loader, overlap)
     if kept is not None and (resume is not None or not kept.fits(facts)):
