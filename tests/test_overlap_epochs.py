@@ -27,6 +27,7 @@ from torch.utils.data import (
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerConfig
+from dpex.engine.next_epoch import MISSES
 from dpex.stats import LoaderStats
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")]
@@ -224,6 +225,15 @@ def test_a_training_that_draws_random_numbers_between_epochs() -> None:
     stats = assert_exact(SAMPLERS["shuffled"], lambda *_: torch.randn(5))
     assert (stats.overlapped_epochs, stats.used_ahead) == (0, 0)
     assert stats.dropped_ahead >= EPOCHS - 1
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_predictions_that_are_always_wrong_are_given_up(persistent: bool) -> None:
+    options: Any = {"epochs": MISSES + 3, "persistent_workers": persistent}
+    stats = assert_exact(SAMPLERS["shuffled"], lambda *_: torch.randn(5), **options)
+    assert stats.overlapped_epochs == 0
+    assert stats.dropped_ahead <= MISSES * SAMPLES // 4
+    assert "in another way than predicted" in stats.why_no_overlap
 
 
 def test_random_numbers_that_are_drawn_between_epochs_do_not_matter_to_a_generator() -> None:

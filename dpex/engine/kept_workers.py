@@ -43,8 +43,12 @@ class KeptWorkers:
 
     def fits(self, facts: object) -> bool:
         """Return True if an iterator that begins now, of a loader with these facts, may have the workers."""
-        is_right = self.next_epoch.is_right()
-        return is_right and facts is not None and facts == self.facts and not self.engine.closed
+        if not self.next_epoch.is_right():
+            return False
+        if facts is None or facts != self.facts or self.engine.closed:
+            self.next_epoch.missed()
+            return False
+        return True
 
     def drop(self) -> None:
         """End the workers, and count what they made in vain. Idempotent."""

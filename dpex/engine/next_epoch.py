@@ -36,6 +36,12 @@ from dpex.system.interrupts import taken
 
 _GLOBAL = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _KNOWN = (BatchSampler, SequentialSampler, DistributedSampler, *_GLOBAL)
+MISSES = 4
+"""Epochs in a row that begin in another way than predicted before it is given up: some are needed to learn from."""
+_MISSED = (
+    f"{MISSES} epochs in a row began in another way than predicted: random numbers are drawn between epochs, or the "
+    "loader, its dataset or its sampler is changed"
+)
 _SEEDS_BETWEEN = 8
 """The most seeds of other loaders between two epochs that are recognised."""
 
@@ -51,7 +57,9 @@ class OverlapRecord:
         seeds_between: Seeds that others draw from torch's global generator before the next epoch.
         epoch_step: By how much the number of `DistributedSampler.set_epoch` grows.
         why_not: The reason why nothing is predicted, or "".
+        why_given_up: The reason why nothing is predicted any more, or "".
         why_unknown: The reason why it cannot be known if workers that are kept have the present dataset, or "".
+        misses: How many predictions in a row were wrong.
         slow: How often in a row finding this out took too long.
     """
 
@@ -61,7 +69,9 @@ class OverlapRecord:
     seeds_between: int = 0
     epoch_step: int = 1
     why_not: str = ""
+    why_given_up: str = ""
     why_unknown: str = ""
+    misses: int = 0
     slow: int = 0
 
 
@@ -118,8 +128,8 @@ class NextEpoch:
         return self._base_seed, self._prediction.base_seed
 
     def begin(self) -> bool:
-        """Predict the next epoch. Return False if that was tried in this epoch already."""
-        if self._has_tried:
+        """Predict the next epoch. Return False if that was tried in this epoch already, or is given up."""
+        if self._has_tried or self.record.misses >= MISSES:
             return False
         self._has_tried = True
         generators, samplers = self._sources(), self._told()
@@ -175,9 +185,18 @@ class NextEpoch:
             and prediction.epochs == [sampler.epoch for sampler in self._told()]
             and _are_equal(_order(self._index_sampler), prediction.order)
         )
-        if not is_right:
-            self._prediction = None
+        if is_right:
+            self.record.misses = 0
+        else:
+            self.missed()
         return is_right
+
+    def missed(self) -> None:
+        """Drop the prediction, which was wrong."""
+        self._prediction = None
+        self.record.misses += 1
+        if self.record.misses >= MISSES:
+            self.record.why_not = self.record.why_given_up = _MISSED
 
     def take(self) -> tuple[SamplerStart, Iterator[Any]]:
         """Return the states before the first draw, and the rest of the indices.

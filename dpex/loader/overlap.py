@@ -42,7 +42,9 @@ def overlap_of(loader: Any, sizing: Sizing, feed: Feed | None) -> OverlapRecord:
     if runtime.overlap is None:
         runtime.overlap = OverlapRecord()
     record: OverlapRecord = runtime.overlap
-    record.why_not = _why_not(loader, sizing, feed) or ("" if loader.persistent_workers else record.why_unknown)
+    record.why_not = _why_not(loader, sizing, feed) or record.why_given_up
+    if not record.why_not and not loader.persistent_workers:
+        record.why_not = record.why_unknown
     return record
 
 
