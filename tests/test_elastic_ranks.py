@@ -117,8 +117,7 @@ def test_under_torchrun_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
     with closing(Forker(tmp_path, TRAINING, OMP_NUM_THREADS="1")) as forker:
         code, _, told = forker.run(f"torchrun(2, {str(checkpoint)!r}, 3)")
         assert code == 1
-        assert "ChildFailedError" in told
-        assert "SIGKILL" in told
+        assert "ChildFailedError" in told  # of either rank: the other one fails in all_gather
         trained = torch.load(checkpoint, weights_only=True)["trained"]
         assert len(trained) == 18
         for world in (1, 3):
