@@ -85,7 +85,8 @@ def payload(loader: str, kind: str) -> float:
         next(batches)
     start_s, count = time.monotonic(), 0
     for sample in batches:
-        np.frombuffer(sample, np.uint8)[::4096].sum() if kind != "torch" else sample[::4096].sum()
+        pages = np.frombuffer(sample, np.uint8) if isinstance(sample, bytes) else sample
+        pages[::4096].sum()
         count += 1
     return count * PAYLOAD_BYTES / 1e6 / (time.monotonic() - start_s)
 
@@ -113,6 +114,7 @@ def main() -> None:
     """Print a table of medians over rounds in which the loaders take turns."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.others.spdl_cases", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default="", metavar="START", help="those whose names begin so")
     parser.add_argument("--one", nargs=2, metavar=("CASE", "LOADER"), help="measure once, in this process")
     options = parser.parse_args()
     if options.one:
@@ -122,6 +124,8 @@ def main() -> None:
         return
     print("| case | torch | dpex |\n| --- | --- | --- |")
     for case, (_, _, unit) in CASES.items():
+        if not case.startswith(options.cases):
+            continue
         rounds = [[one(case, loader) for loader in ("torch", "dpex")] for _ in range(options.rounds)]
         torchs, ours = (median(values) for values in zip(*rounds, strict=True))
         print(f"| {case} | {torchs:.3g} {unit} | {ours:.3g} {unit} |", flush=True)

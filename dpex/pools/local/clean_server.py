@@ -96,10 +96,13 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
 
 def start_early(context: Any) -> None:
     """Start the server if Ray makes it necessary and it does not run: importing torch takes seconds."""
+    if usable_context(context).get_start_method() == "fork" and is_ray_connected():
+        _have_server()
+
+
+def _have_server() -> None:
     global _server
-    if usable_context(context).get_start_method() != "fork" or not is_ray_connected():
-        return
-    with _lock, contextlib.suppress(OSError):  # the pool will try again, and report the error
+    with _lock, contextlib.suppress(OSError):  # `_request` will try again, and report the error
         if _server is None or not _server.is_there():
             _server = _CleanServer()
 
@@ -126,6 +129,7 @@ class CleanStarter(TemplateStarter):
 
     def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:
         super().__init__(kind)
+        _have_server()  # it imports torch while the plan is pickled
         self._parcel = Parcel(plan, imports_script=imports_script)
         self._server: _CleanServer | None = None
         self._why_not = ""
