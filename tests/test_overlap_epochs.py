@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from families import descriptors, is_alive, seeded, worker_pids
+from test_forked_trainer import in_a_child
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -28,6 +31,7 @@ from waiting import until
 
 from dpex import DpexDataLoader, WorkerConfig
 from dpex.engine.next_epoch import MISSES
+from dpex.loader.auto_cache import AutoCache
 from dpex.stats import LoaderStats
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")]
@@ -57,6 +61,19 @@ class Locked(Noisy):
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.Lock()
+
+
+class Altering(Noisy):
+    """A dataset that alters its samples when it is read, and that cannot be pickled afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = [torch.full((2,), float(index)) for index in range(SAMPLES)]
+        self.lock: Any = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.lock = self.lock or threading.Lock()
+        return self.values[index].mul_(2.0).clone()
 
 
 class EveryOther(Sampler[int]):
@@ -171,6 +188,88 @@ def test_a_dataset_that_changes_between_epochs(changed_in: int) -> None:
     assert stats.overlapped_epochs == EPOCHS - 2
     assert stats.dropped_ahead > 0
     assert_exact(SAMPLERS["shuffled"], rescale, persistent_workers=True)  # whose workers keep what they began with
+
+
+@pytest.mark.parametrize("is_collated", [False, True])
+def test_a_dataset_that_changes_itself_in_its_workers(is_collated: bool) -> None:
+    """Each epoch begins with the dataset as it is here, whether its workers are new or kept."""
+
+    def counting() -> Callable[[list[torch.Tensor]], torch.Tensor]:
+        calls = [0.0]
+
+        def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+            calls[0] += 1.0
+            return torch.stack(samples) + calls[0]
+
+        return collate
+
+    def read(overlap: bool) -> tuple[list[torch.Tensor], LoaderStats]:
+        options: Any = {"batch_size": 4, "num_workers": 1, "seeding": "batch", "overlap_epochs": overlap}
+        options["collate_fn"] = counting() if is_collated else None
+        with DpexDataLoader(Noisy() if is_collated else Altering(), **options) as loader:
+            torch.manual_seed(3)
+            return [batch for _ in range(EPOCHS) for batch in loader], loader.stats()
+
+    wanted, _ = read(False)
+    got, stats = read(True)
+    assert all(map(torch.equal, got, wanted))
+    assert stats.overlapped_epochs == EPOCHS - 1
+
+
+def test_the_dataset_is_replaced_between_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `AutoCache` does."""
+
+    def replace(self: AutoCache, *_: object) -> None:
+        scale, self.dataset = self.dataset.scale, Noisy()
+        self.dataset.scale = scale + 1.0
+
+    monkeypatch.setattr(AutoCache, "before_pass", replace)
+    stats = assert_exact(SAMPLERS["shuffled"], persistent_workers=False, cache="auto")
+    assert stats.overlapped_epochs == 0
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_state_that_is_loaded_between_epochs(persistent: bool) -> None:
+    states: list[Any] = []
+
+    def go_back(loader: Any, epoch: int) -> None:
+        if epoch == 1:
+            iterator = iter(loader)
+            next(iterator)
+            states.append(loader.state_dict())
+            list(iterator)
+        if epoch == 3:
+            loader.load_state_dict(states.pop())
+
+    stats = assert_exact(SAMPLERS["shuffled"], go_back, persistent_workers=persistent)
+    assert stats.overlapped_epochs > 0
+
+
+@pytest.mark.parametrize("made_by", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_begins_without_what_was_made_ahead(made_by: Callable[[Any], Any]) -> None:
+    def copied(overlap: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        options: Any = {"batch_size": 4, "shuffle": True, "num_workers": 1, "seeding": "batch"}
+        with DpexDataLoader(Noisy(), overlap_epochs=overlap, **options) as first:
+            batches = list(first)
+            with made_by(first) as second:
+                return batches + [batch for _ in range(2) for loader in (second, first) for batch in loader]
+
+    assert all(map(torch.equal, copied(True), copied(False)))
+
+
+def test_a_training_that_forks_between_epochs() -> None:
+    def forked(overlap: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        options: Any = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
+        with DpexDataLoader(Noisy(), overlap_epochs=overlap, **options) as loader:
+            batches = list(loader)
+            in_a_child(lambda: list(loader))
+            batches += loader
+            in_a_child(loader.close)
+            return batches + list(loader)
+
+    assert all(map(torch.equal, forked(True), forked(False)))
 
 
 def test_a_collate_function_that_changes_between_epochs() -> None:

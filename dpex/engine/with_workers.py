@@ -182,7 +182,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _new_next_epoch(self, loader: Any, overlap: OverlapRecord | None) -> NextEpoch | None:
         """Return what predicts the next epoch; None if its batches are not to be made ahead."""
-        if overlap is None or overlap.why_not:
+        if overlap is None or overlap.why_not or (self._facts is None and not self._persistent_workers):
             return None
         from dpex.engine.next_epoch import NextEpoch
 
@@ -207,6 +207,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
+            renews=self._facts is not None,
         )
 
     def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.diagnose.source import DiagnosisSource
     from dpex.engine.next_epoch import OverlapRecord
+    from dpex.loader.overlap import Facts
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -76,12 +77,8 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
     make_pool, resume = _pool_factory(loader), runtime.take_resume()
-    overlap = _overlap(loader, sizing, feed)
-    facts, kept = None, runtime.take_kept()
-    if overlap is not None and not overlap.why_not and not loader.persistent_workers:
-        from dpex.loader.overlap import facts_of
-
-        facts = facts_of(loader, overlap)
+    overlap, facts = _overlap(loader, feed)
+    kept = runtime.take_kept()
     if kept is not None and (resume is not None or not kept.fits(facts)):
         kept.drop()
         kept = None
@@ -93,13 +90,14 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     return latest
 
 
-def _overlap(loader: Any, sizing: Sizing, feed: Feed | None) -> OverlapRecord | None:
-    """Return where predictions of the next epoch are recorded; None if none are wanted."""
+def _overlap(loader: Any, feed: Feed | None) -> tuple[OverlapRecord | None, Facts | None]:
+    """Return where predictions of the next epoch are recorded, and the facts that workers hold which may be kept."""
     if loader.overlap_epochs is False or (loader.overlap_epochs is None and not loader._is_auto):
-        return None
-    from dpex.loader.overlap import overlap_of
+        return None, None
+    from dpex.loader.overlap import facts_of, overlap_of
 
-    return overlap_of(loader, sizing, feed)
+    record = overlap_of(loader, has_feed=feed is not None)
+    return record, None if record.why_not or loader.persistent_workers else facts_of(loader, record)
 
 
 def _decide_on_cache(loader: Any, sizes: Sizes) -> None:
