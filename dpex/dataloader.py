@@ -16,9 +16,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import parse
 from dpex.errors import OptionError
 from dpex.loader.checks import check_cache, check_samples, check_share, check_tuned, start_fork_server_early
-from dpex.loader.rebuilt import Source, own_number, remember, source_of
-from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, worker_count
-from dpex.loader.stream_count import streams_of
+from dpex.loader.proxies import Source, own_number, remember, source_of
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of, worker_count
 from dpex.options import (
     DEFAULTS,
     ClusterConfig,

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.loader.proxies import give_proxy, why_not
-from dpex.loader.rebuilt import proxy_behind
+from dpex.loader.proxies import give_proxy, proxy_behind, why_not
 from dpex.measure.readable import remainder
 from dpex.stats import LoaderStats
 

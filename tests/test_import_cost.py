@@ -18,8 +18,7 @@ FOR_THE_CLASS = (
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
     *("dpex.device", "dpex.device.arguments"),
     *("dpex.loader", "dpex.loader.checks", "dpex.loader.hook"),
-    *("dpex.loader.proxies", "dpex.loader.rebuilt"),
-    *("dpex.loader.sizing", "dpex.loader.stream_count", "dpex.measure", "dpex.measure.readable"),
+    *("dpex.loader.proxies", "dpex.loader.sizing", "dpex.measure", "dpex.measure.readable"),
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (

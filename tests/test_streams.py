@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.loader.stream_count import choose, named_shards
+from dpex.loader.sizing import choose_streams, named_shards
 
 
 class Shards(IterableDataset[torch.Tensor]):
@@ -43,7 +43,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda count: monkeypatch.setattr("dpex.loader.stream_count.rank_cpus", lambda: count)
+    return lambda count: monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: count)
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
@@ -63,17 +63,17 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_how_many(shards: int | None, machine: int, most: int | None, count: int, reason: str) -> None:
     dataset: Any = Numbers() if shards is None else Shards(shards)
-    found = choose(dataset, machine, most, {})
+    found = choose_streams(dataset, machine, most, {})
     assert found.count == count
     assert reason in found.why
 
 
 def test_ranks_on_several_machines_are_told_how_to_agree() -> None:
     elsewhere = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
-    assert "AutotuneConfig(max_streams=...)" in choose(Numbers(), 4, None, elsewhere).why
-    for known in (choose(Numbers(), 4, 3, elsewhere), choose(Shards(2), 4, None, elsewhere)):
+    assert "AutotuneConfig(max_streams=...)" in choose_streams(Numbers(), 4, None, elsewhere).why
+    for known in (choose_streams(Numbers(), 4, 3, elsewhere), choose_streams(Shards(2), 4, None, elsewhere)):
         assert "AutotuneConfig" not in known.why
-    assert "AutotuneConfig" not in choose(Numbers(), 4, None, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}).why
+    assert "AutotuneConfig" not in choose_streams(Numbers(), 4, None, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}).why
 
 
 class Odd:
@@ -135,7 +135,7 @@ class Pipeline:
 )
 def test_the_urls_of_a_pipeline_are_its_shards_as_many_as_every_rank_has(stages: list[Any], count: int | None) -> None:
     assert named_shards(Pipeline(*stages), ranks=2) == count
-    chosen = choose(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
+    chosen = choose_streams(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
     assert chosen.count == (42 if count is None else count)
 
 
@@ -187,7 +187,7 @@ def test_what_a_dataset_yields_is_what_torch_yields_with_as_many_workers(cpus: A
 def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
     monkeypatch: pytest.MonkeyPatch, dataset: Any
 ) -> None:
-    for name in ("sizing.static_worker_count", "stream_count.rank_cpus"):
+    for name in ("sizing.static_worker_count", "sizing.rank_cpus"):
         monkeypatch.setattr(f"dpex.loader.{name}", lambda: 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -11,7 +11,7 @@ yield each sample once per stream. A dataset that does reads that place (``id`` 
 
 The finding holds for all later epochs of the same iterator, whose workers may have kept what they read. A loader whose
 dataset does not split itself reads one stream from then on. If the dataset splits itself, each iterator finds this out
-again. No other rank is asked. `dpex.loader.stream_count` chooses the number of streams of a dataset that splits itself.
+again. No other rank is asked. `dpex.loader.sizing` chooses the number of streams of a dataset that splits itself.
 """
 
 from __future__ import annotations

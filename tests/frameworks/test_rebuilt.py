@@ -184,7 +184,7 @@ class Sharded(IterableDataset[int]):
 
 
 def test_streams_stay_as_many_when_a_framework_wraps_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.loader.stream_count.rank_cpus", lambda: 6)
+    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 6)
     loader = DpexDataLoader(Numbered(), num_workers="auto")
     plain = DataLoader(Sharded(loader.dataset), num_workers=loader.num_workers, timeout=loader.timeout)
     assert [int(number) for number in plain] == list(range(10))

@@ -16,9 +16,8 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.loader.sizing import Sizing
+from dpex.loader.sizing import Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
-from dpex.loader.stream_count import Streams
 from dpex.options import DeviceConfig, WorkerConfig
 from dpex.schedule.prefetch import Sizes
 from dpex.worker.decoded_stream import decode_in_workers
