@@ -66,26 +66,6 @@ _NAMES = {
     "dpex.diagnose.facts": ("Facts", "TransformFacts"),
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
     "dpex.diagnose.what_if": ("Prediction",),
-    "dpex.errors": (
-        "BatchTimeoutError",
-        "CacheError",
-        "CapturedGraphError",
-        "ClusterError",
-        "DpexError",
-        "FixedWorkersError",
-        "InternalError",
-        "InterruptedSamplerError",
-        "IteratorClosedError",
-        "NoBatchError",
-        "OptionError",
-        "SampleTimeoutError",
-        "ShareError",
-        "ShippingError",
-        "StateError",
-        "TooManySampleErrors",
-        "TraceError",
-        "WorkerDiedError",
-    ),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
     "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
@@ -96,8 +76,7 @@ _NAMES = {
     "dpex.worker.current_batch": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
 }
-"""The public names by the module that defines them."""
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+"""The public names by the module that defines them; `dpex.errors` defines the others."""
 
 __all__ = [
     "AutotuneConfig",
@@ -148,7 +127,7 @@ __all__ = [
     "log_to",
     "serve",
 ]
-
+_HOME = dict.fromkeys(__all__, "dpex.errors") | {name: module for module, names in _NAMES.items() for name in names}
 
 _ADAPTERS = ("accelerate", "lightning", "transformers")
 """Modules for frameworks, each of which imports its own when it is first used."""

@@ -337,44 +337,49 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any
     return vars(options)
 
 
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "distribute_mode": (
+        lambda value: value in (True, False, "auto"),
+        "False (this machine), True (the Ray cluster) or 'auto'",
+    ),
+    "head_address": (
+        lambda value: isinstance(value, str) and bool(_ADDRESS.fullmatch(value)),
+        "'auto', 'local' or 'host:port'",
+    ),
+    "seeding": (lambda value: value in (None, *SEEDINGS), "'worker', 'batch' or None"),
+    "autotune": (
+        lambda value: value is None or value is False or isinstance(value, AutotuneConfig),
+        "an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' with the defaults",
+    ),
+    "cache": (lambda value: value in (None, "auto"), "'auto', or None for no cache"),
+    "overlap_epochs": (
+        lambda value: value is None or isinstance(value, bool),
+        "True, False, or None for True with num_workers='auto'",
+    ),
+    "name": (lambda value: value is None or _is_text(value), "a name or None"),
+    "metrics_port": (
+        lambda value: value is None or _is_whole(value, 0, 65535),
+        "a port from 1 to 65535, 0 for one that is free, or None for no metrics",
+    ),
+    "metrics_config": (
+        lambda value: value is None or isinstance(value, MetricsConfig),
+        "a MetricsConfig(...) or None; the port is metrics_port",
+    ),
+}
+"""The test of each option that is no value with fields, and its requirement in words."""
+
+
 def _check_each(options: Any) -> None:
     for name, default in DEFAULTS.items():
         value, kind = getattr(options, name), type(default)
-        _require(
-            not is_dataclass(default) or isinstance(value, kind),
-            f"{name}={value!r}: give a {kind.__name__}(...), or None for its defaults",
-        )
-    mode, address, seeding = options.distribute_mode, options.head_address, options.seeding
-    name, port, metrics, autotune = options.name, options.metrics_port, options.metrics_config, options.autotune
-    _require(
-        mode in (True, False, "auto"),
-        f"distribute_mode={mode!r}: give False (this machine), True (the Ray cluster) or 'auto'",
-    )
-    _require(
-        isinstance(address, str) and bool(_ADDRESS.fullmatch(address)),
-        f"head_address={address!r}: give 'auto', 'local' or 'host:port'",
-    )
-    _require(seeding in (None, *SEEDINGS), f"seeding={seeding!r}: give 'worker', 'batch' or None")
-    _require(
-        autotune is None or autotune is False or isinstance(autotune, AutotuneConfig),
-        f"autotune={autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' "
-        "with the defaults",
-    )
-    overlap = options.overlap_epochs
-    _require(
-        overlap is None or isinstance(overlap, bool),
-        f"overlap_epochs={overlap!r}: give True, False, or None for True with num_workers='auto'",
-    )
-    _require(options.cache in (None, "auto"), f"cache={options.cache!r}: give 'auto', or None for no cache")
-    _require(name is None or _is_text(name), f"name={name!r}: give a name or None")
-    _require(
-        port is None or _is_whole(port, 0, 65535),
-        f"metrics_port={port!r}: give a port from 1 to 65535, 0 for one that is free, or None for no metrics",
-    )
-    _require(
-        metrics is None or isinstance(metrics, MetricsConfig),
-        f"metrics_config={metrics!r}: give a MetricsConfig(...) or None; the port is metrics_port",
-    )
+        if is_dataclass(default):
+            is_right, requirement = isinstance(value, kind), f"a {kind.__name__}(...), or None for its defaults"
+        elif name in _CHECKS:
+            test, requirement = _CHECKS[name]
+            is_right = test(value)
+        else:  # the device, which torch checks
+            continue
+        _require(is_right, f"{name}={value!r}: give {requirement}")
 
 
 def _check_seeding(options: Any) -> None:
