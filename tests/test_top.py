@@ -272,7 +272,7 @@ def test_once_without_anybody(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_it_follows_until_it_is_to_stop(
     trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("dpex.cli.common.EVERY_S", 0.01)
+    monkeypatch.setattr("dpex.cli.main.EVERY_S", 0.01)
     out, stop = StringIO(), threading.Event()
     options = main.parser().parse_args(["top"])
     console = Console(file=out, width=100, height=40, force_terminal=terminal)
@@ -287,9 +287,7 @@ def test_it_follows_until_it_is_to_stop(
 def test_ctrl_c_in_a_terminal(trained: DpexDataLoader[Any]) -> None:
     """No traceback, and the terminal is left as it was: the other screen is closed, the cursor is there again."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dpex.cli.main", "top"], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT
-    )
+    process = subprocess.Popen([sys.executable, "-m", "dpex", "top"], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT)
     os.close(slave)
     text = b""
     deadline = time.monotonic() + 30
@@ -309,6 +307,6 @@ def test_ctrl_c_in_a_terminal(trained: DpexDataLoader[Any]) -> None:
 
 
 def test_a_pipe_that_is_closed(trained: DpexDataLoader[Any]) -> None:
-    command = f"{sys.executable} -m dpex.cli.main top | head -n 1"
+    command = f"{sys.executable} -m dpex top | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (done.stderr, len(done.stdout.splitlines())) == ("", 1)

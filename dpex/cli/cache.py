@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpex.cli import common
+from dpex.cli.main import add_command
 
 _DESCRIPTION = """
 List or remove the caches of prepared samples that dpex.cached made on this machine: in shared memory, and in the
@@ -41,7 +41,7 @@ class _Cache:
 def register(subparsers: Any) -> None:
     """Add this command."""
     summary = "list and remove the caches of dpex.cached"
-    found = common.add(subparsers, "cache", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
+    found = add_command(subparsers, "cache", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     actions = found.add_subparsers(title="actions", metavar="ls|rm", required=True)
     listing = actions.add_parser("ls", help="list caches")
     removing = actions.add_parser("rm", help="remove caches that no process uses")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from dpex.cli import common
+from dpex.cli.main import add_command, follow, table
 from dpex.errors import ClusterError
 from dpex.pools.ray.shares import Claim
 from dpex.system.ray_package import is_ray_connected
@@ -63,8 +63,8 @@ def screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]
         for name, (one, granted) in claims
     ]
     headings = ("loader", "workers", "asked for", "share", "would pay", "CPUs each", "weight")
-    divided = common.table(headings, shares) if shares else Text(NO_LOADERS)
-    return Group(Text(title, style="bold"), "", common.table(("node", "CPUs", "in use", "free"), rows), "", divided)
+    divided = table(headings, shares) if shares else Text(NO_LOADERS)
+    return Group(Text(title, style="bold"), "", table(("node", "CPUs", "in use", "free"), rows), "", divided)
 
 
 def _look() -> RenderableType:
@@ -76,7 +76,7 @@ def _look() -> RenderableType:
 def register(subparsers: Any) -> None:
     """Add this command."""
     summary = "watch a Ray cluster: who has its workers, and who waits for more"
-    found = common.add(subparsers, "cluster", summary=summary, description=_DESCRIPTION)
+    found = add_command(subparsers, "cluster", summary=summary, description=_DESCRIPTION)
     found.add_argument("--address", help="address of the cluster (default: $RAY_ADDRESS, else the one on this machine)")
     found.add_argument("--once", action="store_true", help="print it once and exit")
     found.set_defaults(command=run)
@@ -97,5 +97,5 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     if options.once:
         console.print(_look())
         return 0
-    common.follow(_look, console, stop)
+    follow(_look, console, stop)
     return 0

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpex.cli import common
+from dpex.cli.main import add_command
 from dpex.diagnose.report import VERSION
 
 _DESCRIPTION = """
@@ -157,7 +157,7 @@ def compare(options: argparse.Namespace) -> int:
 def register(subparsers: Any) -> None:
     """Add the command."""
     summary = "two diagnoses beside each other, with an exit status for CI"
-    parser = common.add(subparsers, "compare", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
+    parser = add_command(subparsers, "compare", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("first", metavar="FIRST", help="a diagnosis as JSON, such as that of the main branch")
     parser.add_argument("second", metavar="SECOND", help="the one that is judged")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dpex.cli import common
+from dpex.cli.main import add_command
 
 SECONDS = 52.0
 """Seconds of training in all: enough for "auto" to settle."""
@@ -18,9 +18,8 @@ Ray is installed. It takes about a minute.
 
 def register(subparsers: Any) -> None:
     """Add the command."""
-    parser = common.add(
-        subparsers, "demo", summary="see it work, on data that it makes itself", description=_DESCRIPTION
-    )
+    summary = "see it work, on data that it makes itself"
+    parser = add_command(subparsers, "demo", summary=summary, description=_DESCRIPTION)
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of training in all (default: {SECONDS:.0f})")
     parser.set_defaults(command=_demo)
 

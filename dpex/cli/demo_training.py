@@ -29,7 +29,7 @@ from rich.text import Text
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from dpex.cli import common
+from dpex.cli.main import table
 from dpex.errors import ClusterError
 from dpex.options import ClusterConfig
 from dpex.system.ray_package import require_ray
@@ -318,7 +318,7 @@ class Demo:
 
     def _table(self) -> None:
         rows = [(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}") for name, turn in self.rows]
-        self.console.print("", common.table(("loader", "batches/s", "wait"), rows))
+        self.console.print("", table(("loader", "batches/s", "wait"), rows))
 
 
 @contextlib.contextmanager

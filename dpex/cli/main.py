@@ -1,16 +1,31 @@
-"""The command ``dpex``. Each subcommand is a module with ``register(subparsers)``, which names what is to be called."""
+"""The command ``dpex``, and the parser, the table and the screen that its subcommands share.
+
+Each subcommand is a module with ``register(subparsers)``, which names what is to be called.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
 
 import dpex
 
 COMMANDS = ("demo", "run", "top", "compare", "cluster", "replay", "cache")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
+COLUMNS = 80
+"""Help is read in terminals, and many are no wider."""
+EVERY_S = 1.0
+"""Seconds between two drawings of a screen: what it shows is measured once a second."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,5 +53,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def add_command(
+    subparsers: Any, name: str, *, summary: str, description: str, epilog: str = ""
+) -> argparse.ArgumentParser:
+    """Add a subcommand whose help begins with a description and ends with ``epilog``, such as examples.
+
+    Args:
+        subparsers: Those of the command ``dpex``.
+        name: The subcommand.
+        summary: Its line in the help of ``dpex`` itself.
+        description: One paragraph; it is wrapped.
+        epilog: Lines that are shown as they are.
+    """
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description.strip(), COLUMNS),
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table with names in its first column and numbers in the others."""
+    found = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        found.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        found.add_row(*map(str, row))
+    return found
+
+
+def follow(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:
+    """Draw again and again, until ``stop`` is set or Ctrl-C; line by line where there is no terminal."""
+    stop = stop or threading.Event()
+    live = None
+    if console.is_terminal:
+        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
+        while True:
+            drawn = draw()
+            if live is None:
+                console.print(drawn)
+            else:
+                live.update(drawn, refresh=True)
+            if stop.wait(EVERY_S):
+                return

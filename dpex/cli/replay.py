@@ -10,21 +10,27 @@ import argparse
 import json
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import law_for
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.cli import common
-from dpex.cli.from_json import build
+from dpex.cli.main import add_command
 from dpex.errors import TraceError
+from dpex.loader.shown import described
 from dpex.measure.readable import fine_percent, rounded
+from dpex.system.user_warnings import forgive
 
+_T = TypeVar("_T")
+_NOT_JSON = ("inf", "-inf", "nan")
+"""Numbers that JSON lacks, as a trace has them."""
 _WIDTH = 116
 """Columns of the text."""
 _DESCRIPTION = """
@@ -46,7 +52,7 @@ examples:
 def register(subparsers: Any) -> None:
     """Add the subcommand."""
     summary = "explain a recorded run, and decide it again"
-    parser = common.add(subparsers, "replay", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
+    parser = add_command(subparsers, "replay", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")
     parser.set_defaults(command=run)
 
@@ -59,6 +65,7 @@ def run(options: argparse.Namespace, write: Callable[[str], object] = print) -> 
         print(f"dpex replay: {error}", file=sys.stderr)
         return 2
     windows = replay(trace)
+    forgive(sys.stdout)
     for line in report(trace, windows):
         write(line)
     return int(not all(window.is_same for window in windows))
@@ -189,6 +196,57 @@ def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: li
         decisions[number] = replace(decisions[number], outcome=build(Outcome, record))
 
 
+# -- dataclasses from JSON ---------------------------------------------------------------------------------------------
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    hints = get_type_hints(kind)
+    return tuple((f.name, hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in fields(kind))
+
+
+def build(kind: type[_T], record: Any) -> _T:
+    """Return a dataclass from the object that `dpex.autotune.trace.plain` made of it.
+
+    Unknown fields are passed over, and missing ones take their defaults.
+
+    Raises:
+        TypeError, ValueError: A field is missing that has no default, or is of another type.
+    """
+    if not isinstance(record, Mapping):
+        raise TypeError(f"{kind.__name__}: {record!r} where an object should be")
+    values: dict[str, Any] = {}
+    for name, hint, required in _fields_of(kind):  # type: ignore[arg-type]  # a class, not Hashable?
+        if name in record:
+            values[name] = _value(hint, record[name], f"{kind.__name__}.{name}")
+        elif required:
+            raise ValueError(f"{kind.__name__} without {name!r}")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return value
+        if value in _NOT_JSON:
+            return float(value)
+        raise TypeError(f"{where}: {value!r} is no number")
+    origin, inner = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        return build(hint, value)  # type: ignore[arg-type]
+    if origin in (Union, types.UnionType):
+        kind = next(one for one in inner if one is not type(None))
+        return None if value is None and type(None) in inner else _value(kind, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(inner[0], item, where) for item in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return {name: _value(inner[1], item, where) for name, item in value.items()}
+    kind = str if origin is Literal else hint  # a newer dpex may know more words
+    if kind is not Any and type(value) is not kind:
+        raise TypeError(f"{where}: {value!r} is no {getattr(kind, '__name__', kind)}")
+    return value
+
+
 # -- decided again -----------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +302,8 @@ def _head(trace: Trace) -> Iterator[str]:
     """When, where and by what the run was recorded, how long it was, and its settings."""
     header, machine, samples = trace.header, trace.header.machine, trace.samples
     where = f" on {machine['name']}" if "name" in machine else ""
-    yield f"Recorded {_date(header.started_s)}{where} by dpex {header.dpex}"
+    started = datetime.fromtimestamp(header.started_s, timezone.utc)
+    yield f"Recorded {started:%Y-%m-%d %H:%M:%S} UTC{where} by dpex {header.dpex}"
     facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items() if name != "name")
     yield from _wrapped("  process   ", facts) if facts else ()
     if trace.is_torn:
@@ -268,13 +327,6 @@ def _head(trace: Trace) -> Iterator[str]:
         yield from _wrapped("            given: ", ", ".join(given)) if given else ()
 
 
-def _date(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, OSError, ValueError):
-        return f"{seconds:g} s after 1970"
-
-
 def _not_default(config: AutotuneConfig) -> list[str]:
     default = asdict(AutotuneConfig())
     return [f"{name}={value}" for name, value in asdict(config).items() if value != default[name] and name != "trace"]
@@ -282,22 +334,13 @@ def _not_default(config: AutotuneConfig) -> list[str]:
 
 def _explain(number: int, window: ReplayedWindow, decision: Decision) -> Iterator[str]:
     yield ""
-    yield f"[{number}] at {decision.at:.2f} s: {_short(decision)}"
+    yield from _wrapped(f"[{number}] at {decision.at:.2f} s: ", described(decision))
     yield from _wrapped("    why       ", decision.text)
-    yield f"    expected  {rounded(decision.predicted_rate)}/s, {fine_percent(decision.predicted_wait)} lost to loading"
-    outcome = decision.outcome
-    if outcome is None:
-        yield "    measured  never: the run ended, or something else was decided or fixed first"
-    else:
-        verdict = "kept" if outcome.kept else "undone"
-        after = f"{outcome.at - decision.at:.1f} s later"
-        measured = f"{rounded(outcome.rate)}/s, {fine_percent(outcome.wait)} lost to loading"
-        yield f"    measured  {measured}, {after}: {verdict}"
     yield f"    replayed  {'the same' if window.is_same else _short(window.replayed)}"
 
 
 def _short(decision: Decision | None) -> str:
-    return "nothing" if decision is None else f"{decision.old} -> {decision.new} ({decision.reason})"
+    return "nothing" if decision is None else f"{decision.old} → {decision.new} ({decision.reason})"
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import ast
 import atexit
+import builtins
+import importlib.machinery
 import inspect
+import io
 import json
 import os
 import pkgutil
 import re
+import runpy
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
-from dpex.cli import common
+from dpex.cli.main import add_command
 from dpex.errors import ClusterError, OptionError
 from dpex.options import LoaderOptions, WorkerConfig, checked
-from dpex.run.install import ROOT, begin, has_served
-from dpex.run.options import RunOptions
-from dpex.run.script import run_module, run_script
+from dpex.run.install import ROOT, RunOptions, begin, has_served
 from dpex.system.ray_package import require_ray
 
 _LOADERS_OPTIONS = {
@@ -80,7 +84,7 @@ examples:
 def register(subparsers: Any) -> None:
     """Add both subcommands."""
     summary = "run a script with dpex behind its loaders"
-    parser = common.add(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
+    parser = add_command(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
     parser.add_argument(
         "--num-workers", type=_workers, default="auto", metavar="N|auto|keep", help="see below (default: auto)"
     )
@@ -95,7 +99,7 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(command=lambda given: _run_tuned(parser, given))
 
     summary = "run a script as it is, and say why it waits for data"
-    parser = common.add(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)
+    parser = add_command(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)
     _add_report_and_script(parser)
     parser.set_defaults(command=_diagnose)
 
@@ -221,3 +225,78 @@ def _start(given: argparse.Namespace, options: RunOptions) -> int:
     begin(options, os.environ)
     (run_module if given.is_module else run_script)(script, arguments)
     return 0
+
+
+# -- the script --------------------------------------------------------------------------------------------------------
+# It runs in this process as ``python script.py`` or ``python -m module`` would run it. It is ``__main__``, with its own
+# ``sys.argv`` and ``sys.path[0]``. What it raises leaves the process as under Python itself, and the traceback begins
+# with the script.
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """As ``python PATH ARGUMENTS``.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+    """
+    sys.argv = [path, *arguments]
+    place = os.path.abspath(path)  # noqa: PTH100  (as Python: without following links)
+    with io.open_code(str(Path(path).absolute())) as file:
+        source = file.read()
+    _begin_path(Path(path).resolve().parent)
+    loader = importlib.machinery.SourceFileLoader("__main__", place)
+    main = vars(_new_main(__file__=place, __loader__=loader))
+    _beginning_with_the_script(lambda: exec(compile(source, place, "exec", dont_inherit=True), main))
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """As ``python -m NAME ARGUMENTS``."""
+    sys.argv = ["-m", *arguments]
+    _begin_path(Path.cwd())
+    _new_main()
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
+    _beginning_with_the_script(lambda: run(name))
+
+
+def _begin_path(*folder: Path) -> None:
+    """Put the folder where this command's own one stands, unless Python runs without one (``-P``)."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[:1] = map(str, folder)
+
+
+def _new_main(**attributes: Any) -> ModuleType:
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main).update({"__builtins__": builtins, "__cached__": None, "__annotations__": {}} | attributes)
+    return main
+
+
+def _beginning_with_the_script(run: Callable[[], object]) -> None:
+    """Call, and leave the frames up to the call out of the traceback of an uncaught error."""
+    try:
+        run()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _show_from(run, error)
+        raise
+
+
+def _show_from(run: Callable[[], object], error: BaseException) -> None:
+    code = run.__code__
+    hook = sys.excepthook
+
+    def show(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        if value is error:
+            traceback = _after(traceback, code)
+            value.__traceback__ = traceback
+        hook(kind, value, traceback)
+
+    sys.excepthook = show
+
+
+def _after(traceback: TracebackType | None, code: Any) -> TracebackType | None:
+    """The part of a traceback below the frame of that code."""
+    at = traceback
+    while at is not None and at.tb_frame.f_code is not code:
+        at = at.tb_next
+    return at.tb_next if at is not None else traceback

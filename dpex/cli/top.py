@@ -27,7 +27,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dpex.cli import common
+from dpex.cli.main import add_command, follow
 from dpex.measure.readable import fine_percent
 from dpex.schedule.names import WORKER_POOLS
 from dpex.system.directories import own_directories, to_look_in
@@ -237,7 +237,7 @@ def _plain(text: str) -> str:
 def register(subparsers: Any) -> None:
     """Add this command."""
     summary = "watch the training processes: whether each one waits for data, and why"
-    found = common.add(subparsers, "top", summary=summary, description=_DESCRIPTION)
+    found = add_command(subparsers, "top", summary=summary, description=_DESCRIPTION)
     found.add_argument(
         "url", nargs="*", help="address of a live page (default: all training processes that are announced)"
     )
@@ -271,5 +271,5 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     if options.once:
         console.print(look())
         return 0 if any(not one.error for one in watch.watched.values()) else 1
-    common.follow(look, console, stop)
+    follow(look, console, stop)
     return 0

@@ -71,15 +71,15 @@ class DecisionList(list[Decision]):
     """A list of decisions whose ``repr`` is a line for each."""
 
     def __repr__(self) -> str:
-        lines = [f"{number}. {_described(one)}" for number, one in enumerate(self, 1)]
+        lines = [f"{number}. {described(one)}" for number, one in enumerate(self, 1)]
         return "\n".join(lines) or "no decisions"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f'<li title="{escape(one.text)}">{escape(_described(one))}</li>' for one in self)
+        rows = "".join(f'<li title="{escape(one.text)}">{escape(described(one))}</li>' for one in self)
         return f"<ol>{rows}</ol>" if rows else "<p>no decisions</p>"
 
 
-def _described(one: Decision) -> str:
-    """A decision on one line: what changed and why, what it should bring, and what it brought."""
+def described(one: Decision) -> str:
+    """Return a decision on one line: what changed and why, what it should bring, and what it brought."""
     expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
     return f"{one.old} → {one.new} ({one.reason}): expected {expected}; {brought(one)}"

@@ -2,7 +2,7 @@
 
 torch's ``DataLoader`` stays what it is, a class with torch's constructor, attributes and pickle, so that subclasses,
 ``isinstance`` and libraries that rebuild loaders see no difference. Only where it makes an iterator, dpex does
-(`dpex.run.proxy_loader`, `dpex.loader.hook`). That one method is replaced as soon as torch defines the class. torch is
+(`dpex.run.served`, `dpex.loader.hook`). That one method is replaced as soon as torch defines the class. torch is
 not imported for it, as a script may set variables that torch reads when it is imported.
 
 Processes that the script starts read the `RunOptions` in ``DPEX_RUN``, as JSON. First on their ``PYTHONPATH`` is a
@@ -13,19 +13,75 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
+import json
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from dpex.loader import hook
-from dpex.run.options import VARIABLE, RunOptions
+from dpex.options import WorkerConfig
 
 TARGET = "torch.utils.data.dataloader"
 ROOT = str(Path(__file__).resolve().parents[2])
 _HOOK = str(Path(__file__).resolve().parent / "sitehook")
+VARIABLE = "DPEX_RUN"
+Count = int | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options as ``dpex run --help`` and ``dpex diagnose --help`` explain them.
+
+    Attributes:
+        loader: Options of `dpex.DpexDataLoader` and of its `WorkerConfig`, by name.
+        html, json: Names of files for the report.
+        full: The report has all tables.
+        quiet: Nothing is printed at the end.
+        script: The script and its arguments, for the advice.
+        prefix: ``sys.prefix`` of the Python for which these options are.
+        root: The folder in which its dpex is.
+    """
+
+    command: Literal["run", "diagnose"] = "run"
+    num_workers: int | Literal["auto", "keep"] = "auto"
+    also_in_process: bool = False
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    html: str | None = None
+    json: str | None = None
+    full: bool = False
+    quiet: bool = False
+    script: tuple[str, ...] = ()
+    prefix: str = ""
+    root: str = ""
+
+    def to_text(self) -> str:
+        """Return the options as a text for the environment."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> RunOptions:
+        """Return the options that `to_text` wrote."""
+        values = json.loads(text)
+        return cls(**(values | {"script": tuple(values["script"])}))
+
+    def workers(self, given: int, *, iterable: bool) -> Count:
+        """Return the workers of a loader to which the script gives ``given``.
+
+        A stream keeps its number, which decides what its dataset yields in which worker.
+        """
+        if self.num_workers == "keep" or iterable or (given == 0 and not self.also_in_process):
+            return given
+        return self.num_workers
+
+    def loader_options(self, workers: Count) -> dict[str, Any]:
+        """Return the keywords of `dpex.DpexDataLoader` beyond torch's; without workers none of a cluster."""
+        places = () if workers else ("distribute_mode", "head_address")
+        found = {name: value for name, value in self.loader.items() if name not in places}
+        return {**found, "worker_config": WorkerConfig(memory_budget=found.pop("memory_budget", None))}
 
 
 def begin(options: RunOptions, environ: MutableMapping[str, str]) -> None:
@@ -78,19 +134,19 @@ def _replace(module: ModuleType, options: RunOptions) -> None:
 
 def _serve(options: RunOptions, loader: Any, torchs: hook.TorchsMethod) -> Any:
     """See `dpex.loader.hook.Server`."""
-    from dpex.run.proxy_loader import iterator
+    from dpex.run.served import iterator
 
     return iterator(loader, torchs, options)
 
 
 def _observe(options: RunOptions, loader: Any) -> None:
     """See `dpex.loader.hook.observers`: report on the script's own loaders of dpex's class, too."""
-    from dpex.run.proxy_loader import observe
+    from dpex.run.served import observe
 
     observe(loader, options)
 
 
 def has_served() -> bool:
     """Return True if a loader of this process was served, without importing torch to find out."""
-    closing = sys.modules.get("dpex.run.closing")
-    return closing is not None and bool(closing.has_served())
+    served = sys.modules.get("dpex.run.served")
+    return served is not None and bool(served.has_served())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +11,8 @@ import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.run import closing
-from dpex.run.closing import Served, lines, note, report_all
 from dpex.run.install import RunOptions
+from dpex.run.served import Served, lines, note, report_all
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
@@ -121,8 +121,8 @@ def test_few_loaders_are_shown_and_one_is_reported_on() -> None:
 def test_other_ranks_say_nothing_and_a_loader_made_anew_is_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(closing, "_served", [])
-    monkeypatch.setattr(closing, "_pid", closing.os.getpid())
+    monkeypatch.setattr("dpex.run.served._served", [])
+    monkeypatch.setattr("dpex.run.served._pid", os.getpid())
     options = RunOptions()
     for rank in (0, 0, 1):
         loader = Loader(2 + rank)

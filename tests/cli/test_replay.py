@@ -121,7 +121,7 @@ def test_a_run_is_explained(shift: Path) -> None:
     assert f"Decisions: {len(trace.decisions)}" in lines
     words = " ".join(text.split())
     for number, decision in enumerate(trace.decisions, 1):
-        assert f"[{number}] at {decision.at:.2f} s: {decision.old} -> {decision.new} ({decision.reason})" in words
+        assert f"[{number}] at {decision.at:.2f} s: {decision.old} → {decision.new} ({decision.reason})" in words
         assert f"why {decision.text}" in words
     assert "replayed the same" in words
     assert lines[-1] == "This version of dpex decides the same on these windows."
@@ -130,7 +130,7 @@ def test_a_run_is_explained(shift: Path) -> None:
 def test_what_was_never_judged_is_said_to_be_so(shift: Path) -> None:
     trace = load(str(shift))
     bare = replace(trace, decisions=tuple(replace(each, outcome=None) for each in trace.decisions))
-    assert sum("measured  never" in text for text in report(bare, replay(bare))) == len(trace.decisions)
+    assert sum("not judged yet" in text for text in report(bare, replay(bare))) == len(trace.decisions)
 
 
 def test_a_trace_without_windows_is_explained(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
     first = load(str(shift)).decisions[0]
     assert f"at {first.at:.2f} s" in lines[number]
     assert lines[number + 1 : number + 3] == [
-        f"    recorded  {first.old} -> {first.new} (too few)",
+        f"    recorded  {first.old} → {first.new} (too few)",
         "    replayed  nothing",
     ]
     assert any("recorded under the recorded settings" in text for text in lines)

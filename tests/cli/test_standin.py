@@ -12,9 +12,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex.loader import proxies
 from dpex.loader.proxies import why_not
-from dpex.run import proxy_loader
+from dpex.run import served
 from dpex.run.install import RunOptions
-from dpex.run.proxy_loader import iterator, stand_in
+from dpex.run.served import iterator, stand_in
 
 TORCHS = DataLoader._get_iterator
 
@@ -92,7 +92,7 @@ class OwnSampler(DataLoader[Any]):
 def test_a_loader_that_dpex_cannot_serve_is_left_to_torch(
     loader: Any, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_loader, "_said", set())
+    monkeypatch.setattr(served, "_said", set())
     made = loader()
     assert why_not(made) == reason
     batches = [[batch.tolist() for batch in iterator(made, TORCHS, RunOptions())] for _ in range(2)]

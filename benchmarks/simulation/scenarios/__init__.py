@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from benchmarks.simulation import world as parts
 from benchmarks.simulation.world import Phase, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.cli.from_json import build
+from dpex.cli.replay import build
 
 _T = TypeVar("_T")
 _PARTS: Mapping[str, type[Any]] = {

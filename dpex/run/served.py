@@ -1,8 +1,11 @@
-"""The end of ``dpex run`` and ``dpex diagnose``: a line for each loader, and the report of one.
+"""The loaders of a script that dpex serves: a `DpexDataLoader` behind each, and the report on them at the end.
 
-The report is about the loader in which most time passed. A loader that is made anew for each pass, with the same kind
-of dataset, batch size and workers, is one loader here. Nothing that goes wrong here ends or changes a run, and a
-process that a signal ends says nothing.
+The proxy of a loader (`dpex.loader.proxies`) makes its iterators. A loader that dpex cannot stand in for is left to
+torch, and a line says why. Used by whichever thread iterates.
+
+At the end of the process there is a line for each loader, and the report of the one in which most time passed. A loader
+that is made anew for each pass, with the same kind of dataset, batch size and workers, is one loader here. Nothing that
+goes wrong there ends or changes a run, and a process that a signal ends says nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +21,99 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
+from dpex._torch import DatasetKind
+from dpex.dataloader import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
 from dpex.diagnose.what_if import TUNERS
-from dpex.loader.proxies import describe
+from dpex.loader.proxies import describe, proxy_of, why_not
 from dpex.measure.readable import percent, rounded
-from dpex.run.options import RunOptions
+from dpex.run.install import Count, RunOptions
 from dpex.system.cpus import rank
 
 _SHOWN = 6
 """Loaders that get a line each: those in which most time passed."""
+
+
+class ProxyLoader(DpexDataLoader[Any]):
+    """Makes another loader's iterators."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch has warned of the loader itself."""
+
+
+_said: set[str] = set()
+
+
+def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> Any:
+    """Return an iterator over a loader of the script; ``torchs`` is torch's own method.
+
+    Raises:
+        OptionError: an option of ``dpex run`` that cannot be had.
+    """
+    if isinstance(loader, DpexDataLoader) or get_worker_info() is not None:
+        return torchs(loader)
+    reason = why_not(loader)
+    if reason is not None:
+        _say(f"dpex {options.command}: PyTorch's own iterators serve {describe(loader)}: {reason}")
+        return torchs(loader)
+    proxy = stand_in(loader, options)
+    made = proxy._get_iterator()
+    note(loader, proxy, options)
+    return made
+
+
+def observe(loader: Any, options: RunOptions) -> None:
+    """Have the report be about a `DpexDataLoader` of the script, too, which keeps its own settings."""
+    if not isinstance(loader, ProxyLoader) and get_worker_info() is None:
+        note(loader, loader, options)
+
+
+def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
+    """Return the loader's proxy, with the loader's attributes as they are now."""
+    given = int(loader.num_workers)
+    iterable = loader._dataset_kind == DatasetKind.Iterable
+    workers = options.workers(given, iterable=iterable)
+    made_for = (workers, loader.prefetch_factor, options)
+
+    def make() -> ProxyLoader:
+        if not given and not workers and options.num_workers != "keep" and not iterable:
+            _hint(loader)
+        return _new(loader, given, workers, options)
+
+    proxy: ProxyLoader = proxy_of(loader, made_for, make)
+    return proxy
+
+
+def _new(loader: Any, given: int, workers: Count, options: RunOptions) -> ProxyLoader:
+    proxy = ProxyLoader(
+        loader.dataset,
+        num_workers=workers,
+        prefetch_factor=loader.prefetch_factor if given and workers else None,
+        **options.loader_options(workers),
+    )
+    proxy._runtime.is_diagnosed = True  # batches made in the training process are counted, too
+    return proxy
+
+
+def _hint(loader: Any) -> None:
+    if rank(os.environ) == 0:
+        _say(
+            f"dpex run: {describe(loader)} has num_workers=0 and stays in the training process; "
+            "--also-in-process gives it workers"
+        )
+
+
+def _say(text: str) -> None:
+    """Print a line to stderr, once in a process."""
+    if text not in _said:
+        _said.add(text)
+        print(text, file=sys.stderr, flush=True)
+
+
+# -- the report at the end ---------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
