@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, StackDataset, TensorDataset, get_worker_info
 
 from dpex import _torch
-from dpex._ray import RAY_SEEN
+from dpex.system.ray_package import RAY_SEEN
 
 SEEN = f"looked at in torch {', '.join(_torch.TORCH_SEEN)}; this is {torch.__version__}"
 """What a failure says first."""

@@ -37,8 +37,8 @@ class ClusterNode(NamedTuple):
 
 def nodes() -> list[ClusterNode]:
     """Return the nodes that are alive, by name. Asks Ray."""
-    from dpex._ray import available_resources_per_node
     from dpex.pools.ray.cluster import living_nodes
+    from dpex.system.ray_package import available_resources_per_node
 
     free = available_resources_per_node()
     found = [

@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 import types
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,13 @@ from dpex.system.clock import monotonic
 
 LARGEST_BYTES = 1 << 18
 """An object, array or tensor above this size is not pickled: copying it alone takes about a tenth of a millisecond."""
+SAME_S = 0.02
+"""Seconds that pickling may take for a dataset that has not changed: twenty times what it took at first, and more only
+of one that has grown."""
 
 
 class SlowError(Exception):
     """Pickling takes too long."""
-
-
-class _ChangedError(Exception):
-    """A pickle is not the expected one."""
 
 
 class PickledState:
@@ -43,19 +43,16 @@ class PickledState:
     """
 
     def __init__(self, *objects: Any, most_s: float = math.inf) -> None:
-        self._pickle, self._by_identity = _dumped(objects, _Sink(most_s))
+        sink = _Sink(most_s)
+        pickler = _Pickler(sink)
+        pickler.dump(objects)
+        sink.check()
+        self._pickle, self._by_identity = b"".join(sink.parts), pickler.by_identity
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PickledState) and self._pickle == other._pickle
 
     __hash__ = None  # type: ignore[assignment]
-
-    def is_of(self, *objects: Any) -> bool:
-        """Return True if this is the state of these objects, too. Of other ones, only the first bytes are pickled."""
-        try:
-            return _dumped(objects, _Sink(math.inf, self._pickle))[0] == self._pickle
-        except Exception:  # such as a file that a sample has opened, which cannot be pickled
-            return False
 
     def restored(self) -> Any:
         """Return copies of the objects as they were, in the process that has pickled them."""
@@ -68,8 +65,9 @@ def as_at_first(state: PickledState, dataset: Any, collate_fn: Any) -> tuple[Any
     Raises:
         ShippingError: They have changed, and their pickle cannot be read.
     """
-    if state.is_of(dataset, collate_fn):
-        return dataset, collate_fn
+    with suppress(Exception):  # such as that of a file that a sample has opened, which cannot be pickled
+        if PickledState(dataset, collate_fn, most_s=SAME_S) == state:
+            return dataset, collate_fn
     try:
         dataset, collate_fn = state.restored()
     except Exception as error:
@@ -81,29 +79,16 @@ def as_at_first(state: PickledState, dataset: Any, collate_fn: Any) -> tuple[Any
     return dataset, collate_fn
 
 
-def _dumped(objects: tuple[Any, ...], sink: _Sink) -> tuple[bytes, dict[int, Any]]:
-    pickler = _Pickler(sink)
-    pickler.dump(objects)
-    sink.check()
-    return b"".join(sink.parts), pickler.by_identity
-
-
 class _Sink:
-    """The file of a pickler. It raises `SlowError` if that takes too long, `_ChangedError` at an unexpected byte."""
+    """The file of a pickler. It raises `SlowError` if that takes too long."""
 
-    def __init__(self, most_s: float, expected: bytes | None = None) -> None:
+    def __init__(self, most_s: float) -> None:
         self.parts: list[bytes] = []
-        self._size = 0
         self._until = monotonic() + most_s
-        self._expected = expected
 
     def write(self, part: Any) -> int:
-        self.check(part.nbytes if isinstance(part, memoryview) else len(part))
-        end = self._size + len(part)
-        if self._expected is not None and self._expected[self._size : end] != part:
-            raise _ChangedError
+        self.check(len(part))
         self.parts.append(bytes(part))
-        self._size = end
         return len(part)
 
     def check(self, size: int = 0) -> None:

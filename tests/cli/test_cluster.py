@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from shared_ray import SharedRay
 
-from dpex._ray import available_resources_per_node
 from dpex.cli.cluster import NO_LOADERS, ClusterNode, screen
 from dpex.pools.ray.shares import Claim
+from dpex.system.ray_package import available_resources_per_node
 
 ROOT = Path(__file__).parents[2]
 NODES = [ClusterNode(name="a", cpus=4.0, free=0.0), ClusterNode(name="b", cpus=8.0, free=2.5)]

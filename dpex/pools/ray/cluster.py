@@ -23,11 +23,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpex._ray import available_resources_per_node, is_client
 from dpex.errors import ClusterError
 from dpex.pools.ray.avoided_nodes import AvoidedNodes
 from dpex.system.clock import monotonic
-from dpex.system.ray_package import import_ray, is_ray_connected
+from dpex.system.ray_package import available_resources_per_node, import_ray, is_client, is_ray_connected
 from dpex.transport.arena import Arena
 
 logger = logging.getLogger("dpex")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpex._ray import draining_nodes, placement_group_near
+from dpex.system.ray_package import draining_nodes, placement_group_near
 
 ASKED_AT_ONCE = 4
 """Placement groups without a place that are asked after: Ray places them in their order, so the others wait as well."""
