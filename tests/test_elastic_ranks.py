@@ -67,7 +67,7 @@ def test_with_the_global_batch_kept_the_steps_that_follow_are_the_same(before: i
 def test_another_global_batch_is_an_error_that_names_both() -> None:
     first = ranks(2)
     list(steps(first, 1))
-    with pytest.raises(StateError, match=r"of 12 samples.*together.*have 15 together"):
+    with pytest.raises(StateError, match=r"of 12 samples.*together.*has 15 samples"):
         ranks(3, batch=5)[0].load_state_dict(first[0].state_dict())
 
 

@@ -106,25 +106,23 @@ def _index_of(loader: Any) -> Any:
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 _WORDS = {
-    "dataset": ("of the data set {0}", "it has the data set {0}", "load it with the data set that it was saved with"),
-    "samples": ("of a data set of {0} samples", "its data set has {0}", "load it with the same samples"),
-    "batch_size": ("of batch_size={0}", "it has batch_size={0}", "give it the same batch size"),
+    "dataset": ("the data set {0}", "load it with the data set that it was saved with"),
+    "samples": ("{0} samples", "load it with the same samples"),
+    "batch_size": ("batch_size={0}", "give it the same batch size"),
     "global_batch": (
-        "of {0} samples in the batches of all ranks together",
-        "its ranks have {0} together",
+        "{0} samples in the batches of all ranks together",
         "change the batch size with the number of ranks",
     ),
-    "drop_last": ("of drop_last={0}", "it has drop_last={0}", "give it the same"),
-    "sampler": ("of the sampler {0}", "it has the sampler {0}", "give it the same kind of sampler"),
-    "seeding": ("of seeding={0!r}", "it has seeding={0!r}", "give it the same"),
+    "drop_last": ("drop_last={0}", "give it the same"),
+    "sampler": ("the sampler {0}", "give it the same kind of sampler"),
+    "seeding": ("seeding={0!r}", "give it the same"),
     "workers": (
-        "of num_workers={0}",
-        "it has num_workers={0}",
+        "num_workers={0}",
         "give it the same number; with seeding='batch' a map-style data set may have any",
     ),
-    "seed": ("of the seed {0}", "it has the seed {0}", "give its generator, or its sampler, the same seed"),
+    "seed": ("the seed {0}", "give its generator, or its sampler, the same seed"),
 }
-"""For each property: the state's in words, the loader's in words, and the remedy if they differ."""
+"""For each property: its value in words, and the remedy if the state and the loader differ."""
 
 
 def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]:
@@ -182,13 +180,13 @@ def _batch_size(loader: Any) -> dict[str, Any]:
 def check_identity(saved: Mapping[str, Any], loader: Any) -> None:
     """Raise StateError where a state is of another loader, naming what the state has and what the loader has."""
     found = identity_of(loader)
-    for name, (of, has, remedy) in _WORDS.items():
+    for name, (words, remedy) in _WORDS.items():
         theirs, ours = saved.get(name), found.get(name)
         if name == "workers" and theirs == 1 and _may_have_one_stream(loader):
             continue
         if theirs != ours and not (name == "seed" and theirs is not None and _same_seeds(theirs, ours)):
             raise StateError(
-                f"the state is {of.format(theirs)}, and the loader is another one: {has.format(ours)}; {remedy}"
+                f"the state is of {words.format(theirs)}, and the loader has {words.format(ours)}; {remedy}"
             )
 
 

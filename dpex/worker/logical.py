@@ -69,7 +69,7 @@ class Logical:
         self.is_asked = False
         self.own: OwnGenerators | None = None
         self._setup = setup
-        self._original = PickledState(setup.dataset, setup.collate_fn) if setup.renews else None
+        self._original: PickledState | None = None
         self._state: RngState | None = None
         """The random states to go on from; None while it has the process."""
         self._timer = timer
@@ -102,6 +102,8 @@ class Logical:
         set_worker_info(self.info)
         begun = LogicalState() if state is None else unpack_state(state)
         try:
+            if setup.renews:
+                self._original = PickledState(setup.dataset, setup.collate_fn)
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
                 if self._first_stream is not None:
