@@ -19,8 +19,8 @@ import torch
 from dpex.errors import ShippingError
 from dpex.system.clock import monotonic
 
-LARGEST_BYTES = 1 << 18
-"""An object, array or tensor above this size is not pickled: copying it alone takes about a tenth of a millisecond."""
+MOST_BYTES = 1 << 20
+"""A larger pickle takes more than a millisecond to make or to compare."""
 SAME_S = 0.02
 """Seconds that pickling may take for a dataset that has not changed: twenty times what it took at first, and more only
 of one that has grown."""
@@ -38,7 +38,7 @@ class PickledState:
         most_s: Seconds that pickling may take.
 
     Raises:
-        SlowError: It takes longer, or an object is larger than `LARGEST_BYTES`.
+        SlowError: It takes longer, or the pickle is larger than `MOST_BYTES`.
         Exception: An object cannot be pickled.
     """
 
@@ -84,15 +84,17 @@ class _Sink:
 
     def __init__(self, most_s: float) -> None:
         self.parts: list[bytes] = []
+        self._size = 0
         self._until = monotonic() + most_s
 
     def write(self, part: Any) -> int:
         self.check(len(part))
         self.parts.append(bytes(part))
+        self._size += len(part)
         return len(part)
 
-    def check(self, size: int = 0) -> None:
-        if size > LARGEST_BYTES or monotonic() > self._until:
+    def check(self, more: int = 0) -> None:
+        if self._size + more > MOST_BYTES or monotonic() > self._until:
             raise SlowError
 
 
