@@ -54,9 +54,6 @@ __all__ = [
     "set_worker_info",
 ]
 
-TORCH_SEEN = ("2.13",)
-"""Releases of torch whose source was read for these names, and with which their test has passed."""
-
 HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 """torch 2.6 and later; before, dpex brings it along."""
 

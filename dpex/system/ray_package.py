@@ -14,9 +14,6 @@ from typing import Any
 
 from dpex.errors import ClusterError
 
-RAY_SEEN = ("2.60",)
-"""Releases of Ray whose source was read for these names, and with which their test has passed."""
-
 
 def is_ray_connected() -> bool:
     """Return whether this process is connected to a Ray cluster, without importing Ray."""
