@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replac
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import law_for
@@ -29,8 +29,6 @@ from dpex.measure.readable import fine_percent, rounded
 from dpex.system.user_warnings import forgive
 
 _T = TypeVar("_T")
-_NOT_JSON = ("inf", "-inf", "nan")
-"""Numbers that JSON lacks, as a trace has them."""
 _WIDTH = 116
 """Columns of the text."""
 _DESCRIPTION = """
@@ -211,39 +209,32 @@ def build(kind: type[_T], record: Any) -> _T:
     Unknown fields are passed over, and missing ones take their defaults.
 
     Raises:
-        TypeError, ValueError: A field is missing that has no default, or is of another type.
+        TypeError, ValueError: A field is missing that has no default, or is no number or object as it should be.
     """
     if not isinstance(record, Mapping):
         raise TypeError(f"{kind.__name__}: {record!r} where an object should be")
     values: dict[str, Any] = {}
     for name, hint, required in _fields_of(kind):  # type: ignore[arg-type]  # a class, not Hashable?
         if name in record:
-            values[name] = _value(hint, record[name], f"{kind.__name__}.{name}")
+            values[name] = _value(hint, record[name])
         elif required:
             raise ValueError(f"{kind.__name__} without {name!r}")
     return kind(**values)
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    if hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return value
-        if value in _NOT_JSON:
-            return float(value)
-        raise TypeError(f"{where}: {value!r} is no number")
+def _value(hint: Any, value: Any) -> Any:
+    """Return the value of a field of type ``hint``. Numbers that JSON lacks are the strings inf, -inf and nan."""
     origin, inner = get_origin(hint), get_args(hint)
+    if hint is float:
+        return float(value)
     if is_dataclass(hint):
         return build(hint, value)  # type: ignore[arg-type]
     if origin in (Union, types.UnionType):
-        kind = next(one for one in inner if one is not type(None))
-        return None if value is None and type(None) in inner else _value(kind, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(inner[0], item, where) for item in value)
-    if origin is Mapping and isinstance(value, Mapping):
-        return {name: _value(inner[1], item, where) for name, item in value.items()}
-    kind = str if origin is Literal else hint  # a newer dpex may know more words
-    if kind is not Any and type(value) is not kind:
-        raise TypeError(f"{where}: {value!r} is no {getattr(kind, '__name__', kind)}")
+        return None if value is None else _value(next(one for one in inner if one is not type(None)), value)
+    if origin is tuple:
+        return tuple(_value(inner[0], item) for item in value)
+    if origin is Mapping:
+        return {name: _value(inner[1], item) for name, item in value.items()}
     return value
 
 
