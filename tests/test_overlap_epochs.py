@@ -190,6 +190,38 @@ def test_a_dataset_that_changes_between_epochs(changed_in: int) -> None:
     assert_exact(SAMPLERS["shuffled"], rescale, persistent_workers=True)  # whose workers keep what they began with
 
 
+OFFSET = 0.0
+"""A global variable that `Shifted` reads, and a training changes."""
+
+
+class Shifted(Noisy):
+    """A dataset whose samples depend on a global variable, as the size of images in a script may do."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return shifted(super().__getitem__(index))
+
+
+def shifted(sample: torch.Tensor) -> torch.Tensor:
+    return sample + OFFSET
+
+
+def test_a_global_variable_that_changes_between_epochs() -> None:
+    def read(overlap: bool) -> tuple[list[torch.Tensor], LoaderStats]:
+        global OFFSET
+        torch.manual_seed(3)
+        batches: list[torch.Tensor] = []
+        with DpexDataLoader(Shifted(), num_workers=1, seeding="batch", overlap_epochs=overlap) as loader:
+            for epoch in range(EPOCHS):
+                OFFSET = 10.0 * (epoch > 1)
+                batches += loader
+            return batches, loader.stats()
+
+    wanted, _ = read(False)
+    got, stats = read(True)
+    assert all(map(torch.equal, got, wanted))
+    assert stats.overlapped_epochs == EPOCHS - 2
+
+
 @pytest.mark.parametrize("is_collated", [False, True])
 def test_a_dataset_that_changes_itself_in_its_workers(is_collated: bool) -> None:
     """Each epoch begins with the dataset as it is here, whether its workers are new or kept."""

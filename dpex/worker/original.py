@@ -37,6 +37,9 @@ class PickledState:
         objects: The objects.
         most_s: Seconds that pickling may take.
 
+    Attributes:
+        code: The classes and functions in the pickle.
+
     Raises:
         SlowError: It takes longer, or the pickle is larger than `MOST_BYTES`.
         Exception: An object cannot be pickled.
@@ -47,7 +50,7 @@ class PickledState:
         pickler = _Pickler(sink)
         pickler.dump(objects)
         sink.check()
-        self._pickle, self._by_identity = b"".join(sink.parts), pickler.by_identity
+        self._pickle, self._by_identity, self.code = b"".join(sink.parts), pickler.by_identity, pickler.code
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PickledState) and self._pickle == other._pickle
@@ -103,10 +106,14 @@ class _Pickler(pickle.Pickler):
         super().__init__(sink, 5)
         self._sink = sink
         self.by_identity: dict[int, Any] = {}
+        self.code: list[type | types.FunctionType] = []
 
     def reducer_override(self, obj: Any) -> Any:
         self._sink.check(obj.nbytes if isinstance(obj, (np.ndarray, torch.Tensor)) else 0)
-        if isinstance(obj, (type, types.FunctionType)) and "<" in obj.__qualname__:  # which no import finds
+        if not isinstance(obj, (type, types.FunctionType)):
+            return NotImplemented
+        self.code.append(obj)
+        if "<" in obj.__qualname__:  # no import finds it
             self.by_identity[id(obj)] = obj
             cells = getattr(obj, "__closure__", None) or ()
             defaults = getattr(obj, "__defaults__", None), getattr(obj, "__kwdefaults__", None)
