@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
@@ -30,8 +30,10 @@ from dpex.diagnose.source import DiagnosisSource
 from dpex.diagnose.what_if import TUNERS
 from dpex.loader.proxies import describe, proxy_of, why_not
 from dpex.measure.readable import percent, rounded
-from dpex.run.install import Count, RunOptions
 from dpex.system.cpus import rank
+
+if TYPE_CHECKING:
+    from dpex.run.install import Count, RunOptions
 
 _SHOWN = 6
 """Loaders that get a line each: those in which most time passed."""

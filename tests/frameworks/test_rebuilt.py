@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, loader_behind, serve
-from dpex.loader import rebuilt
+from dpex.loader import proxies
 from dpex.loader.proxies import known_proxy
 from dpex.options import WorkerConfig
 
@@ -205,16 +205,16 @@ def test_a_note_goes_with_the_dataset() -> None:
 
     for _ in range(100):  # a loader for each epoch
         kept = Keeping(dataset)
-    assert len(rebuilt._notes[key]) == 16
+    assert len(proxies._notes[key]) == 16
     del kept, dataset
     gc.collect()
-    assert key not in rebuilt._notes
+    assert key not in proxies._notes
     loader = DpexDataLoader([1, 2])  # a list has no weak references: its note goes with the loader
     key = id(loader.dataset)
-    assert key in rebuilt._notes
+    assert key in proxies._notes
     del loader
     gc.collect()
-    assert key not in rebuilt._notes
+    assert key not in proxies._notes
 
 
 @pytest.mark.parametrize("how", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
