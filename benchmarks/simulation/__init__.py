@@ -12,10 +12,9 @@ steering.py       who sets the number of workers: a law, or nobody
 history.py        what a rank did
 scenarios/        worlds by name, and what a law must achieve in them
 generate.py       worlds by the hundred, from a seed: `--fuzz N --seed S`
-recorded.py       worlds from recordings of real runs
+families.py       worlds of three kinds that these seldom are
 oracle.py         the best fixed settings of a scenario; kept.py: those that were found before
 score.py          the law in a scenario, beside these; report.py: tables
-ablation.py       the law with and without each GPU signal
-baseline.py       what was achieved when last recorded; before.json: by the controller that was there before the law
+baseline.py       what was achieved when last recorded
 constants.py      the reference page of the law's constants
 """

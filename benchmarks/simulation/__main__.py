@@ -6,20 +6,22 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.simulation import baseline, beside, kept
-from benchmarks.simulation.generate import described, generate
-from benchmarks.simulation.report import decisions, plain, summary, table, worst
+from benchmarks.simulation import baseline, kept
+from benchmarks.simulation.families import FAMILIES
+from benchmarks.simulation.generate import generate
+from benchmarks.simulation.report import decisions, summary, table, worst
 from benchmarks.simulation.scenarios import SETS, Scenario, load
 from benchmarks.simulation.score import Result, play
 
 _Job = TypeVar("_Job")
 _Found = TypeVar("_Found")
-_AGAIN = "python -m benchmarks.simulation --decisions --world"
+_AGAIN = "python -m benchmarks.simulation --decisions"
 
 
 def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:
@@ -29,8 +31,6 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.beside is not None:
-        return _beside(options, parser, write)
     if options.fuzz or options.world:
         return _fuzz(options, write)
     known = {name: load(name) for name in ([options.set] if options.set else SETS)}
@@ -68,9 +68,6 @@ def _is_meant(scenario: Scenario, only: Sequence[str] | None) -> bool:
 
 
 def _report(name: str, results: Sequence[Result], options: argparse.Namespace) -> Iterator[str]:
-    if options.json:
-        yield json.dumps([plain(result) for result in results], indent=1)
-        return
     for result in results if options.decisions else ():
         yield f"{result.scenario.name}: {result.scenario.why}"
         yield from decisions(result)
@@ -83,11 +80,13 @@ def _report(name: str, results: Sequence[Result], options: argparse.Namespace) -
 
 def _fuzz(options: argparse.Namespace, write: Callable[[str], object]) -> int:
     """Generated worlds, by seed and number; or one of them, with all its parameters."""
+    make = FAMILIES.get(options.kind, generate)
     if options.world:
-        worlds = [generate(*_seed_and_number(options.world))]
-        write(json.dumps(described(*_seed_and_number(options.world)), indent=1))
+        seed, number = map(int, options.world.split(":")[-2:])
+        worlds = [make(seed, number)]
+        write(json.dumps(asdict(worlds[0].world), indent=1))
     else:
-        worlds = [generate(options.seed, number) for number in range(options.fuzz)]
+        worlds = [make(options.seed, number) for number in range(options.fuzz)]
     results = []
     for result in _in_parallel(_play_anew, worlds):
         results.append(result)
@@ -99,39 +98,12 @@ def _fuzz(options: argparse.Namespace, write: Callable[[str], object]) -> int:
 
 
 def _fuzz_report(results: Sequence[Result], options: argparse.Namespace) -> Iterator[str]:
-    if options.json:
-        yield json.dumps([plain(result) for result in results], indent=1)
-    elif options.world:
+    if options.world:
         yield from _report("generated", results, options)
     else:
-        yield from summary(f"generated with seed {options.seed}", results)
+        yield from summary(f"{options.kind} with seed {options.seed}", results)
         yield "  the worst, and the command that plays one alone:"
-        yield from worst(results, _AGAIN)
-
-
-# -- the law beside the controller before it ---------------------------------------------------------------------------
-
-
-def _beside(options: argparse.Namespace, parser: argparse.ArgumentParser, write: Callable[[str], object]) -> int:
-    """A line for each set; 1 if the law raised or passed a limit."""
-    has_failed = False
-    write(beside.head())
-    for of in options.beside or beside.KNOWN:
-        try:
-            worlds = beside.worlds(of, options.fuzz)
-        except ValueError as error:
-            parser.error(str(error))
-        found = list(_in_parallel(beside.figures, [(of, each) for each in worlds]))
-        write(beside.row(of, found))
-        for line in beside.worst(found) if options.decisions else ():
-            write(line)
-        has_failed |= any(each.errors or each.limits for each in found)
-    return int(has_failed)
-
-
-def _seed_and_number(text: str) -> tuple[int, int]:
-    seed, _, number = text.partition(":")
-    return int(seed), int(number)
+        yield from worst(results, f"{_AGAIN} --kind {options.kind} --world")
 
 
 def _play_anew(scenario: Scenario) -> Result:
@@ -150,14 +122,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=(__doc__ or "").strip())
     parser.add_argument("--set", choices=SETS, help="one set only")
     parser.add_argument("--only", action="append", metavar="NAME", help="a scenario or a family; may be repeated")
-    told = "the law beside the controller before it: all sets, or those named, as busy:1 or generated:307"
-    parser.add_argument("--beside", nargs="*", metavar="SET", help=told)
-    parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--decisions", action="store_true", help="list decisions too")
     parser.add_argument("--refresh", action="store_true", help="search again for the best fixed settings (minutes)")
     record: dict[str, Any] = {"nargs": "?", "const": True, "metavar": "FILE"}
     parser.add_argument("--record", **record, help="record what was achieved, for the tests to compare with")
     parser.add_argument("--fuzz", type=int, metavar="N", help="so many generated worlds instead (minutes)")
+    kinds = ("generated", *FAMILIES)
+    parser.add_argument("--kind", choices=kinds, default="generated", help="of the generated worlds (generated)")
     parser.add_argument("--seed", type=int, default=0, help="of the generated worlds")
     parser.add_argument("--world", metavar="SEED:NUMBER", help="one generated world, with its parameters")
     return parser

@@ -1,4 +1,4 @@
-"""Worlds of three kinds that generated ones seldom are, each a function of a seed and a number.
+"""Worlds of three kinds that generated ones seldom are, each a function of a seed and a number: `--fuzz N --kind KIND`.
 
 * ``busy``: other programs take 25 to 100 % of the CPUs for 2 to 20 s at a time, from before the start on. In a third of
   the worlds they come and go with a fixed period of 0.5 to 8 s, so that they may keep time with the trials of a

@@ -52,11 +52,6 @@ def _log_uniform(rng: random.Random, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def estimated_batches(entry: dict[str, Any]) -> float:
-    """Roughly how many batches a described world delivers."""
-    return float(entry["seconds"] * _good_rate(entry["world"], entry["phases"][0]) * entry["world"].get("ranks", 1))
-
-
 def _good_rate(world: dict[str, Any], first: dict[str, Any]) -> float:
     """Roughly the rate that a good setting has at first."""
     work, step = first["work"], first["step"]

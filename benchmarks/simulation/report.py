@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from statistics import fmean, median
 
 from benchmarks.simulation.scenarios import HOLDS
@@ -104,23 +103,3 @@ def decisions(result: Result) -> Iterator[str]:
         who = f"rank {rank} " if len(result.histories) > 1 else ""
         for decision in history.decisions:
             yield f"    {who}{decision.at:7.2f} s  {decision.reason}: {decision.text}"
-
-
-def plain(result: Result) -> dict[str, object]:
-    """For programs."""
-    scores = [
-        {**asdict(s), "regret": s.regret, "settled_regret": s.settled_regret, "excess": s.excess} for s in result.scores
-    ]
-    return {
-        "scenario": result.scenario.name,
-        "why": result.scenario.why,
-        "regret": result.regret,
-        "settled_regret": result.settled_regret,
-        "decisions": result.decisions,
-        "settle_s": result.settle_s,
-        "beyond": list(result.beyond),
-        "errors": list(result.errors),
-        "doubts": list(result.doubts),
-        "missed": result.missed(),
-        "intervals": scores,
-    }

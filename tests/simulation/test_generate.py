@@ -58,9 +58,16 @@ def test_the_command_reports_and_remembers_what_it_searched(tmp_path: Path, monk
     monkeypatch.setattr(kept, "CACHE", tmp_path)
     lines: list[str] = []
     main(["--world", f"{SEED}:{CHEAP}"], lines.append)
-    assert json.loads(lines[0]) == described(SEED, CHEAP)
+    assert json.loads(lines[0])["cpus"] == described(SEED, CHEAP)["world"]["cpus"]
     assert any("regret of whole runs: mean" in line for line in lines)
     assert len(list(tmp_path.glob("*.json"))) == 1
     again: list[str] = []
     main(["--world", f"{SEED}:{CHEAP}"], again.append)
     assert again == lines
+
+
+def test_the_command_plays_worlds_of_a_kind() -> None:
+    lines: list[str] = []
+    main(["--fuzz", "1", "--kind", "short", "--seed", "1"], lines.append)
+    assert lines[0] == "short with seed 1: 1 worlds"
+    assert lines[-3].endswith("--kind short --world short:1:0")
