@@ -25,13 +25,14 @@ AFTER = 40
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """A batch: when it came, its numbers, the workers of each pool that ran then and the batches that it had made, and
-    the deaths until then."""
+    the deaths and late batches until then."""
 
     at: float
     batch: tuple[int, ...]
     running: dict[str, int]
     made: dict[str, int]
     deaths: int
+    late: int
 
     @property
     def all_running(self) -> int:
@@ -48,7 +49,6 @@ class Watched:
     def __init__(self, work: Work, enter: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
         self.work = work
         self.batches: list[Told] = []
-        self.victims: dict[str, list[int]] = {}
         self.warnings: list[str] = []
         self.end: dict[str, Any] = {}
         self._command = [*enter, sys.executable, "-m", "benchmarks.drills.trainer", json.dumps(asdict(work))]
@@ -101,8 +101,6 @@ class Watched:
     def _take(self, line: dict[str, Any]) -> None:
         if "batch" in line:
             self.batches.append(Told(**{**line, "batch": tuple(line["batch"])}))
-        elif "victims" in line:
-            self.victims = line["victims"]
         elif "warning" in line:
             self.warnings.append(line["warning"])
         else:
@@ -117,12 +115,6 @@ class Watched:
             if monotonic() > deadline:
                 about = f"{len(self.batches)} batches, the last {self.batches[-1:]}; {self.warnings}"
                 raise MeasurementError(f"waited {patience_s:g} s in vain: {about}; {self.errors()}")
-
-    def until_batch(self, true: Callable[[Told], bool], since: float) -> Told:
-        """Go on until a batch came after that moment of which that is so; returns the first."""
-        found: list[Told] = []
-        self.until(lambda: found.extend(told for told in self.batches if told.at > since and true(told)) or found)
-        return found[0]
 
     def errors(self) -> str:
         """The end of what it wrote to standard error."""
@@ -141,15 +133,21 @@ class Watched:
         """When the last batch came."""
         return self.batches[-1].deaths if self.batches else 0
 
+    @property
+    def late(self) -> int:
+        """Late batches when the last batch came."""
+        return self.batches[-1].late if self.batches else 0
+
     def made_by(self, pool: str) -> int:
         """Batches of that pool when the last batch came."""
         return self.batches[-1].made.get(pool, 0) if self.batches else 0
 
     def until_all_run(self) -> int:
-        """Go on until all workers run and their processes are known; returns how many there are."""
-        self.until(lambda: self.victims)
+        """Go on until all workers run; returns how many there are."""
+        wanted = self.work.workers + self.work.also_local
+        self.until(lambda: self.running >= max(1, wanted))
         self.take(AFTER)
-        return self.work.workers + self.work.also_local
+        return wanted
 
     def take(self, count: int) -> None:
         """Have it train on so many batches more."""
@@ -173,10 +171,9 @@ class Watched:
 
     @property
     def lost(self) -> int:
-        """Samples that did not come although later ones of their stream did."""
-        streams, came = self.work.workers if self.work.is_stream else 1, set(self.numbers)
-        latest = [max((number for number in came if number % streams == k), default=-1) for k in range(streams)]
-        return sum(len(set(range(k, latest[k], streams)) - came) for k in range(streams))
+        """Samples that did not come although later ones did."""
+        came = set(self.numbers)
+        return max(came, default=-1) + 1 - len(came)
 
     @property
     def repeated(self) -> int:

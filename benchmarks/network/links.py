@@ -42,11 +42,6 @@ class Link:
         """The rate in bytes."""
         return self.bits_per_s / 8
 
-    def __str__(self) -> str:
-        rate = f"{self.bits_per_s / 1e9:g} Gbit/s" if self.bits_per_s >= 1e9 else f"{self.bits_per_s / 1e6:g} Mbit/s"
-        way = f", {self.round_trip_s * 1e3:g} ms" if self.round_trip_s else ""
-        return rate + way + (f", {self.loss:.0%} loss" if self.loss else "")
-
 
 @functools.cache
 def why_not() -> str:
@@ -84,9 +79,9 @@ class Network:
     ``trainer``, ``nodes``: names of namespaces; ``address``: the trainer's address for each node.
     """
 
-    def __init__(self, links: Sequence[Link], name: str = "") -> None:
+    def __init__(self, links: Sequence[Link]) -> None:
         self._links = list(links)
-        stem = name or f"dpex{os.getpid()}"
+        stem = f"dpex{os.getpid()}"
         self.trainer = f"{stem}t"
         self.nodes = [f"{stem}n{at}" for at in range(len(links))]
         self.address = [f"10.77.{at}.1" for at in range(len(links))]

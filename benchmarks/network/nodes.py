@@ -1,5 +1,5 @@
 """Agents that are started directly, without Ray, in this network namespace or in others: real processes and real
-connections."""
+connections. Ray would only place them."""
 
 import os
 import pickle
@@ -7,15 +7,23 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.network.links import Network
+from dpex.autotune.room import RoomFound, RoomWanted
+from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.connection import AdmissionServer
 from dpex.pools.agent.nodes import NodeNews, link_over, wake_nobody
+from dpex.pools.agent.pool import RemotePool
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.agent.shipped_file import write_shipped
+from dpex.pools.factory import PoolFactory
+from dpex.pools.ray import room as cluster_room
 from dpex.transport.arena import Arena
 from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
@@ -115,3 +123,48 @@ class ProcessNodes:
             process.kill()
             process.wait()
         os.close(self.fd)
+
+
+class Room:
+    """Place for remote workers, as a cluster of that size would say."""
+
+    most = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def look(self, wanted: RoomWanted) -> RoomFound:
+        """See `dpex.autotune.room.Room.look`."""
+        return RoomFound(more=max(0, self.most - wanted.requested))
+
+    def rest(self) -> None:
+        """See `dpex.autotune.room.Room.rest`."""
+
+
+@contextmanager
+def agents_in(
+    namespaces: Sequence[str], reached_at: Sequence[str], workers: int, look_in: Sequence[str] = ()
+) -> Iterator[None]:
+    """Have remote pools made of agents in these namespaces, which reach this process at these addresses.
+
+    workers: room in each. look_in: directories in which agents look for packages first.
+    """
+    make = PoolFactory.__call__
+
+    def made(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
+        if name != "remote":
+            return make(self, name, count, setup, shared_queue)
+        enter = [Network.enter(one) for one in namespaces]
+        nodes = ProcessNodes(setup, [workers] * len(namespaces), "0.0.0.0", reached_at, enter)
+        nodes.path = [*look_in, *nodes.path]
+        return RemotePool(
+            nodes, shared_queue=shared_queue, first_workers=count, probe_index=0, compression=self.compression
+        )
+
+    Room.most = workers * len(namespaces)
+    with (
+        patch.object(PoolFactory, "__call__", made),
+        patch.object(LoaderRuntime, "hold_cluster", lambda self, head_address: None),
+        patch.object(cluster_room, "RemoteRoom", Room),
+    ):
+        yield

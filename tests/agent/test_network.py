@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import until
 
-from benchmarks.drills.trainer import Work
+from benchmarks.drills.trainer import BATCH, Work
 from benchmarks.drills.watched import AFTER, Watched
 from benchmarks.network.links import Link, Network, why_not
-from benchmarks.network.measure import Request
-from benchmarks.process import ROOT
 from dpex.system.clock import monotonic
 
 pytestmark = [
@@ -26,34 +21,32 @@ pytestmark = [
 ]
 
 
-def measured(
-    network: Network, request: Request, trainer: str = "benchmarks.network.measure"
-) -> tuple[dict[str, Any], str]:
-    """What a trainer in its namespace measures, and what it says."""
-    command = [sys.executable, "-m", trainer, json.dumps(asdict(request))]
-    done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+SIZE = 12_800
+BATCH_BYTES = 8 * SIZE * BATCH
+"""0.4 MB."""
+
+
+def training_with_a_node(network: Network, *, also_local: int = 1, **work: Any) -> Watched:
+    """Two workers behind the link, and one beside the trainer."""
+    where: dict[str, Any] = {"nodes": network.nodes, "reached_at": network.address}
+    made = Work(place="agents", workers=2, also_local=also_local, **where, **work)
+    return Watched(made, enter=network.enter(network.trainer))
+
+
+def end(training: Watched) -> dict[str, Any]:
+    """Let the training end; what it tells of its node."""
+    assert training.finish() == 0, training.errors()
+    assert (training.lost, training.repeated) == (0, 0)
+    (node,) = training.end["nodes"]
+    return dict(node)
 
 
 def test_what_a_link_carries_is_measured_and_told() -> None:
-    """Batches of 0.4 MB over 80 Mbit/s, 20 ms there and back: ten per second and machine at most."""
+    """Batches of 0.4 MB over 80 Mbit/s, 20 ms there and back: 24 per second at most."""
     link = Link(bits_per_s=80e6, round_trip_s=0.02)
-    with Network([link]) as network:
-        request = Request(
-            split=(1, 2),
-            most=(1, 2),
-            nodes=network.nodes,
-            reached_at=network.address,
-            rooms=[2],
-            window_s=0.0,
-            least_remote=10,
-            wait_s=0.01,
-            side=96,
-        )
-        found, _ = measured(network, request)
-    assert found["batches"] > 0
-    (node,) = found["nodes"].values()
+    with Network([link]) as network, training_with_a_node(network, size=SIZE) as training:
+        training.until(lambda: training.made_by("remote") >= 10)
+        node = end(training)
     assert node["tickets"] >= 10
     assert node["links"] == 1
     assert node["sent_bytes"] > 0
@@ -65,48 +58,25 @@ def test_what_a_link_carries_is_measured_and_told() -> None:
 def test_batches_travel_as_they_are_from_a_node_without_zstandard(tmp_path: Path) -> None:
     """Two remote workers behind 20 Mbit/s, with batches of 0.4 MB that would compress, all of which are compared."""
     (tmp_path / "zstandard.py").write_text("raise ImportError('not installed')\n")
-    with Network([Link(bits_per_s=20e6, round_trip_s=0.001)]) as network:
-        request = Request(
-            split=(0, 2),
-            most=(0, 2),
-            nodes=network.nodes,
-            reached_at=network.address,
-            rooms=[2],
-            window_s=5.0,
-            wait_s=0.01,
-            side=96,
-            content="few values",
-            compares=True,
-            compression="zstd",
-            agents_look_in=[str(tmp_path)],
-        )
-        found, _ = measured(network, request)
-    (node,) = found["nodes"].values()
+    packages: dict[str, Any] = {"compression": "zstd", "agents_look_in": [str(tmp_path)]}
+    with (
+        Network([Link(bits_per_s=20e6, round_trip_s=0.001)]) as network,
+        training_with_a_node(network, also_local=0, size=SIZE, **packages) as training,
+    ):
+        training.until(lambda: training.made_by("remote") >= 10)
+        node = end(training)
     assert node["tickets"] > 0
     assert node["sent_bytes"] > 0.5 * BATCH_BYTES * node["tickets"]
 
 
-BATCH_BYTES = 16 * 3 * 96 * 96
-
-
 def test_what_a_very_slow_link_owes_is_made_again_here_and_the_batches_are_the_same() -> None:
     """Batches of 0.4 MB over 1 Mbit/s: each takes more than three seconds to arrive."""
-    with Network([Link(bits_per_s=1e6, round_trip_s=0.01)]) as network:
-        request = Request(
-            split=(1, 2),
-            most=(1, 2),
-            nodes=network.nodes,
-            reached_at=network.address,
-            rooms=[2],
-            window_s=0.0,
-            least_late=3,
-            wait_s=0.01,
-            side=96,
-            compares=True,
-        )
-        found, _ = measured(network, request)
-    assert found["late"] >= 3
-    assert found["batches"] > 0
+    with (
+        Network([Link(bits_per_s=1e6, round_trip_s=0.01)]) as network,
+        training_with_a_node(network, size=SIZE) as training,
+    ):
+        training.until(lambda: training.late >= 3)
+        end(training)
 
 
 CUT_S = 3.0
@@ -114,12 +84,6 @@ CUT_S = 3.0
 
 GIVEN_UP_S = 80.0
 """A connection is given up after 15 s; the kernel by itself waits for 15 minutes."""
-
-
-def training_with_a_node(network: Network, **work: Any) -> Watched:
-    """Two workers behind the link, and one beside the trainer."""
-    where: dict[str, Any] = {"nodes": tuple(network.nodes), "reached_at": tuple(network.address)}
-    return Watched(Work(place="agents", workers=2, also_local=1, **where, **work), enter=network.enter(network.trainer))
 
 
 def test_a_node_that_is_cut_off_is_waited_for_and_given_up_if_that_lasts() -> None:
