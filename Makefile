@@ -79,11 +79,11 @@ test-gpu:
 # All that is to be shown on a GPU, in under ten minutes: the tests, then ResNet-50 with torch's loader and with dpex's.
 # The figures are in FIGURES, also those of tests that fail.
 FIGURES ?= benchmarks/results
-RESNET := 'photographs limit' 'photographs torch:8' 'photographs torch:16' 'photographs dpex:auto'
+RESNET := limit:0 torch:8 torch:16 dpex:auto
 gpu-proof:
 	DPEX_GPU_FIGURES=$(FIGURES)/local-gpu-tests.json timeout 330 $(PYTHON) -m pytest -o addopts= -rP tests/gpu; tests=$$?; \
-	timeout 250 $(PYTHON) -m benchmarks.training.speed --seconds 12 --rounds 2 --only $(RESNET) \
-		--results $(FIGURES)/local-gpu-speed.json && exit $$tests
+	rm -f $(FIGURES)/local-gpu-speed.jsonl; timeout 250 $(PYTHON) -m benchmarks --rows train-jpeg \
+		--learning-window-s 12 --rounds 2 --only $(RESNET) --results $(FIGURES)/local-gpu-speed.jsonl && exit $$tests
 
 # Lines and branches of dpex that the default tier runs, in every process. Tests that compare stderr may fail here.
 COVERED := schedule engine pools transport worker autotune
@@ -95,7 +95,7 @@ coverage: $(STAMP)
 	$(BIN)/python -m coverage report | grep TOTAL
 
 speed: $(STAMP)
-	$(BIN)/python -m benchmarks.training.speed $(SPEED_ARGS)
+	$(BIN)/python -m benchmarks --rows train-jpeg train-waits --rounds 3 $(SPEED_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

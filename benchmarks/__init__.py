@@ -3,22 +3,21 @@
 works/            the works, one subject a module: real loading code on data that is made here
 tables.py         that data: files larger than the last-level cache
 consumer.py       what every consumer does with a batch: reads each page, or copies it
-course.py         one consumer from before iter() on: rate, waiting, what is left after learning
+course.py         one consumer from before iter() on: rate, waiting, what is left after learning, memory
 contestants.py    who takes part, by name
-loaders.py        a contestant and a work become an iterable
-actors.py         what people write by hand on Ray; cluster.py: raylets on this machine
 rivals/           other loaders, in an environment of their own
-measure.py        one measurement in a process of its own; process.py: that process
+actors.py         what people write by hand on Ray; cluster.py: raylets on this machine
+measure.py        one measurement in a process of its own; process.py: that process; gpu.py: one that trains on a GPU
 rows.py           the rows: which work, which consumer, which contestants
 journal.py        the file of a run, a line for every measurement
 runner.py         rounds of measurements; __main__.py: the command
-results.py        ratios, the best of each side, the oracle; spread.py: median and range
+results.py        median and range, ratios, the best of each side, the oracle
 keep.py           a run that can be quoted becomes a file in results/
-report.py         the tables of docs/benchmarks.md, the chart of README.md
-training/         whole trainings: `make speed`
-before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
+report.py         the tables of docs/benchmarks.md; chart.py: the chart of README.md
+others/           programs of others, unchanged: `make bench-others`
 drills/, network/ trainings and links that tests break; sweep.py: what `share=` saves; soak.py: what grows
-simulation/       the world in which the controller is judged: `python -m benchmarks.simulation`
+cached.py         caches of samples
+simulation/       the world in which the law is judged: `python -m benchmarks.simulation`
 diagnosis.py      what a diagnosis foretells: `python -m benchmarks.diagnosis`
 machine.py        what it was measured on: processor, caches, memory, versions, commit
 """

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import dpex
 from benchmarks.consumer import read_pages
+from benchmarks.machine import process_tree
 from benchmarks.works.jpeg import encoded_photographs, normalised, random_resized_crop
 from dpex import DpexDataLoader
 
@@ -143,8 +144,7 @@ def shared_files() -> int:
 def mapped_and_not() -> int:
     """Return the proportional set size of this process and all below it, and of shared files that none of them maps."""
     total, shared = 0, 0
-    here = psutil.Process()
-    for process in [here, *here.children(recursive=True)]:
+    for process in process_tree():
         with suppress(psutil.Error, OSError):
             found = process.memory_maps(grouped=True)
             total += sum(one.pss for one in found)
@@ -154,9 +154,8 @@ def mapped_and_not() -> int:
 
 def cpu_used() -> float:
     """Return the CPU seconds of this process, of all below it, and of those that have ended and were waited for."""
-    here = psutil.Process()
     found = 0.0
-    for process in [here, *here.children(recursive=True)]:
+    for process in process_tree():
         with suppress(psutil.Error):
             found += sum(process.cpu_times()[:4])  # own and children's, in user mode and in the kernel
     return found

@@ -30,13 +30,6 @@ def raylets(cpus: Sequence[int]) -> Iterator[str]:
 
 
 @contextmanager
-def two_raylets(cpus: int) -> Iterator[str]:
-    """The trainer's node and one other: Ray copies results from one object store to the other, as between machines."""
-    with raylets([cpus]) as address:
-        yield address
-
-
-@contextmanager
 def connected(cpus: Sequence[int]) -> Iterator[None]:
     """Make a cluster with a further node for each of `cpus` and `join` it; do nothing if there are none."""
     if not cpus:

@@ -5,31 +5,19 @@ processors stay free for loading. Without a step the consumer waits for batches,
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
-from benchmarks.consumer import USES, Use
+from benchmarks.machine import process_tree, tree_bytes
 
-if TYPE_CHECKING:
-    from dpex.autotune.types import Decision
-
-MARK_EVERY_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drive:
-    """What the consumer does: uses each batch, then waits `step_s`, until `count` batches or `window_s` are over."""
-
-    step_s: float
-    window_s: float
-    count: int | None = None
-    use: Use = "read"
+MARKS = 32
+"""So many marks a course has, and one where its second half begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +26,8 @@ class Course:
 
     waited_s: part of `seconds` spent in `iter()` and `next()`. marks: (seconds since the start, batches until
     then) now and then. counted: everybody takes as many batches, instead of the same time. batch_cpu_s: seconds of
-    processor time that a batch of the second half took, of the process and all those below it. settings, decisions:
-    where a loader that tunes itself ended, and how it came there.
+    processor time that a batch of the second half took, of the process and all those below it. memory_bytes: the
+    proportional set size of these at the end. gpu_stall_s: of ``seconds``, the GPU's stream waited for data.
     """
 
     batches: int
@@ -48,8 +36,8 @@ class Course:
     marks: tuple[tuple[float, int], ...] = ()
     counted: bool = False
     batch_cpu_s: float | None = None
-    settings: str | None = None
-    decisions: tuple[dict[str, Any], ...] = ()
+    memory_bytes: int | None = None
+    gpu_stall_s: float | None = None
 
     @property
     def rate(self) -> float:
@@ -60,11 +48,6 @@ class Course:
     def waiting(self) -> float:
         """Share of the time inside `iter()` and `next()`, 0 to 1."""
         return self.waited_s / self.seconds
-
-    @property
-    def first_batch_s(self) -> float:
-        """Seconds until the first batch was there."""
-        return self.marks[0][0] if self.marks else self.seconds
 
     @property
     def settled_rate(self) -> float:
@@ -99,9 +82,9 @@ class Course:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Course":
-        """From what `as_dict` gave, also by way of JSON."""
-        marks = tuple((at_s, batches) for at_s, batches in fields.get("marks", ()))
-        return cls(**fields | {"marks": marks, "decisions": tuple(fields.get("decisions", ()))})
+        """From what `as_dict` gave, also by way of JSON; what courses had before 2026-11-26 is left out."""
+        known = {name: value for name, value in fields.items() if name not in ("settings", "decisions")}
+        return cls(**known | {"marks": tuple((at_s, batches) for at_s, batches in fields.get("marks", ()))})
 
 
 CpuTimes = Mapping[tuple[int, float], float]
@@ -111,7 +94,7 @@ CpuTimes = Mapping[tuple[int, float], float]
 def cpu_times() -> CpuTimes:
     """Of this process and of all those below it that run."""
     found = {}
-    for process in (own := psutil.Process(), *own.children(recursive=True)):
+    for process in process_tree():
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             found[process.pid, process.create_time()] = times.user + times.system
@@ -123,28 +106,46 @@ def used_s(before: CpuTimes, after: CpuTimes) -> float:
     return sum(seconds - before.get(process, 0.0) for process, seconds in after.items())
 
 
-def drive(loader: Iterable[Any], how: Drive, cpu: Callable[[], CpuTimes] = cpu_times) -> Course:
-    """Consume `loader` as `how` says; ends with the pass at the latest."""
-    clock, sleep, step_s, use = time.perf_counter, time.sleep, how.step_s, USES[how.use]
-    limit, window_s = (inf, how.window_s) if how.count is None else (how.count, inf)
+def drive(
+    loader: Iterable[Any],
+    use: Callable[[Any], None],
+    *,
+    window_s: float,
+    step_s: float = 0.0,
+    count: int | None = None,
+    finish: Callable[[], None] | None = None,
+) -> Course:
+    """Consume `loader`: use each batch, then wait `step_s`, until `count` batches, or `window_s`, or the pass are over.
+
+    finish: waits for what the uses have launched, before the clock is read for the last time.
+    """
+    clock, sleep, mark_every_s = time.perf_counter, time.sleep, window_s / MARKS
+    limit, longest_s = (inf, window_s) if count is None else (count, inf)
     asked_s = start_s = mark_s = clock()
-    taken, waited_s, end_s = 0, 0.0, start_s + window_s
+    taken, waited_s, end_s, memory_bytes = 0, 0.0, start_s + longest_s, None
     marks = []
     half: tuple[int, CpuTimes] | None = None
+    used: CpuTimes | None = None
     for batch in loader:
         now_s = clock()
         waited_s += now_s - asked_s
         taken += 1
-        if now_s >= mark_s:
+        is_half = half is None and (now_s - start_s >= longest_s / 2 or 2 * taken >= limit)
+        if now_s >= mark_s or is_half:
             marks.append((now_s - start_s, taken))
-            mark_s = now_s + MARK_EVERY_S
+            mark_s = now_s + mark_every_s
         use(batch)
         if step_s:
             sleep(step_s)
-        if half is None and (now_s - start_s >= window_s / 2 or 2 * taken >= limit):
-            half = taken, cpu()
+        if is_half:
+            half = taken, cpu_times()
         asked_s = clock()
         if asked_s >= end_s or taken == limit:
+            if finish is not None:
+                finish()
+                asked_s = clock()
+            used = cpu_times()
+            memory_bytes = tree_bytes()  # the loader is at work still
             break
     later = taken - half[0] if half else 0
     return Course(
@@ -152,14 +153,7 @@ def drive(loader: Iterable[Any], how: Drive, cpu: Callable[[], CpuTimes] = cpu_t
         seconds=asked_s - start_s,
         waited_s=waited_s,
         marks=tuple(marks),
-        counted=how.count is not None,
-        batch_cpu_s=used_s(half[1], cpu()) / later if half and later else None,
+        counted=count is not None,
+        batch_cpu_s=used_s(half[1], used) / later if half and used and later else None,
+        memory_bytes=memory_bytes,
     )
-
-
-def tuning(decisions: Sequence["Decision"]) -> dict[str, Any]:
-    """Where a loader that tunes itself ended, and how it came there: the fields of a course."""
-    return {
-        "settings": str(decisions[-1].new) if decisions else None,
-        "decisions": tuple({"at_s": one.at, "new": str(one.new), "text": one.text} for one in decisions),
-    }

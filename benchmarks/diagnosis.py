@@ -11,11 +11,11 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
+from benchmarks.works import ENDLESS
 from dpex import DpexDataLoader
 from dpex.autotune.types import Settings
 from dpex.diagnose.diagnosis import Diagnosis
@@ -23,28 +23,10 @@ from dpex.diagnose.diagnosis import Diagnosis
 BATCH = 4
 
 
-class Work(Dataset[torch.Tensor]):
-    """Samples that are waited for and computed; ``spread`` is the standard deviation of the waits' logarithms."""
-
-    def __init__(self, size: int, wait_s: float, cpu_s: float, spread: float) -> None:
-        self.size, self.wait_s, self.cpu_s, self.spread = size, wait_s, cpu_s, spread
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.wait_s:
-            factor = random.Random(index).lognormvariate(-(self.spread**2) / 2, self.spread) if self.spread else 1.0
-            time.sleep(self.wait_s * factor)
-        until = time.thread_time() + self.cpu_s
-        while time.thread_time() < until:
-            pass
-        return torch.zeros(64)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Seconds per sample and step, and workers to begin with."""
+class Workload(Dataset[torch.Tensor]):
+    """Samples that are waited for and computed, so many seconds each; ``spread``: the standard deviation of the waits'
+    logarithms. step_s: of a step. workers: to begin with."""
 
     name: str
     wait_s: float = 0.0
@@ -53,10 +35,20 @@ class Workload:
     step_s: float = 0.01
     workers: int = 4
 
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.wait_s:
+            time.sleep(self.wait_s * random.Random(index).lognormvariate(-(self.spread**2) / 2, self.spread))
+        until = time.thread_time() + self.cpu_s
+        while time.thread_time() < until:
+            pass
+        return torch.zeros(64)
+
     def run(self, workers: int, seconds: float) -> Diagnosis:
         """For about so long."""
-        data = Work(1 << 20, self.wait_s, self.cpu_s, self.spread)
-        with DpexDataLoader(data, BATCH, num_workers=workers, seeding="batch", prefetch_factor=4) as loader:
+        with DpexDataLoader(self, BATCH, num_workers=workers, seeding="batch", prefetch_factor=4) as loader:
             batches = iter(loader)
             next(batches)
             loader.diagnose(reset=True)
@@ -81,13 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description="Predicted and measured wait for half and twice the workers.")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run (3)")
-    _predictions(parser.parse_args(arguments).seconds)
-
-
-def _predictions(seconds: float) -> None:
-    print(
-        f"{'workload':28}{'workers':>8}{'measured':>10}   then{'predicted':>12}{'from, to':>12}{'measured':>10}  off by"
-    )
+    seconds = parser.parse_args(arguments).seconds
+    heads = f"{'workload':28}{'workers':>8}{'measured':>10}   then{'predicted':>12}{'from, to':>12}{'measured':>10}"
+    print(f"{heads}  off by")
     off = [row for workload in WORKLOADS for row in _compare(workload, seconds)]
     print(f"\noff by {100 * sum(off) / len(off):.1f} points on average, {100 * max(off):.1f} at most")
     print(f"{sum(one <= 0.1 for one in off)} of {len(off)} within 10 points")
@@ -97,7 +85,8 @@ def _compare(workload: Workload, seconds: float) -> list[float]:
     before = workload.run(workload.workers, seconds)
     found = []
     for workers in (max(1, workload.workers // 2), 2 * workload.workers):
-        prediction = _prediction(before, workers)
+        prediction = before.predict(Settings(local=workers, prefetch=4 * workers))
+        assert prediction is not None
         wait = workload.run(workers, seconds).facts.wait_ratio
         found.append(abs(prediction.wait - wait))
         print(
@@ -105,12 +94,6 @@ def _compare(workload: Workload, seconds: float) -> list[float]:
             f"{100 * prediction.low:6.0f}-{100 * prediction.high:.0f} %{wait:10.1%}{100 * found[-1]:8.1f}",
             flush=True,
         )
-    return found
-
-
-def _prediction(diagnosis: Diagnosis, workers: int) -> Any:
-    found = diagnosis.predict(Settings(local=workers, prefetch=4 * workers))
-    assert found is not None
     return found
 
 

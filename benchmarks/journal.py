@@ -14,9 +14,6 @@ from typing import Any
 from benchmarks.contestants import Contestant
 from benchmarks.course import Course
 
-QUOTED_ROUNDS, QUOTED_WINDOW_S, QUOTED_LEARNING_WINDOW_S = 5, 4.0, 15.0
-"""What a figure needs in order to be quoted."""
-
 
 class JournalError(RuntimeError):
     """A file cannot be continued, or read."""
@@ -30,9 +27,9 @@ class Settings:
     same for `num_workers="auto"`, which has to learn, for the rivals beside it, and for all in rows of one length.
     """
 
-    rounds: int = QUOTED_ROUNDS
-    window_s: float = QUOTED_WINDOW_S
-    learning_window_s: float = QUOTED_LEARNING_WINDOW_S
+    rounds: int = 5
+    window_s: float = 4.0
+    learning_window_s: float = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +65,7 @@ class Measurement:
         """From what `as_dict` gave."""
         return cls(
             row=fields["row"],
-            contestant=Contestant.from_dict(fields["contestant"]),
+            contestant=Contestant(**fields["contestant"]),
             round=fields["round"],
             course=Course.from_dict(fields["course"]) if "course" in fields else None,
             error=fields.get("error"),
@@ -88,7 +85,6 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sessions: list[dict[str, Any]] = []
-        self.skipped: dict[str, str] = {}
         self.measurements: list[Measurement] = []
         self._done: set[tuple[str, Contestant, int]] = set()
         for record in _whole_lines(path):
@@ -97,8 +93,6 @@ class Journal:
     def _take(self, record: dict[str, Any]) -> None:
         if record["kind"] == "session":
             self.sessions.append(record)
-        elif record["kind"] == "skipped":
-            self.skipped[record["row"]] = record["why"]
         else:
             found = Measurement.from_dict(record)
             self.measurements.append(found)
@@ -128,11 +122,6 @@ class Journal:
     def add(self, measurement: Measurement) -> None:
         """Note a measurement."""
         self._append(measurement.as_dict())
-
-    def skip(self, row: str, why: str) -> None:
-        """Note that a row cannot be measured here."""
-        if self.skipped.get(row) != why:
-            self._append({"kind": "skipped", "row": row, "why": why})
 
     def has(self, row: str, contestant: Contestant, number: int) -> bool:
         """Whether that course is there already; what failed is not."""

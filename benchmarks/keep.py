@@ -1,41 +1,37 @@
 """Keeping a run: `python -m benchmarks.keep FILE NAME` makes `benchmarks/results/NAME.json` of a run's file.
 
-What is kept are every course's figures, with few of its marks, and the machine, versions and commit. Kept is only what
-can be quoted: whole rows of at least five rounds of 4 s, and of 15 s where there is something to learn, measured on a
-commit without changes.
+What is kept are every course's figures, and the machine, versions and commit. Kept is only what can be quoted: whole
+rows of the rounds and windows of `QUOTED`, measured on a commit without changes.
 """
 
 import argparse
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import AUTO, RIVALS, Contestant
+from benchmarks.contestants import RIVALS, Contestant
 from benchmarks.course import Course
-from benchmarks.journal import (
-    QUOTED_LEARNING_WINDOW_S,
-    QUOTED_ROUNDS,
-    QUOTED_WINDOW_S,
-    Journal,
-    JournalError,
-    Settings,
-)
+from benchmarks.journal import Journal, JournalError, Settings
 from benchmarks.results import RowResult, results_of
-from benchmarks.rows import BY_KEY
+from benchmarks.rows import BY_KEY, Kind
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOCAL = "local-"
 """Files of that name are runs that were not kept, or not yet."""
-MARKS, AUTO_MARKS = 8, 24
-"""How many marks of a course are kept; of "auto", whose way there is of interest, more."""
 DIGITS = 4
-LONGEST_ROUND_S = 2 * 3600.0
-"""What is compared is measured in turns. In hours a machine that is shared becomes another."""
+QUOTED: dict[Kind, Settings] = {
+    "loaders": Settings(rounds=3, window_s=4.0, learning_window_s=12.0),
+    "training": Settings(rounds=3, window_s=0.0, learning_window_s=15.0),
+}
+"""What a figure needs in order to be quoted; other kinds need the usual settings."""
+
+
+def quoted(kind: Kind) -> Settings:
+    """The least that rows of that kind need."""
+    return QUOTED.get(kind, Settings())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,52 +84,28 @@ def _row_document(result: RowResult) -> list[dict[str, Any]]:
     measured = [
         {
             **contestant.as_dict(),
-            "courses": {number: _course_document(contestant, one) for number, one in courses.items()},
+            "courses": {number: _course_document(one) for number, one in courses.items()},
         }
         for contestant, courses in result.courses.items()
     ]
     return measured + [{**contestant.as_dict(), "failed": why} for contestant, why in result.failed.items()]
 
 
-def _course_document(contestant: Contestant, course: Course) -> dict[str, Any]:
-    """Its fields, rounded; empty ones left out, and of decisions the texts."""
-    most = AUTO_MARKS if contestant == AUTO else MARKS
-    thin = replace(
-        course,
-        marks=thinned(course, most),
-        decisions=tuple({"at_s": one["at_s"], "new": one["new"]} for one in course.decisions),
-    )
-    return {name: _rounded(value) for name, value in thin.as_dict().items() if value not in (None, (), False)}
-
-
-def thinned(course: Course, most: int) -> tuple[tuple[float, int], ...]:
-    """The first mark, those about the course's middle, by which it is judged, and others evenly between."""
-    marks = course.marks
-    if len(marks) <= most:
-        return marks
-    halves = {_around(marks, 0, course.seconds / 2), _around(marks, 1, course.batches // 2)}
-    middle = {index for half in halves for index in (half - 1, half) if 0 <= index < len(marks)}
-    spread = {round(number * (len(marks) - 1) / (most - 1)) for number in range(most)}
-    return tuple(marks[index] for index in sorted({0, *middle, *spread}))
-
-
-def _around(marks: Sequence[tuple[float, int]], field: int, value: float) -> int:
-    """The first mark at or beyond a value."""
-    return next((index for index, mark in enumerate(marks) if mark[field] >= value), len(marks) - 1)
+def _course_document(course: Course) -> dict[str, Any]:
+    """Its fields, rounded; empty ones left out."""
+    return {name: _rounded(value) for name, value in course.as_dict().items() if value not in (None, (), False)}
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
-    if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
     return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _row_result(key: str, fields: list[dict[str, Any]], cores: int) -> RowResult:
     courses, failed = {}, {}
     for one in fields:
-        who = Contestant.from_dict({name: value for name, value in one.items() if name not in ("courses", "failed")})
+        who = Contestant(**{name: value for name, value in one.items() if name not in ("courses", "failed")})
         if "failed" in one:
             failed[who] = one["failed"]
         else:
@@ -143,13 +115,11 @@ def _row_result(key: str, fields: list[dict[str, Any]], cores: int) -> RowResult
 
 def problems(kept: Kept) -> list[str]:
     """Why a run cannot be quoted; none for one that can."""
-    found = []
-    if kept.commit is None or kept.dirty:
-        found.append("it was not measured on a commit without changes")
-    if kept.settings.window_s < QUOTED_WINDOW_S:
-        found.append(f"its courses are {kept.settings.window_s:g} s long, not {QUOTED_WINDOW_S:g}")
-    if kept.settings.learning_window_s < QUOTED_LEARNING_WINDOW_S:
-        found.append(f"learning has {kept.settings.learning_window_s:g} s, not {QUOTED_LEARNING_WINDOW_S:g}")
+    found = [] if kept.commit and not kept.dirty else ["it was not measured on a commit without changes"]
+    for kind in dict.fromkeys(row.row.kind for row in kept.rows.values()):
+        for name, least in asdict(quoted(kind)).items():
+            if (value := getattr(kept.settings, name)) < least:
+                found.append(f"{name} of {kind} rows is {value:g}, not {least:g}")
     return found + [f"{key}: {why}" for key, row in kept.rows.items() for why in row_problems(row)]
 
 
@@ -157,29 +127,17 @@ def row_problems(result: RowResult) -> list[str]:
     """Why a row cannot be quoted: somebody of its plan is missing, or was measured in too few rounds or too shortly."""
     planned = dict.fromkeys((*result.row.contestants(result.cores), *result.courses))
     rounds = {one: len(result.courses.get(one, ())) for one in planned if one not in result.failed}
+    least = quoted(result.row.kind)
     few = [
-        f"{one.label}: {count} rounds, not {QUOTED_ROUNDS}"
+        f"{one.label}: {count} rounds, not {least.rounds}"
         for one, count in rounds.items()
-        if count < QUOTED_ROUNDS and not (count == 0 and one.engine in RIVALS)
+        if count < least.rounds and not (count == 0 and one.engine in RIVALS)
     ]
     return few + [
-        f"{one.label}: courses of {shortest:.1f} s, not {QUOTED_LEARNING_WINDOW_S:g}"
+        f"{one.label}: courses of {shortest:.1f} s, not {least.learning_window_s:g}"
         for one, courses in (result.courses.items() if result.row.long else ())
-        if (shortest := min(course.seconds for course in courses.values())) < QUOTED_LEARNING_WINDOW_S
+        if (shortest := min(course.seconds for course in courses.values())) < least.learning_window_s
     ]
-
-
-def rounds_apart(journal: Journal) -> dict[str, str]:
-    """The rows with a round that took too long to compare what was measured in it, and how long that is."""
-    times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for one in journal.measurements:
-        times[one.row, one.round].append(datetime.fromisoformat(one.at).timestamp())
-    took = {(row, number): max(at) - min(at) for (row, number), at in times.items()}
-    return {
-        row: f"its round {number} took {seconds / 3600:.1f} hours, and what it compares was not measured in turns"
-        for (row, number), seconds in took.items()
-        if seconds > LONGEST_ROUND_S
-    }
 
 
 def kept_runs(folder: Path = RESULTS) -> list[Kept]:
@@ -188,18 +146,10 @@ def kept_runs(folder: Path = RESULTS) -> list[Kept]:
     found = [Kept.from_document(json.loads(path.read_text())) for path in files]
     merged: dict[tuple[Any, ...], Kept] = {}
     for kept in sorted(found, key=lambda one: one.until):
-        settings = _settings_in_use(kept)
-        origin = (kept.machine_id, kept.commit, kept.dirty, settings)
-        earlier = merged.get(origin)
-        rows = {**(earlier.rows if earlier else {}), **kept.rows}
-        merged[origin] = replace(kept, since=earlier.since if earlier else kept.since, rows=rows, settings=settings)
+        origin = (kept.machine_id, kept.commit, kept.settings)
+        earlier = merged.get(origin, kept)
+        merged[origin] = replace(kept, since=earlier.since, rows={**earlier.rows, **kept.rows})
     return sorted(merged.values(), key=lambda one: one.until, reverse=True)
-
-
-def _settings_in_use(kept: Kept) -> Settings:
-    """With the usual window if none of the rows has courses of that length: then it tells nothing."""
-    unused = all(row.row.same_length or row.row.kind == "start" for row in kept.rows.values())
-    return replace(kept.settings, window_s=QUOTED_WINDOW_S) if unused else kept.settings
 
 
 def write(kept: Kept, path: Path) -> None:
@@ -234,9 +184,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except JournalError as error:
         print(error, file=sys.stderr)
         return 2
-    apart = rounds_apart(journal)
-    kept = replace(kept, rows={key: row for key, row in kept.rows.items() if key not in apart})
-    left_out += [f"{key}: {why}" for key, why in apart.items()]
     print(*(f"left out: {why}" for why in left_out), sep="\n")
     if found := problems(kept) or ([] if kept.rows else ["it has no whole row"]):
         print("this run cannot be quoted:", *found, sep="\n", file=sys.stderr)

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ PACKAGES = ("torch", "numpy", "ray", "opencv-python-headless", "scikit-image")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, sizes in bytes, and the system."""
+    """Processor, cores this process may use, sizes in bytes, the system, and the GPU that torch finds."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -23,19 +24,41 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "shm_bytes": psutil.disk_usage("/dev/shm").total,
         "system": f"{platform.system()} {platform.release()}",
+        "gpu": _gpu(),
     }
 
 
-def machine_id(name: str | None = None) -> str:
-    """Tells machines apart without naming them; `name` where several look the same."""
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+def machine_id() -> str:
+    """Tells machines apart without naming them."""
     told = Path("/etc/machine-id").read_text() if Path("/etc/machine-id").exists() else ""
-    parts = json.dumps([name or platform.node() + told, machine()])
+    parts = json.dumps([platform.node() + told, machine()])
     return hashlib.sha256(parts.encode()).hexdigest()[:8]
 
 
 def load() -> float:
     """Processes that ran or wanted to, on average over the last minute."""
     return round(os.getloadavg()[0], 2)
+
+
+def process_tree(pid: int | None = None) -> list[psutil.Process]:
+    """This process, or that one, and all those below it. Raises psutil.NoSuchProcess."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def tree_bytes(pid: int | None = None) -> int:
+    """Sum of the proportional set sizes of that tree: a page that several processes map is counted once."""
+    total = 0
+    for process in process_tree(pid):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total
 
 
 MEASURED = ("dpex", "benchmarks", ":(exclude)benchmarks/results", ":(exclude)*.md")

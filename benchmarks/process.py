@@ -1,6 +1,5 @@
 """Running a module of this package in a fresh process, with this checkout's dpex or another's."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -26,30 +25,17 @@ class MeasurementError(RuntimeError):
 class Surroundings:
     """Where a measured process runs.
 
-    python: the interpreter. folder: its working directory, which is the first place where it looks for modules. lock:
-    a file that is locked while it runs (flock(2)), so that other work on the machine can wait for its end.
+    python: the interpreter. folder: its working directory, which is the first place where it looks for modules.
     """
 
     python: str = sys.executable
     folder: Path = ROOT
-    lock: Path | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """Modules come from `folder`, then from this checkout: so do those of every process started from there."""
         path = os.pathsep.join(str(place) for place in dict.fromkeys((self.folder, ROOT)))
         return os.environ | {"PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
-
-
-@contextmanager
-def locked(path: Path | None) -> Iterator[None]:
-    """Hold an exclusive lock of the file, which is made if it is missing; without a file, nothing."""
-    if path is None:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
@@ -77,7 +63,7 @@ def run(surroundings: Surroundings, *arguments: str, limit_s: float) -> str:
     It has a session of its own, of which nothing is left afterwards, and it writes to files: processes that a loader
     leaves behind would hold a pipe open.
     """
-    with locked(surroundings.lock), TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         process = subprocess.Popen(
             [surroundings.python, *arguments],
             cwd=surroundings.folder,

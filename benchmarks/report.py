@@ -2,42 +2,108 @@
 
 Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a test fails where
 they differ. The figures of a row are those of the newest run with rows of its kind. Rows in which dpex is slower come
-first. The tables of whole trainings are those of `benchmarks.training.tables`.
+first, but where each loader has a line: there the fastest comes first.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cells import (
-    NOTHING,
-    Line,
-    auto_over,
-    best_count,
-    best_torch,
-    named_cell,
-    rate_cell,
-    ratio_cells,
-    same_count,
-    shown_rate,
-    shown_ratio,
-    table,
-    torch_part,
-)
 from benchmarks.chart import chart
-from benchmarks.contestants import AUTO, Contestant
+from benchmarks.contestants import AUTO, LIMIT, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
-from benchmarks.results import RowResult, Seeding, is_behind
+from benchmarks.results import Part, RowResult, Seeding, Spread, is_behind
 from benchmarks.rows import BY_KEY, Kind
-from benchmarks.spread import Spread
-from benchmarks.training import tables as trainings
+from benchmarks.works import WORKS
 
 DOCUMENTS = (ROOT / "docs/benchmarks.md",)
 CHART = ROOT / "docs/benchmarks.svg"
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
+
+NOTHING = "-"
+NOT_MEASURED = "Not measured yet."
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a table, and whether dpex is behind something in it."""
+
+    cells: tuple[str, ...]
+    behind: bool
+
+
+def shown_rate(result: RowResult, rate: float) -> str:
+    """A rate for people; of the time to the first batch, that time."""
+    if result.row.kind == "start":
+        return f"{1000 / rate:,.0f} ms"
+    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
+
+
+def shown_ratio(spread: Spread | None) -> str:
+    """Median and range."""
+    if spread is None:
+        return NOTHING
+    return f"{spread.median:.2f}x ({spread.low:.2f} to {spread.high:.2f})"
+
+
+def rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True, part: Part = "whole") -> str:
+    """Somebody's rate and setting, and what the loop waited where it has a step."""
+    if contestant is None:
+        return NOTHING
+    shown = shown_rate(result, result.rate(contestant, part).median)
+    prefetch = f", prefetch {contestant.prefetch}" if contestant.prefetch else ""
+    waiting = f", waiting {result.waiting(contestant).median:.0%}" if result.row.step_s else ""
+    return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
+
+
+def ratio_cells(*ratios: Spread | None) -> list[str]:
+    """Each ratio with its range."""
+    return [shown_ratio(one) for one in ratios]
+
+
+def named_cell(result: RowResult, contestant: Contestant | None, part: Part = "whole") -> str:
+    """Somebody's rate, and who it is."""
+    return f"{rate_cell(result, contestant, count=False, part=part)}, {contestant.label}" if contestant else NOTHING
+
+
+def table(header: Sequence[str], lines: Iterable[Line]) -> str:
+    """A Markdown table; lines where dpex is behind come first, and say so."""
+    ordered = sorted(lines, key=lambda line: not line.behind)
+    cells = [header, ["---"] * len(header), *(line.cells for line in ordered)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def same_count(result: RowResult, seeding: Seeding | None) -> Spread | None:
+    """dpex over torch, both with as many workers as there are cores."""
+    return result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
+
+
+def best_count(result: RowResult, seeding: Seeding | None) -> Spread | None:
+    """dpex over torch, both with their best number of workers."""
+    return result.ratio(result.best("dpex", seeding), result.best("torch"))
+
+
+def torch_part(result: RowResult) -> Part:
+    """The part of PyTorch's course that stands beside the whole course of "auto": after its start, as for the oracle,
+    unless everybody's course is as long."""
+    return "whole" if result.row.same_length else "settled"
+
+
+def best_torch(result: RowResult) -> Contestant | None:
+    """PyTorch's best setting in that part."""
+    return result.best("torch", part=torch_part(result))
+
+
+def auto_over(result: RowResult, other: Contestant | None) -> Spread | None:
+    """The whole course of "auto" beside torch's after its start."""
+    return result.ratio(AUTO, other, "whole", torch_part(result))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -174,17 +240,68 @@ def _remote_line(result: RowResult) -> Line:
     return Line(cells=cells, behind=is_behind(*ratios))
 
 
+def loaders_table(runs: Sequence[Kept]) -> str:
+    """Each loader at its best setting, the fastest first, with the memory of all its processes."""
+    header = ("work", "loader, best setting", "batches/s, whole course", "after the start", "memory")
+    found = [(row, one) for row in _rows(runs, "loaders") for one in row.best_rivals("torch", "dpex")]
+    return table(header, [_loader_line(*each) for each in found]) if found else NOT_MEASURED
+
+
+def _loader_line(result: RowResult, contestant: Contestant) -> Line:
+    rate, settled = result.rate(contestant), result.rate(contestant, "settled")
+    low, high = shown_rate(result, rate.low), shown_rate(result, rate.high)
+    whole = f"{rate_cell(result, contestant, count=False)} ({low} to {high})"
+    memory = result.memory_bytes(contestant)
+    shown = f"{memory / 1e9:.2f} GB" if memory else NOTHING
+    cells = (result.row.title, contestant.label, whole, shown_rate(result, settled.median), shown)
+    return Line(cells=cells, behind=False)
+
+
+def training_table(runs: Sequence[Kept]) -> str:
+    """Images per second, waiting and efficiency of whole trainings: the best of torch's, and dpex."""
+    rows = _rows(runs, "training")
+    gpu = ("GPU stall",) if any(row.gpu_stall(LIMIT) for row in rows) else ()
+    header = ("work", "loader", "images/s", "after learning", "waiting", *gpu, "efficiency after learning")
+    return table(header, [_training_line(row, one) for row in rows for one in _trained(row)]) if rows else NOT_MEASURED
+
+
+def _trained(result: RowResult) -> list[Contestant]:
+    found = (LIMIT, result.best("torch", part="settled"), *(one for one in result.courses if one.engine == "dpex"))
+    return [one for one in found if one in result.courses]
+
+
+def _training_line(result: RowResult, contestant: Contestant) -> Line:
+    """The efficiency is the rate over that with one batch again and again, within a round."""
+    stall, work = result.gpu_stall(contestant), WORKS[result.row.work]
+    batch = work.batch_size if stall is None else work.gpu_batch_size
+    rates = [_images(result.rate(contestant, part), batch) for part in ("whole", "settled")]  # type: ignore[arg-type]
+    shares = [result.waiting(contestant), *([stall] if stall else []), result.ratio(contestant, LIMIT, "settled")]
+    place = ", this machine" if contestant.nodes == 0 else ""
+    cells = (result.row.title, contestant.label + place, *rates, *map(_percent, shares))
+    return Line(cells=cells, behind=False)
+
+
+def _images(rate: Spread, batch: int) -> str:
+    return f"{batch * rate.median:,.0f} ({batch * rate.low:,.0f} to {batch * rate.high:,.0f})"
+
+
+def _percent(share: Spread | None) -> str:
+    return f"{share.median:.0%} ({share.low:.0%} to {share.high:.0%})" if share else NOTHING
+
+
 def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
     """What the rows of a kind were measured on."""
     if (run := _newest(runs, kind)) is None:
-        return "Not measured yet."
+        return NOT_MEASURED
     machine, versions = run.machine, run.versions
+    gpu = f", {name}" if (name := machine.get("gpu")) else ""
     sizes = (
         f"{machine['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {machine['memory_bytes'] / 2**30:.0f} GB"
     )
+    commit = f"Commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}"
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}. Python {versions['python']}, "
-        f"torch {versions['torch']}, Ray {versions['ray']}. Commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}. "
+        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}{gpu}. "
+        f"Python {versions['python']}, torch {versions['torch']}, Ray {versions['ray']}. {commit}. "
         f"Rounds: at least {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median "
         "(range)."
     )
@@ -196,6 +313,8 @@ def _lengths(run: Kept, kind: Kind) -> str:
         "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
         "remote": f" of {settings.window_s:g} s",
         "start": "",
+        "loaders": f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step",
+        "training": f" of {settings.learning_window_s:g} s, twice as long with further nodes",
     }
     return lengths[kind]
 
@@ -210,12 +329,11 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "start-origin": lambda runs: origin_text(runs, "start"),
     "remote": remote_table,
     "remote-origin": lambda runs: origin_text(runs, "remote"),
+    "loaders": loaders_table,
+    "loaders-origin": lambda runs: origin_text(runs, "loaders"),
+    "training": training_table,
+    "training-origin": lambda runs: origin_text(runs, "training"),
 }
-
-
-def names() -> tuple[str, ...]:
-    """Return the names of all blocks."""
-    return (*BLOCKS, *trainings.BLOCKS)
 
 
 def rewritten(text: str, runs: Sequence[Kept]) -> str:
@@ -223,10 +341,8 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
-        if name in trainings.BLOCKS:
-            return f"{match['begin']}{trainings.block(name)}\n{match['end']}"
         if name not in BLOCKS:
-            raise ValueError(f"there is no block called {name!r}; there are {', '.join(names())}")
+            raise ValueError(f"there is no block called {name!r}; there are {', '.join(BLOCKS)}")
         if not runs:
             raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
         return f"{match['begin']}{BLOCKS[name](runs)}\n{match['end']}"
@@ -247,14 +363,20 @@ def row_text(result: RowResult) -> str:
 def _measured(result: RowResult, contestant: Contestant) -> str:
     rate, settled = result.rate(contestant), result.rate(contestant, "settled")
     shown, low, high, later = (shown_rate(result, one) for one in (rate.median, rate.low, rate.high, settled.median))
-    waiting = f"  waiting {result.waiting(contestant):.0%}" if result.row.step_s else ""
+    waiting = f"  waiting {result.waiting(contestant).median:.0%}" if result.row.step_s else ""
+    memory = f"  {bytes_ / 1e9:.2f} GB" if (bytes_ := result.memory_bytes(contestant)) else ""
+    stall = f"  GPU stall {share.median:.0%}" if (share := result.gpu_stall(contestant)) else ""
     after = "" if result.row.kind == "start" else f"  settled {later}"
-    return f"    {contestant.label:<46}{shown:>14}  ({low} to {high}){after}{waiting}"
+    return f"    {contestant.label:<46}{shown:>14}  ({low} to {high}){after}{waiting}{stall}{memory}"
 
 
 def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
     found = []
-    for seeding in result.seedings:
+    for base in result.fixed("base"):
+        ours, of = replace(base, engine="dpex"), f"{base.label.removeprefix('dpex of the base, ')} / base"
+        found += [(f"{of}, {part}", result.ratio(ours, base, part)) for part in ("settled", "whole")]  # type: ignore[arg-type]
+        found.append((f"{of}, processor time of a batch", result.cpu_ratio(ours, base)))
+    for seeding in result.seedings if not found else ():
         note = f', seeding="{seeding}"' if seeding else ""
         found.append((f"dpex / torch, workers = cores{note}", same_count(result, seeding)))
         found.append((f"dpex / torch, best{note}", best_count(result, seeding)))

@@ -7,7 +7,7 @@ learning included; "settled" that of its second half.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -16,12 +16,25 @@ from benchmarks.contestants import AUTO, LOCAL, RIVALS, Contestant
 from benchmarks.course import Course
 from benchmarks.journal import Measurement
 from benchmarks.rows import BY_KEY, Row
-from benchmarks.spread import Spread
 
 Part = Literal["whole", "settled"]
 Seeding = Literal["worker", "batch"]
 SHOWN_DIGITS = 2
 """A ratio counts as behind if it is less than 1 as it is printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Median and extremes of some values: how every figure is quoted."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of at least one value. Raises statistics.StatisticsError when there is none."""
+        return cls(median=median(values), low=min(values), high=max(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +50,20 @@ class RowResult:
         """Batches per second, by round."""
         return Spread.of([_rate(course, part) for course in self.courses[contestant].values()])
 
-    def waiting(self, contestant: Contestant) -> float:
-        """Median share of the consumer's time in `iter()` and `next()`."""
-        return median(course.waiting for course in self.courses[contestant].values())
+    def waiting(self, contestant: Contestant) -> Spread:
+        """Share of the consumer's time in `iter()` and `next()`, by round."""
+        return Spread.of([course.waiting for course in self.courses[contestant].values()])
+
+    def memory_bytes(self, contestant: Contestant) -> float | None:
+        """Median memory of all processes; None where it was not measured."""
+        found = [course.memory_bytes for course in self.courses[contestant].values() if course.memory_bytes]
+        return median(found) if found else None
+
+    def gpu_stall(self, contestant: Contestant) -> Spread | None:
+        """Share of the time in which the GPU's stream waited for data; None without a GPU."""
+        courses = self.courses[contestant].values()
+        found = [one.gpu_stall_s / one.seconds for one in courses if one.gpu_stall_s is not None]
+        return Spread.of(found) if found else None
 
     def ratio(
         self, one: Contestant | None, other: Contestant | None, part: Part = "whole", other_part: Part | None = None
@@ -52,6 +76,13 @@ class RowResult:
         part_of_other = other_part or part
         rounds = [number for number in sorted(set(mine) & set(theirs)) if _rate(theirs[number], part_of_other)]
         return Spread.of([_rate(mine[n], part) / _rate(theirs[n], part_of_other) for n in rounds]) if rounds else None
+
+    def cpu_ratio(self, one: Contestant, other: Contestant) -> Spread | None:
+        """One's processor time per batch over the other's within each round, where it was long enough to be told."""
+        mine, theirs = self.courses.get(one, {}), self.courses.get(other, {})
+        pairs = [(mine[n].batch_cpu_s, theirs[n].batch_cpu_s) for n in sorted(set(mine) & set(theirs))]
+        found = [own_s / other_s for own_s, other_s in pairs if own_s and other_s]
+        return Spread.of(found) if found else None
 
     def to_oracle(self, part: Part) -> Spread | None:
         """The rate of "auto" over that of the oracle after its start.
@@ -83,11 +114,13 @@ class RowResult:
         """The best of all fixed counts of torch and dpex."""
         return self.best_of(self.fixed(*LOCAL), part)
 
-    def best_rivals(self) -> list[Contestant]:
-        """Of each rival its best setting, the fastest first."""
+    def best_rivals(self, *others: str) -> list[Contestant]:
+        """Of each rival, and of other engines, its best setting, the fastest first; of dpex "auto" as well."""
         by_engine: dict[str, list[Contestant]] = defaultdict(list)
-        for contestant in self.fixed(*RIVALS):
+        for contestant in self.fixed(*others, *RIVALS):
             by_engine[contestant.engine].append(contestant)
+        if others and AUTO in self.courses:
+            by_engine["auto"] = [AUTO]
         found = [best for group in by_engine.values() if (best := self.best_of(group)) is not None]
         return sorted(found, key=lambda one: -self.rate(one).median)
 

@@ -4,12 +4,11 @@ Everybody is measured in the same rounds: torch and dpex with every count of wor
 rivals where they are asked for. A row's name says what is not a default.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.consumer import Use
-from benchmarks.contestants import AUTO, Contestant
+from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64)
 WAITING_COUNTS = (16, 32, 64)
@@ -18,20 +17,28 @@ PREFETCHES = (4, 16)
 ACTORS_AHEAD = (2, 4, 16)
 WAITING_THREADS = (8, 32, 64)
 """The rivals' threads where workers wait."""
+NODES = (0, 1, 2, 4)
+"""Further nodes of a training."""
+MACHINE_CPUS = 2
+"""CPUs of this machine and of each further node in such a training, where each picture is a wait."""
+NODES_LONGER = 2.0
+"""Windows are longer by this where nodes take part: starting what runs there takes seconds on few cores."""
 
-Kind = Literal["local", "start", "remote"]
+Kind = Literal["local", "start", "remote", "loaders", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One row.
 
+    kind: "local": torch and dpex with many numbers of workers, and the rivals of that environment. "start": the first
+    batch. "remote": workers on a second raylet. "loaders": the contestants named in ``plan``, torch, dpex and rivals,
+    with their memory. "training": a whole training, which with a GPU trains ResNet-50.
     step_s: what the consumer waits after each batch. counted: everybody takes the same number of batches, as many as
     the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
     waits: workers wait rather than compute, so more of them than cores pay, and dpex is measured with
-    `seeding="batch"` too, beside its default, unless a step hides the difference. rivals: whether those of the other
-    environment know the work.
+    `seeding="batch"` too, beside its default, unless a step hides the difference. rivals: those that know the work.
     """
 
     key: str
@@ -44,11 +51,12 @@ class Row:
     waits: bool = False
     use: Use = "read"
     rivals: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
 
     @property
     def same_length(self) -> bool:
         """Whether everybody has as many batches, or as many seconds, as "auto", so that whole courses compare."""
-        return self.counted or self.long
+        return self.counted or self.long or self.kind in ("loaders", "training")
 
     def count(self, window_s: float) -> int | None:
         """Batches of a measurement of that length, in thirds; None: as many as fit."""
@@ -58,13 +66,30 @@ class Row:
 
     def contestants(self, cores: int, *, rivals: bool = False) -> tuple[Contestant, ...]:
         """Who takes part on a machine with so many cores."""
-        found = PLANS[self.kind](self, cores)
+        found = tuple(_planned(self, cores))
+        if self.kind == "loaders":
+            return tuple(one for one in found if rivals or one.engine not in RIVALS)
         return (*found, *_rivals(self, cores)) if rivals else found
 
 
-def _local(row: Row, cores: int) -> tuple[Contestant, ...]:
-    counts = sorted({*COUNTS, cores})
-    found = [Contestant(engine=engine, workers=count) for engine in ("torch", "dpex") for count in counts]
+def _planned(row: Row, cores: int) -> list[Contestant]:
+    if row.kind == "loaders":
+        return [Contestant.from_key(key) for key in row.plan]
+    if row.kind == "remote":
+        actors = [Contestant(engine="actors", workers=cores, prefetch=ahead) for ahead in ACTORS_AHEAD]
+        return [*actors, Contestant(engine="dpex-remote", workers=cores)]
+    if row.kind == "start":
+        return [*_fixed("torch", {0, cores}), *_fixed("dpex", {0, cores}), AUTO]
+    return _trained(row, cores) if row.kind == "training" else _local(row, cores)
+
+
+def _fixed(engine: str, counts: set[int]) -> list[Contestant]:
+    return [Contestant(engine=engine, workers=count) for count in sorted(counts)]
+
+
+def _local(row: Row, cores: int) -> list[Contestant]:
+    counts = {*COUNTS, cores}
+    found = [*_fixed("torch", counts), *_fixed("dpex", counts)]
     if row.waits:
         found += [
             Contestant(engine="torch", workers=count, prefetch=factor)
@@ -72,25 +97,16 @@ def _local(row: Row, cores: int) -> tuple[Contestant, ...]:
             for factor in PREFETCHES
         ]
     if row.waits and not row.step_s:
-        found += [Contestant(engine="dpex", workers=count, seeding="batch") for count in counts]
-    return (*found, AUTO)
+        found += [Contestant(engine="dpex", workers=count, seeding="batch") for count in sorted(counts)]
+    return [*found, AUTO]
 
 
-def _start(_row: Row, cores: int) -> tuple[Contestant, ...]:
-    fixed = (Contestant(engine=engine, workers=count) for engine in ("torch", "dpex") for count in sorted({0, cores}))
-    return (*fixed, AUTO)
-
-
-def _remote(_row: Row, cores: int) -> tuple[Contestant, ...]:
-    actors = (Contestant(engine="actors", workers=cores, prefetch=ahead) for ahead in ACTORS_AHEAD)
-    return (*actors, Contestant(engine="dpex-remote", workers=cores))
-
-
-PLANS: dict[Kind, Callable[[Row, int], tuple[Contestant, ...]]] = {
-    "local": _local,
-    "start": _start,
-    "remote": _remote,
-}
+def _trained(row: Row, cores: int) -> list[Contestant]:
+    """torch with several numbers of workers, and "auto"; of pictures that are waits, with further nodes."""
+    if row.waits:
+        nodes = [Contestant(engine="dpex", workers="auto", nodes=count) for count in NODES]
+        return [LIMIT, *_fixed("torch", set(range(MACHINE_CPUS + 1))), *nodes]
+    return [LIMIT, *_fixed("torch", {cores, *(count for count in COUNTS if count <= max(4, 2 * cores))}), AUTO]
 
 
 def _rivals(row: Row, cores: int) -> list[Contestant]:
@@ -111,6 +127,15 @@ def _rivals(row: Row, cores: int) -> list[Contestant]:
 
 PYTHON_RIVALS = ("spdl", "grain-threads", "grain-processes", "nodes-threads", "nodes-processes", "ray-data")
 ALL_RIVALS = (*PYTHON_RIVALS, "tf.data")
+WAITING_LOADERS = (
+    *("torch:64:prefetch=4", "dpex:64", "dpex:auto", "spdl:32", "spdl:64", "grain-threads:32", "grain-threads:64"),
+    *("nodes-threads:32", "nodes-threads:64", "ray-data:32"),
+)
+SHIFTING_LOADERS = ("torch:8", "dpex:8", "dpex:auto", "spdl:8", "grain-threads:8", "nodes-threads:8", "ray-data:8")
+JPEG_LOADERS = (
+    *("torch:2", "torch:4", "dpex:2", "dpex:auto", "dali:2", "webdataset:2", "spdl:2", "spdl:4", "grain-threads:2"),
+    *("nodes-threads:2", "nodes-processes:2"),
+)
 
 ROWS = (
     Row(key="floats", title="5 floats, batch 1", work="floats", rivals=PYTHON_RIVALS),
@@ -161,11 +186,7 @@ ROWS = (
         counted=True,
         waits=True,
     ),
-    Row(
-        key="tokens",
-        title="Hugging Face tokenizers, 16 documents a sample, batch 8",
-        work="tokens",
-    ),
+    Row(key="tokens", title="Hugging Face tokenizers, 16 documents a sample, batch 8", work="tokens"),
     Row(key="http", title="64 KB files over HTTP, 12 ms to the answer, batch 16", work="http", waits=True),
     Row(key="video", title="MJPG video, 4 frames at a random place, batch 8", work="video"),
     Row(key="text", title="text of 1 KB into words in Python, batch 64", work="text"),
@@ -178,6 +199,45 @@ ROWS = (
         work="large-batches",
         kind="remote",
         rivals=("ray-data",),
+    ),
+    Row(key="loaders-wait", title="5 ms wait per sample, batch 16", work="wait", kind="loaders", plan=WAITING_LOADERS),
+    Row(
+        key="loaders-http",
+        title="64 KB files over HTTP, 12 ms to the answer, batch 16",
+        work="http",
+        kind="loaders",
+        plan=WAITING_LOADERS,
+    ),
+    Row(
+        key="loaders-shift",
+        title="1, then 8, then 2 ms wait per sample, batch 16, under a step of 20 ms",
+        work="shifting-wait",
+        kind="loaders",
+        step_s=0.020,
+        counted=True,
+        plan=SHIFTING_LOADERS,
+    ),
+    Row(
+        key="landscape",
+        title="JPEG of 256x256 random pixels, decode + random resized crop + normalise, batch 32",
+        work="random-jpeg",
+        kind="loaders",
+        plan=JPEG_LOADERS,
+    ),
+    Row(
+        key="train-jpeg",
+        title="JPEG decode, random resized crop, colour jitter, normalise",
+        work="jitter",
+        kind="training",
+        step_s=0.050,
+    ),
+    Row(
+        key="train-waits",
+        title=f"a wait of 4 ms per image, {MACHINE_CPUS} workers per machine",
+        work="waiting-images",
+        kind="training",
+        step_s=0.012,  # needs 11 workers: two of this machine and two each of four nodes are nearly enough
+        waits=True,
     ),
 )
 BY_KEY = {row.key: row for row in ROWS}

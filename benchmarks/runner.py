@@ -5,18 +5,16 @@ so that neither drift of the machine nor the place in the round favours one side
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from benchmarks.contestants import AUTO, RIVALS, Contestant
+from benchmarks.contestants import RIVALS, Contestant
 from benchmarks.course import Course
 from benchmarks.journal import Journal, Measurement, Settings, now
 from benchmarks.machine import load
 from benchmarks.measure import Request
 from benchmarks.process import MeasurementError, Surroundings, run, run_module
-from benchmarks.rows import Row
+from benchmarks.rows import NODES_LONGER, Row
 
 START_LIMIT_S = 180.0
 SLOWEST = 8.0
@@ -36,18 +34,17 @@ class Turn:
     contestant: Contestant
 
 
-class Interpreters(NamedTuple):
-    """Who runs what: `own` everything, `rivals` (None: not there) the rivals."""
-
-    own: Surroundings
-    rivals: Surroundings | None = None
-
-
 def turns(
-    row: Row, rounds: int, cores: int, *, rivals: bool = False, only: Sequence[str] | None = None
+    row: Row, rounds: int, cores: int, *, rivals: bool = False, only: Sequence[str] | None = None, base: bool = False
 ) -> Iterator[Turn]:
-    """Every measurement of a row, in order. only: the keys of contestants, others are left out."""
-    contestants = [c for c in row.contestants(cores, rivals=rivals) if only is None or c.key in only]
+    """Every measurement of a row, in order.
+
+    only: the keys of the contestants, if not those of the row. base: dpex alone, and its twin of the base beside it.
+    """
+    contestants = [Contestant.from_key(key) for key in only] if only else [*row.contestants(cores, rivals=rivals)]
+    if base:
+        ours = [one for one in contestants if one.engine == "dpex"]
+        contestants = [each for one in ours for each in (replace(one, engine="base"), one)]
     for number in range(rounds):
         for contestant in contestants[:: -1 if number % 2 else 1]:
             yield Turn(row=row, round=number, contestant=contestant)
@@ -65,23 +62,27 @@ def estimate_s(planned: Sequence[Turn], settings: Settings) -> float:
 
 def window_s(turn: Turn, settings: Settings) -> float:
     """Seconds of the measurement."""
-    learns = turn.contestant == AUTO or turn.contestant.engine in RIVALS or turn.row.same_length
-    return settings.learning_window_s if learns else settings.window_s
+    row, one = turn.row, turn.contestant
+    learns = row.counted if row.kind == "loaders" else one.workers == "auto" or one.engine in RIVALS or row.same_length
+    seconds = settings.learning_window_s if learns else settings.window_s
+    return seconds * NODES_LONGER if one.nodes else seconds
 
 
 def run_turns(
-    planned: Sequence[Turn], journal: Journal, settings: Settings, interpreters: Interpreters, say: Say
+    planned: Sequence[Turn], journal: Journal, settings: Settings, places: Mapping[str, Surroundings], say: Say
 ) -> None:
-    """Measure all of one row and note each; what fails is noted with its reason, and the others go on."""
+    """Measure all of one row and note each; what fails is noted with its reason, and the others go on.
+
+    places: the surroundings of engines that do not run here.
+    """
     if not planned:
         return
     row = planned[0].row
     say(f"{row.key}: making its data")
-    run(interpreters.own, "-m", "benchmarks.measure", "--prepare", row.work, limit_s=PREPARE_LIMIT_S)
+    run(Surroundings(), "-m", "benchmarks.measure", "--prepare", row.work, limit_s=PREPARE_LIMIT_S)
     for number, turn in enumerate(planned, 1):
         say(f"{row.key}, {number} of {len(planned)}: round {turn.round + 1}, {turn.contestant.label}")
-        where = interpreters.rivals if turn.contestant.engine in RIVALS else interpreters.own
-        journal.add(_measured(turn, settings, where or interpreters.own))
+        journal.add(_measured(turn, settings, places.get(turn.contestant.engine, Surroundings())))
 
 
 def _measured(turn: Turn, settings: Settings, surroundings: Surroundings) -> Measurement:
@@ -99,17 +100,7 @@ def _measured(turn: Turn, settings: Settings, surroundings: Surroundings) -> Mea
 
 def request(turn: Turn, settings: Settings) -> Request:
     """What the measuring process is asked for."""
-    row = turn.row
-    return Request(
-        work=row.work,
-        contestant=turn.contestant,
-        window_s=window_s(turn, settings),
-        count=row.count(settings.learning_window_s),
-        step_s=row.step_s,
-        use=row.use,
-        remote_cpus=len(os.sched_getaffinity(0)) if row.kind == "remote" else 0,
-        ballast=row.kind == "start",
-    )
+    return Request(row=turn.row.key, contestant=turn.contestant, window_s=window_s(turn, settings))
 
 
 def measured(asked: Request, surroundings: Surroundings) -> Course:

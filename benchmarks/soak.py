@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -68,12 +67,12 @@ class Samples(Dataset[torch.Tensor]):
 
 def look(batches: int) -> Look:
     """Ask the kernel about this process."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    here = psutil.Process()
     return Look(
         batches=batches,
-        memory_mb=int(status["VmRSS"].split()[0]) / 1024,
-        descriptors=len(list(Path("/proc/self/fd").iterdir())),
-        threads=int(status["Threads"]),
+        memory_mb=here.memory_info().rss / 2**20,
+        descriptors=here.num_fds(),
+        threads=here.num_threads(),
         processes=process_count(),
     )
 

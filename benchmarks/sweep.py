@@ -3,22 +3,19 @@
 Three ways are measured in turn: one training; several, each with workers of its own; several that share. All read the
 same batches of the same work, and one byte of each of their pages. What counts is the CPU time of all processes from
 `iter()` to the end of the last training, workers and producers included: this process is the parent of all that lose
-theirs (PR_SET_CHILD_SUBREAPER), and the kernel adds up what those used that have ended. Imports are outside. The
-training processes tell what they themselves used, which is for taking batches and reading them; the rest is
-preprocessing.
+theirs (PR_SET_CHILD_SUBREAPER), and the kernel adds up what those used that have ended. Imports are outside. What the
+training processes do not use themselves is preprocessing.
 """
 
 import argparse
 import ctypes
-import json
 import os
 import resource
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Subset
@@ -33,24 +30,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 NAME = f"benchmark of {os.getpid()}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(NamedTuple):
     """CPU seconds of all processes, those of them that made batches, and wall seconds."""
 
     cpu_s: float
     preprocessing_s: float
     wall_s: float
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
-    parser.add_argument("--work", choices=WORKS, default="jpeg", help="what a batch is (jpeg)")
-    parser.add_argument("--trainings", type=int, default=4, metavar="N", help="trainings of the sweep (4)")
-    parser.add_argument("--batches", type=int, default=40, metavar="N", help="batches that each takes (40)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="num_workers of each (2)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each way is measured so often (3)")
-    parser.add_argument("--json", action="store_true", help="print JSON: the costs of each way, by round")
-    return parser.parse_args(arguments)
 
 
 def train(dataset: Any, batch_size: int, workers: int, share: str | None) -> None:
@@ -87,8 +72,8 @@ def cost_of(trainings: int, *work: Any) -> Cost:
         own_s = sum(map(float, lines))
     if failed:
         raise SystemExit(f"{failed} of {trainings} trainings failed")
-    cpu_s, wall_s = _used_s() - used, time.monotonic() - began
-    return Cost(cpu_s=cpu_s, preprocessing_s=cpu_s - own_s, wall_s=wall_s)
+    cpu_s = _used_s() - used
+    return Cost(cpu_s, cpu_s - own_s, time.monotonic() - began)
 
 
 def _used_s(of: int = resource.RUSAGE_CHILDREN) -> float:
@@ -97,45 +82,33 @@ def _used_s(of: int = resource.RUSAGE_CHILDREN) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def costs_of(options: argparse.Namespace) -> dict[str, list[Cost]]:
-    """What each way costs, round by round."""
-    work = WORKS[options.work]
-    ways = {
-        "1 training": (1, None),
-        f"{options.trainings} trainings": (options.trainings, None),
-        f"{options.trainings} trainings, share=": (options.trainings, NAME),
-    }
+def main() -> None:
+    """Measure the three ways in turn, and print medians and the median ratios to one training."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
+    parser.add_argument("--work", choices=WORKS, default="jpeg", help="what a batch is (jpeg)")
+    parser.add_argument("--trainings", type=int, default=4, metavar="N", help="trainings of the sweep (4)")
+    parser.add_argument("--batches", type=int, default=40, metavar="N", help="batches that each takes (40)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="num_workers of each (2)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each way is measured so often (3)")
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    torch.set_num_threads(1)
+    work, several = WORKS[options.work], f"{options.trainings} trainings"
+    ways = {"1 training": (1, None), several: (options.trainings, None)}
+    ways[f"{several}, share="] = (options.trainings, NAME)
     costs: dict[str, list[Cost]] = {way: [] for way in ways}
     with work.opened(options.batches) as dataset:
         part = Subset(dataset, range(options.batches * work.batch_size))
         for _ in range(options.rounds):
             for way, (trainings, share) in ways.items():
                 costs[way].append(cost_of(trainings, part, work.batch_size, options.workers, share))
-    return costs
-
-
-def shown(costs: dict[str, list[Cost]], options: argparse.Namespace) -> str:
-    """For people: medians, and the median ratio to one training."""
-    title = f"{options.batches} batches of {options.work} each, {options.workers} workers each, {os.cpu_count()} CPUs"
-    lines, one = [title], costs["1 training"]
+    print(f"{options.batches} batches of {options.work} each, {options.workers} workers each, {os.cpu_count()} CPUs")
     for way, found in costs.items():
-        ratio = median(cost.cpu_s / alone.cpu_s for cost, alone in zip(found, one, strict=True))
-        made = median(cost.preprocessing_s / alone.preprocessing_s for cost, alone in zip(found, one, strict=True))
-        cpu_s, wall_s = median(cost.cpu_s for cost in found), median(cost.wall_s for cost in found)
+        medians = Cost(*map(median, zip(*found, strict=True)))
+        pairs = list(zip(found, costs["1 training"], strict=True))
+        ratio, made = (median(one[at] / alone[at] for one, alone in pairs) for at in (0, 1))
         told = f"{ratio:6.2f} times one training, preprocessing {made:.2f} times"
-        lines.append(f"{way:24} {cpu_s:8.2f} s of CPU {wall_s:8.2f} s {told}")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    options = parse()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    torch.set_num_threads(1)
-    costs = costs_of(options)
-    if options.json:
-        print(json.dumps({way: [asdict(cost) for cost in found] for way, found in costs.items()}))
-    else:
-        print(shown(costs, options))
+        print(f"{way:24} {medians.cpu_s:8.2f} s of CPU {medians.wall_s:8.2f} s {told}")
 
 
 if __name__ == "__main__":

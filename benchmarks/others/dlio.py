@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.machine import process_tree, tree_bytes
+
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("DPEX_BENCH_DATA", HERE.parent / "data")) / "dlio"
 RESULTS = HERE.parent / "results" / "others"
@@ -108,20 +110,11 @@ class Memory(threading.Thread):
     def run(self) -> None:
         while psutil.pid_exists(self.pid):
             try:
-                root = psutil.Process(self.pid)
-                tree = [root, *root.children(recursive=True)]
-                self.peak_bytes = max(self.peak_bytes, sum(map(_pss, tree)))
-                self.most_processes = max(self.most_processes, len(tree))
+                self.peak_bytes = max(self.peak_bytes, tree_bytes(self.pid))
+                self.most_processes = max(self.most_processes, len(process_tree(self.pid)))
             except psutil.Error:
                 pass
             time.sleep(MEMORY_EVERY_S)
-
-
-def _pss(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:  # it has ended meanwhile
-        return 0
 
 
 def prepare(name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from loadtune import Workload, tune
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from benchmarks.works import WORKS
 from dpex import DpexDataLoader
@@ -25,18 +25,10 @@ SECONDS = 20.0
 """Of training with each setting; the rate is that of the second half."""
 
 
-class Part(Dataset[Any]):
+def part_of(work: str) -> Dataset[Any]:
     """The first samples of a work, which is endless."""
-
-    def __init__(self, work: str) -> None:
-        with WORKS[work].opened() as self.dataset:
-            pass
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
+    with WORKS[work].opened() as dataset:
+        return Subset(dataset, range(SAMPLES))
 
 
 class Found(NamedTuple):
@@ -71,7 +63,7 @@ def by_loadtune(work: str, step_s: float) -> Found:
     batch_size, began = WORKS[work].batch_size, time.monotonic()
     workload = Workload(
         name=work,
-        make_dataset=lambda: Part(work),
+        make_dataset=lambda: part_of(work),
         make_model=lambda: nn.Linear(1, 1),
         train_step=step,
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
@@ -81,13 +73,13 @@ def by_loadtune(work: str, step_s: float) -> Found:
     after_s = time.monotonic() - began
     knobs = result.best.knobs if result.best is not None else None
     options = {"num_workers": 0} if knobs is None else knobs.loader_kwargs()
-    rate = rate_of(DataLoader(Part(work), batch_size=batch_size, shuffle=True, **options), step_s)
+    rate = rate_of(DataLoader(part_of(work), batch_size=batch_size, shuffle=True, **options), step_s)
     return Found(after_s, f"num_workers={options['num_workers']}", rate)
 
 
 def by_auto(work: str, step_s: float) -> Found:
     """What "auto" has found when it took its last decision, and its rate in the second half of the same run."""
-    with DpexDataLoader(Part(work), batch_size=WORKS[work].batch_size, shuffle=True, num_workers="auto") as loader:
+    with DpexDataLoader(part_of(work), batch_size=WORKS[work].batch_size, shuffle=True, num_workers="auto") as loader:
         rate = rate_of(loader, step_s)
         found = loader.stats()
         workers = sum(pool.running for pool in found.pools.values())

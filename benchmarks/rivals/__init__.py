@@ -21,6 +21,7 @@ MODULES = {
     "nodes-processes": "torchdata_nodes",
     "tf.data": "tf_data",
     "dali": "dali_pipeline",
+    "webdataset": "webdataset_shards",
     "ray-data": "ray_data",
 }
 

@@ -26,6 +26,7 @@ class Work:
 
     make: str
     batch_size: int
+    gpu_batch_size: int = 256
     counted: bool = False
     service: str | None = None
 
@@ -54,6 +55,9 @@ WORKS: dict[str, Work] = {
     "small-images": Work(make="tensors:small_images", batch_size=100),
     "large-batches": Work(make="tensors:large_images", batch_size=64),
     "jpeg": Work(make="jpeg:JpegPhotographs", batch_size=64),
+    "random-jpeg": Work(make="jpeg:RandomPixels", batch_size=32),
+    "jitter": Work(make="jitter:JitteredPhotographs", batch_size=64),
+    "waiting-images": Work(make="waits:Pictures", batch_size=32),
     "wait": Work(make="waits:steady", batch_size=16),
     "skewed-wait": Work(make="waits:skewed", batch_size=16),
     "shifting-wait": Work(make="waits:Shifting", batch_size=16, counted=True),

@@ -47,6 +47,19 @@ def _files(count: int) -> Iterator[bytes]:
         yield cv2.imencode(".jpg", turned, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
 
 
+RANDOM_SIDE = 256
+RANDOM_FILE_BYTES = 60_000
+"""Less than any such file has at `RANDOM_QUALITY`."""
+RANDOM_QUALITY = 75
+
+
+def _random_files(count: int) -> Iterator[bytes]:
+    rng, quality = np.random.default_rng(0), [cv2.IMWRITE_JPEG_QUALITY, RANDOM_QUALITY]
+    for _ in range(count):
+        pixels = rng.integers(0, 256, (RANDOM_SIDE, RANDOM_SIDE, 3), np.uint8)
+        yield cv2.imencode(".jpg", pixels, quality)[1].tobytes()
+
+
 def random_resized_crop(image: np.ndarray) -> np.ndarray:
     """A random window of 8 to 100 % of the area and 3:4 to 4:3 in shape, resized to CROP x CROP.
 
@@ -68,18 +81,29 @@ def normalised(image: np.ndarray) -> torch.Tensor:
     return planes.to(torch.float32).div(255).sub_(MEAN).div_(STD)
 
 
+def prepared(encoded: np.ndarray) -> torch.Tensor:
+    """The bytes of a file to float32 of shape (3, 224, 224)."""
+    cv2.setNumThreads(0)  # OpenCV's own threads would blur what a worker is
+    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    return normalised(cv2.cvtColor(random_resized_crop(image), cv2.COLOR_BGR2RGB))
+
+
 class JpegPhotographs(Dataset[tuple[torch.Tensor, int]]):
     """Sample: normalised float32 of shape (3, 224, 224), number of the file."""
 
-    def __init__(self) -> None:
-        self.files = encoded_photographs()
+    def __init__(self, files: Blobs | None = None) -> None:
+        self.files = files or encoded_photographs()
 
     def __len__(self) -> int:
         return ENDLESS
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        cv2.setNumThreads(0)  # OpenCV's own threads would blur what a worker is
         number = index % len(self.files)
-        image = cv2.imdecode(self.files[number], cv2.IMREAD_COLOR)
-        crop = cv2.cvtColor(random_resized_crop(image), cv2.COLOR_BGR2RGB)
-        return normalised(crop), number
+        return prepared(self.files[number]), number
+
+
+class RandomPixels(JpegPhotographs):
+    """256x256 random pixels: RANDOM of "An Overview of the Data-Loader Landscape" (Ofeidis et al., 2022)."""
+
+    def __init__(self) -> None:
+        super().__init__(Blobs.made("random-pixels", rows_beyond_cache(RANDOM_FILE_BYTES), _random_files))

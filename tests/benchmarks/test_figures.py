@@ -11,16 +11,12 @@ from typing import Any
 import pytest
 
 from benchmarks import keep, report
-from benchmarks.before_after import Pair
-from benchmarks.contestants import AUTO, Contestant
-from benchmarks.course import Course, Drive, drive
+from benchmarks.contestants import AUTO, LIMIT, Contestant
+from benchmarks.course import MARKS, Course, drive
 from benchmarks.journal import Journal, Measurement, Origin, Settings
 from benchmarks.results import RowResult, is_behind, results_of
 from benchmarks.rows import BY_KEY, ROWS
-from benchmarks.training import runs, speed
-from benchmarks.training.pace import Pace
-from benchmarks.training.runs import Run
-from benchmarks.training.tables import speed_table
+from benchmarks.runner import turns
 from benchmarks.works import WORKS
 
 CORES = 2
@@ -30,7 +26,7 @@ DPEX = {count: Contestant(engine="dpex", workers=count) for count in (0, 2, 8)}
 BATCH = Contestant(engine="dpex", workers=64, seeding="batch")
 ORIGIN = Origin(machine_id="m", commit="c" * 40, dirty=False, settings=Settings())
 MACHINE = {"processor": "P", "cores": CORES, "last_level_cache_bytes": 2**25, "memory_bytes": 2**34, "system": "Linux"}
-ABOUT = {"machine": {**MACHINE, "gpu": None}, "versions": {"python": "3.11", "torch": "2.13", "ray": "2.60"}}
+ABOUT = {"machine": MACHINE, "versions": {"python": "3.11", "torch": "2.13", "ray": "2.60"}}
 RUN_ABOUT = {**ABOUT, "commit": "c" * 40, "dirty": False, "since": NOON, "until": NOON}
 
 
@@ -84,8 +80,8 @@ def test_the_clock_starts_before_iter(monkeypatch: pytest.MonkeyPatch) -> None:
                 now[0] += 0.5
                 yield number
 
-    driven = drive(Slow(), Drive(step_s=0.0, window_s=5.0))
-    assert (driven.batches, driven.seconds, driven.waited_s, driven.first_batch_s) == (4, 5.0, 5.0, 3.5)
+    driven = drive(Slow(), lambda _: None, window_s=5.0)
+    assert (driven.batches, driven.seconds, driven.waited_s, driven.marks[0]) == (4, 5.0, 5.0, (3.5, 1))
 
 
 def test_the_whole_course_has_the_start_and_the_settled_half_has_not() -> None:
@@ -96,13 +92,21 @@ def test_the_whole_course_has_the_start_and_the_settled_half_has_not() -> None:
     assert counted.settled_rate == pytest.approx(10)
 
 
-def test_few_marks_are_kept_and_the_figures_stay() -> None:
-    marks = tuple((0.1 * number, number**2) for number in range(1, 151))
-    for counted in (False, True):
-        full = Course(batches=151**2, seconds=15.1, waited_s=1.0, marks=marks, counted=counted)
-        thin = replace(full, marks=keep.thinned(full, keep.MARKS))
-        assert len(thin.marks) < 15
-        assert (thin.settled_rate, thin.first_batch_s) == (pytest.approx(full.settled_rate), full.first_batch_s)
+def test_a_course_has_few_marks_and_one_where_its_second_half_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: now[0])
+
+    def batches() -> Iterator[int]:
+        for number in range(10**6):
+            now[0] += 0.01
+            yield number
+
+    driven = drive(batches(), lambda _: None, window_s=10.0)
+    assert len(driven.marks) <= MARKS + 2
+    assert any(at_s == pytest.approx(5.0, abs=0.02) for at_s, _ in driven.marks)
+    assert driven.settled_rate == pytest.approx(100, rel=0.01)
+    assert driven.memory_bytes is not None
+    assert driven.memory_bytes > 2**20
 
 
 # -- ratios ------------------------------------------------------------------------------------------------------------
@@ -139,8 +143,17 @@ def test_behind_is_what_is_printed_as_less_than_one() -> None:
 
 
 def test_two_checkouts_are_compared_within_a_round() -> None:
-    pair = Pair(base=course(80, 100), new=course(72, 50))
-    assert (pair.whole, pair.settled) == (pytest.approx(0.9), pytest.approx(0.5))
+    base = replace(DPEX[2], engine="base")
+    courses = {base: replace(course(80, 100), batch_cpu_s=0.5), DPEX[2]: replace(course(72, 50), batch_cpu_s=0.6)}
+    text = report.row_text(result(courses))
+    assert "2 workers / base, settled                    0.50x" in text
+    assert "2 workers / base, whole                      0.90x" in text
+    assert "2 workers / base, processor time of a batch  1.20x" in text
+
+
+def test_each_dpex_has_its_twin_of_the_base_beside_it() -> None:
+    found = [turn.contestant.key for turn in turns(BY_KEY["floats"], 2, CORES, only=["dpex:0", "torch:2"], base=True)]
+    assert found == ["base:0", "dpex:0", "dpex:0", "base:0"]
 
 
 # -- what may be kept --------------------------------------------------------------------------------------------------
@@ -161,7 +174,7 @@ def test_every_row_has_a_work_and_torch_and_dpex_have_the_same_counts() -> None:
     ("kept", "why"),
     [
         (kept_run(whole_row("floats"), dirty=True), "commit without changes"),
-        (kept_run(whole_row("floats"), settings=Settings(window_s=2.0)), "2 s long"),
+        (kept_run(whole_row("floats"), settings=Settings(window_s=2.0)), "window_s of local rows is 2, not 4"),
         (kept_run(whole_row("floats", rounds=4)), "4 rounds"),
         (kept_run(result({TORCH[0]: [1.0] * 5})), "0 rounds"),
         (kept_run(whole_row("skewed-wait")), "courses of 10.0 s"),
@@ -185,17 +198,15 @@ def test_a_contestant_that_failed_is_not_left_out_silently() -> None:
 def test_a_run_is_kept_and_reported_without_rows_that_cannot_be_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One row has too few contestants; a round of another took hours, so that its contestants took no turns."""
+    """One row has too few contestants."""
     monkeypatch.setattr(keep, "RESULTS", tmp_path)
     monkeypatch.setattr(report, "kept_runs", lambda: keep.kept_runs(tmp_path))
     journal = Journal(tmp_path / "run.jsonl")
     journal.begin(ORIGIN, ABOUT)
-    late = replace(next(measurements("small-images", [TORCH[0]])), at="2026-11-22T15:00:00+00:00")
-    rows = [measurements(row, BY_KEY[row].contestants(CORES)) for row in ("floats", "small-images")]
-    for one in [*rows[0], *rows[1], late, *measurements("jpeg", [TORCH[0]])]:
+    for one in [*measurements("floats", BY_KEY["floats"].contestants(CORES)), *measurements("jpeg", [TORCH[0]])]:
         journal.add(one)
     assert keep.main([str(journal.path), "one"]) == 0
-    assert "small-images: its round 0 took 3.0 hours" in capsys.readouterr().out
+    assert "left out: jpeg: " in capsys.readouterr().out
     (kept,) = keep.kept_runs(tmp_path)
     assert list(kept.rows) == ["floats"]
     page = tmp_path / "page.md"
@@ -233,17 +244,26 @@ def test_auto_stands_beside_the_oracle_over_the_whole_course_and_after_learning(
 
 
 def test_the_table_of_trainings_has_the_best_of_torchs() -> None:
-    def pace(rate: float) -> dict[str, Any]:
-        return Pace(course=course(rate), gpu_stall_s=None).as_dict()
+    rates = {LIMIT: [20.0] * 3, TORCH[0]: [4.0] * 3, TORCH[2]: [8.0] * 3, AUTO: [12.0, 10.0, 16.0]}
+    (torchs, limit, auto) = cells(report.training_table([kept_run(result(rates, "train-jpeg"))]))
+    assert torchs[1] == "torch, 2 workers"
+    assert limit[1] == "one batch again and again"
+    assert auto[2:] == ["768 (640 to 1,024)", "768 (640 to 1,024)", "50% (50% to 50%)", "60% (50% to 80%)"]
 
-    rates = {"limit": [20] * 3, "torch:1": [4] * 3, "torch:2": [8] * 3, "dpex:auto": [12, 10, 16]}
-    rows = {f"photographs {who}": [pace(rate) for rate in found] for who, found in rates.items()}
-    settings = {"seconds": 15.0, "rounds": 3, "batches": dict.fromkeys(rows, 10)}
-    torchs, auto = speed_table(Run(subject=speed.SUBJECT, settings=settings, about=RUN_ABOUT, rows=rows)).splitlines()[
-        2:
-    ]
-    assert "torch, best: 2 workers" in torchs
-    assert auto.endswith("| 120 (100 to 160) | 120 (100 to 160) | 50% (50% to 50%) | 60% (50% to 80%) |")
+
+def test_the_table_of_loaders_has_the_best_of_each_and_its_memory() -> None:
+    rivals = {count: Contestant(engine="spdl", workers=count) for count in (32, 64)}
+    courses = {DPEX[8]: 30.0, AUTO: 20.0, rivals[32]: 10.0, rivals[64]: 25.0}
+    row = result({one: replace(course(rate), memory_bytes=2 * 10**9) for one, rate in courses.items()}, "loaders-wait")
+    found = cells(report.loaders_table([kept_run(row)]))
+    assert [line[1] for line in found] == ["dpex, 8 workers", "SPDL, 64 threads", "dpex, auto"]
+    assert found[0][2:] == ["30.0/s (30.0/s to 30.0/s)", "30.0/s", "2.00 GB"]
+    assert report.loaders_table([kept_run(result({AUTO: 1.0}))]) == report.NOT_MEASURED
+
+
+def test_a_contestant_is_known_by_its_key() -> None:
+    everybody = [one for row in ROWS for one in row.contestants(CORES, rivals=True)]
+    assert [Contestant.from_key(one.key) for one in everybody] == everybody
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
@@ -251,12 +271,10 @@ def test_the_tables_of_the_documents_are_those_of_the_kept_results(path: Path) -
     text = path.read_text()
     named = re.findall(r"<!-- (?:place for )?bench:([a-z-]+) -->", text)
     assert named
-    assert set(named) <= set(report.names())
+    assert set(named) <= set(report.BLOCKS)
     assert report.rewritten(text, keep.kept_runs()) == text, "make bench-report, or keep the run that was quoted"
     assert report.headline_chart(keep.kept_runs()) == report.CHART.read_text(), "make bench-report"
 
 
 def test_what_is_kept_can_be_quoted() -> None:
     assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
-    kept_trainings = [runs.read(path) for path in sorted(runs.KEPT.glob("*.json"))]
-    assert [why for run in kept_trainings for why in speed.problems(run)] == []

@@ -55,6 +55,6 @@ def test_the_shifting_work_has_as_many_batches_of_each_cost(monkeypatch: pytest.
 
 @pytest.mark.parametrize("engine", ["torch", "dpex"])
 def test_a_measurement_is_a_course_with_batches(engine: Any) -> None:
-    course = measure(Request(work="floats", contestant=Contestant(engine=engine, workers=1), window_s=0.05))
+    course = measure(Request(row="floats", contestant=Contestant(engine=engine, workers=1), window_s=0.05))
     assert course.batches > 0
     assert course.seconds >= 0.05

@@ -5,16 +5,14 @@ torch's workers and dpex's both seed.
 """
 
 import random
-import time
 
 import cv2
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.tables import Blobs
 from benchmarks.works import ENDLESS
-from benchmarks.works.jpeg import CROP, MEAN, STD, encoded_photographs, normalised, random_resized_crop
+from benchmarks.works.jpeg import encoded_photographs, normalised, random_resized_crop
 
 BRIGHTNESS = CONTRAST = SATURATION = 0.4
 HUE = 0.1
@@ -24,17 +22,14 @@ HUES = 180
 CLASSES = 1000
 MOST_FILES = 4000
 """Making one takes 5 ms, and large processors have caches for ten thousands; what is measured is computing."""
-WAIT_S = 0.004
-"""About what decoding and preparing such a picture takes on one CPU."""
-WAITING_SIDE = 32
 
 
 class JitteredPhotographs(Dataset[tuple[torch.Tensor, int]]):
-    """Sample: float32 (3, 224, 224), normalised, or uint8 without that; and a class."""
+    """Sample: float32 (3, 224, 224), normalised, or uint8 where a GPU is there to do that; and a class."""
 
-    def __init__(self, *, is_normalised: bool) -> None:
-        self.files: Blobs = encoded_photographs(MOST_FILES)
-        self.is_normalised = is_normalised
+    def __init__(self) -> None:
+        self.files = encoded_photographs(MOST_FILES)
+        self.is_normalised = not torch.cuda.is_available()
 
     def __len__(self) -> int:
         return ENDLESS
@@ -47,17 +42,6 @@ class JitteredPhotographs(Dataset[tuple[torch.Tensor, int]]):
         if self.is_normalised:
             return normalised(crop), number % CLASSES
         return torch.from_numpy(crop).permute(2, 0, 1).contiguous(), number % CLASSES
-
-
-class Waiting(Dataset[tuple[torch.Tensor, int]]):
-    """Sample: uint8 (3, 32, 32) and a class, after a wait of 4 ms in place of the work of a CPU."""
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        time.sleep(WAIT_S)
-        return torch.full((3, WAITING_SIDE, WAITING_SIDE), index % 256, dtype=torch.uint8), index % CLASSES
 
 
 def jittered(image: np.ndarray) -> np.ndarray:
@@ -78,14 +62,3 @@ def jittered(image: np.ndarray) -> np.ndarray:
 
 def _factor(most: float) -> float:
     return random.uniform(1 - most, 1 + most)
-
-
-def normalised_on_device(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 (N, 3, H, W) to bfloat16 with the colours last in memory, normalised; on the device that it is on."""
-    images, labels = batch
-    mean, std = (255 * value.to(images.device) for value in (MEAN, STD))
-    prepared = images.float().sub_(mean).div_(std).bfloat16()
-    return prepared.contiguous(memory_format=torch.channels_last), labels
-
-
-assert CROP == 224, "what ResNet-50 is trained on"
