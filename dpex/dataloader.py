@@ -105,8 +105,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             cache.
         overlap_epochs: True: workers make the first batches of the next epoch while the last ones of this epoch are
             handed out. They are delivered only if the next ``iter()`` asks for exactly these batches; otherwise they
-            are dropped. It needs ``seeding="batch"``, a map-style dataset and torch's own samplers. Where it is
-            impossible, ``stats().why_no_overlap`` has the reason. None: True with ``num_workers="auto"``.
+            are dropped. It needs ``persistent_workers``, ``seeding="batch"``, a map-style dataset that shares no
+            memory with its workers, and torch's own samplers. Where it is impossible, ``stats().why_no_overlap`` has
+            the reason. None: True with ``num_workers="auto"``.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
         metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
             has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the

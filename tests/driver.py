@@ -82,10 +82,10 @@ class Driver:
             self._pass_over(point.ahead)
         self.fill()
 
-    def look_ahead(self, count: int, base_seeds: tuple[int, int] | None = None) -> None:
+    def look_ahead(self, count: int) -> None:
         """Begin an epoch of ``count`` batches ahead, where this may be done."""
         if self.state.may_begin_ahead and self.state.ahead is None:
-            self.state.begin_ahead(base_seeds)
+            self.state.begin_ahead()
             self.ahead = iter(range(PREDICTED, PREDICTED + count))
             self.fill()
 

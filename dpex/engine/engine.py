@@ -147,20 +147,14 @@ class Engine:
 
     def _settle_ahead(self, is_taken: bool) -> None:
         """Count what was made ahead: for the epoch that begins, or in vain."""
-        ahead, overlap, tally = self._state.ahead, self._plan.overlap, self._tally
-        if ahead is None or overlap is None:
+        ahead, tally = self._state.ahead, self._tally
+        if ahead is None:
             return
         if is_taken:
-            overlap.epochs, tally.overlapped_epochs = overlap.epochs + 1, tally.overlapped_epochs + 1
-            overlap.used, tally.used_ahead = overlap.used + ahead.drawn, tally.used_ahead + ahead.drawn
+            tally.overlapped_epochs += 1
+            tally.used_ahead += ahead.drawn
         else:
-            overlap.dropped, tally.dropped_ahead = overlap.dropped + ahead.drawn, tally.dropped_ahead + ahead.drawn
-
-    def drop_ahead(self) -> None:
-        """Drop what was made of the next epoch."""
-        with self._lock:
-            self._settle_ahead(False)
-            self._state.drop_ahead()
+            tally.dropped_ahead += ahead.drawn
 
     def _drop_what_was_handed_out(self) -> None:
         """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
@@ -371,7 +365,7 @@ class Engine:
         state = self._state
         if not state.may_begin_ahead or not next_epoch.begin():
             return False
-        state.begin_ahead(next_epoch.base_seeds)
+        state.begin_ahead()
         return True
 
     def _collect(self) -> bool:

@@ -1,9 +1,9 @@
 """The next epoch, predicted, so that its first batches are made while the last ones of this epoch are handed out.
 
 When a sampler has ended, the loader's next ``iter()`` is carried out in advance: with the random states of that moment,
-the base seed and the order are drawn as ``iter()`` would draw them. Then all states are put back, so that nothing else
-notices. The next ``iter()`` compares the states with those that were expected. If they are the same, it continues with
-the iterator of the prediction. Otherwise the prediction is dropped, and the epoch begins as ever.
+the order is drawn as ``iter()`` would draw it. Then all states are put back, so that nothing else notices. The next
+``iter()`` compares the states with those that were expected. If they are the same, it continues with the iterator of
+the prediction. Otherwise the prediction is dropped, and the epoch begins as ever.
 
 Only torch's own samplers are predicted, as they have no other effects. Two things that a training does between epochs
 are learned from the epoch before: by how much it moves the number of `DistributedSampler.set_epoch`, and how many seeds
@@ -48,31 +48,19 @@ _SEEDS_BETWEEN = 8
 
 @dataclass(kw_only=True)
 class OverlapRecord:
-    """Outcomes of a loader's predictions, and what they taught.
+    """What the predictions of an iterator taught.
 
     Attributes:
-        epochs: Epochs of which the first batches were made ahead.
-        used: Batches that were made ahead and belong to an epoch that began.
-        dropped: Batches that were made ahead in vain.
         seeds_between: Seeds that others draw from torch's global generator before the next epoch.
         epoch_step: By how much the number of `DistributedSampler.set_epoch` grows.
         why_not: The reason why nothing is predicted, or "".
-        why_given_up: The reason why nothing is predicted any more, or "".
-        why_unknown: The reason why it cannot be known if workers that are kept have the present dataset, or "".
         misses: How many predictions in a row were wrong.
-        slow: How often in a row finding this out took too long.
     """
 
-    epochs: int = 0
-    used: int = 0
-    dropped: int = 0
     seeds_between: int = 0
     epoch_step: int = 1
     why_not: str = ""
-    why_given_up: str = ""
-    why_unknown: str = ""
     misses: int = 0
-    slow: int = 0
 
 
 def why_unpredictable(index_sampler: Any) -> str:
@@ -96,7 +84,6 @@ class _Prediction:
     order: list[Any]
     indices: Iterator[Any]
     drawn: deque[Any]
-    base_seed: int = 0
 
 
 class NextEpoch:
@@ -105,27 +92,15 @@ class NextEpoch:
     Args:
         index_sampler: Draws the index of each batch.
         generator: The loader's own.
-        base_seed: The base seed of the iterator, if the next ``iter()`` makes another one, which draws its own; None:
-            the iterator stays.
         record: Receives what comes of it.
     """
 
-    def __init__(
-        self, index_sampler: Any, generator: Any, *, base_seed: int | None = None, record: OverlapRecord
-    ) -> None:
+    def __init__(self, index_sampler: Any, generator: Any, record: OverlapRecord) -> None:
         self._index_sampler = index_sampler
         self._generator = generator
-        self._base_seed = base_seed
         self.record = record
         self._prediction: _Prediction | None = None
         self._has_tried = False
-
-    @property
-    def base_seeds(self) -> tuple[int, int] | None:
-        """The base seeds of this iterator and the next one; None: the iterator stays, and so does its base seed."""
-        if self._base_seed is None or self._prediction is None:
-            return None
-        return self._base_seed, self._prediction.base_seed
 
     def begin(self) -> bool:
         """Predict the next epoch. Return False if that was tried in this epoch already, or is given up."""
@@ -151,8 +126,6 @@ class NextEpoch:
                 _draw_seeds(torch.default_generator, self.record.seeds_between)
             prediction.expected = [each.get_state() for each in generators]
             indices = iter(self._index_sampler)
-            if self._base_seed is not None:
-                prediction.base_seed = _draw_seeds(self._generator, 1)
         prediction.indices = indices
         self._prediction = prediction
         return True
@@ -187,16 +160,12 @@ class NextEpoch:
         )
         if is_right:
             self.record.misses = 0
-        else:
-            self.missed()
-        return is_right
-
-    def missed(self) -> None:
-        """Drop the prediction, which was wrong."""
+            return True
         self._prediction = None
         self.record.misses += 1
         if self.record.misses >= MISSES:
-            self.record.why_not = self.record.why_given_up = _MISSED
+            self.record.why_not = _MISSED
+        return False
 
     def take(self) -> tuple[SamplerStart, Iterator[Any]]:
         """Return the states before the first draw, and the rest of the indices.
@@ -205,8 +174,6 @@ class NextEpoch:
         """
         prediction, self._prediction = self._prediction, None
         assert prediction is not None
-        if self._base_seed is not None:
-            self._base_seed = prediction.base_seed
         start = SamplerStart.now(self._index_sampler, self._generator)
         for generator, state in zip(prediction.generators, prediction.after, strict=True):
             generator.set_state(state)
@@ -216,8 +183,7 @@ class NextEpoch:
         """Return the generators from which the next ``iter()`` draws, each once."""
         found = list(generators_of(self._index_sampler, self._generator).values())
         samplers = [sampler for _, sampler in samplers_within(self._index_sampler)]
-        draws_global = self._base_seed is not None and self._generator is None
-        draws_global |= any(type(sampler) in _GLOBAL and sampler.generator is None for sampler in samplers)
+        draws_global = any(type(sampler) in _GLOBAL and sampler.generator is None for sampler in samplers)
         if draws_global and all(each is not torch.default_generator for each in found):
             found.append(torch.default_generator)
         return found
@@ -254,12 +220,10 @@ class NextEpoch:
                 self.record.seeds_between = self.record.seeds_between if seeds is None else seeds
 
 
-def _draw_seeds(generator: torch.Generator | None, count: int) -> int:
-    """Draw seeds as torch's loaders and samplers do. Return the last one."""
-    seed = 0
+def _draw_seeds(generator: torch.Generator, count: int) -> None:
+    """Draw seeds as torch's loaders and samplers do."""
     for _ in range(count):
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-    return seed
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _seeds_between(before: torch.Tensor, now: torch.Tensor) -> int | None:

@@ -6,8 +6,6 @@ change, right to within the moment that passes meanwhile.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpex.engine.plan import EnginePlan
 from dpex.engine.pools import Pools
 from dpex.measure.consumer_time import EngineLook, Tally
@@ -53,20 +51,12 @@ class EngineView:
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
             failed_samples=self._pools.sample_errors.count,
-            **self._overlap(),
+            overlapped_epochs=tally.overlapped_epochs,
+            used_ahead=tally.used_ahead,
+            dropped_ahead=tally.dropped_ahead,
+            why_no_overlap="" if self._plan.overlap is None else self._plan.overlap.why_not,
             pools={name: self._pool(pool) for name, pool in self._pools.by_name.items()},
         )
-
-    def _overlap(self) -> dict[str, Any]:
-        record = self._plan.overlap
-        if record is None:
-            return {}
-        return {
-            "overlapped_epochs": record.epochs,
-            "used_ahead": record.used,
-            "dropped_ahead": record.dropped,
-            "why_no_overlap": record.why_not,
-        }
 
     def _pool(self, pool: WorkerPool) -> PoolStats:
         counts, state = pool.counts, self._state
@@ -121,7 +111,7 @@ class EngineView:
             pinned = {"h2d": feed.staged_bytes, "device": feed.copied_bytes}
         return tally.sums(
             monotonic(),
-            passes=max(1, state.passes_before + state.epoch + 1),
+            passes=max(1, state.epoch + 1),
             errors=dict(self._tally.errors),
             remade=state.failures.remade,
             late=state.late.made_again,

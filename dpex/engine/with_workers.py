@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,8 @@ from torch.utils.data import BatchSampler
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
 from dpex.engine.drawing import AsDrawn, draws_ahead_safely
 from dpex.engine.engine import TOLD_S, Engine
-from dpex.engine.kept_workers import KeptWorkers, end
 from dpex.engine.pass_state import Drawn, begin_pass, point_for, recorder_of, worker_state
 from dpex.engine.plan import EnginePlan
-from dpex.errors import InternalError
 from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
@@ -49,11 +47,13 @@ class Observers:
     counters: LoaderCounters | None = None
 
     def begin(self, engine: Engine) -> Iterator[Callable[[], None]]:
-        """Have metrics and diagnosis read this engine. Return the functions that end this."""
+        """Have metrics and diagnosis read this engine. Return the functions that end this, and the tuner's part."""
         if self.counters is not None:
             yield self.counters.open(engine).end
         if self.metrics is not None:
             yield self.metrics.watch(engine).end
+        if self.tuner is not None:
+            yield partial(self.tuner.leave, engine)
 
 
 class _DpexDataLoaderIter(BaseDataLoaderIter):
@@ -71,71 +71,18 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         feed: Feed | None = None,
         resume: PassState | None = None,
         overlap: OverlapRecord | None = None,
-        kept: KeptWorkers | None = None,
-        facts: object = None,
     ) -> None:
         begin_pass(super().__init__, self, loader, resume)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
-        self._feed, self._facts, self._runtime = feed, facts, weakref.ref(loader._runtime)
-        self._is_over = False
-        observers = observers or Observers()
-        pinner: Pinner | None
-        if kept is None:
-            self._next_epoch = self._new_next_epoch(loader, overlap)
-            pinner = self._new_pinner(feed)
-            self._engine = self._new_engine(loader, make_pool, sizes, observers, pinner, overlap)
-            self._ends = tuple(observers.begin(self._engine))
-        else:
-            self._next_epoch, pinner, self._engine, self._ends = kept.next_epoch, kept.pinner, kept.engine, kept.ends
-        self._recorder, self._resume = self._new_recorder(loader), resume
-        self.last_stats = LastStats(self._engine.stats)
-        self.last_state: LastReading[PassState | None] = LastReading(
-            partial(worker_state, self._engine, self._recorder)
-        )
-        ends: tuple[Callable[[], None], ...] = (self.last_stats.end, self.last_state.end, *self._ends)
-        if (tuner := observers.tuner) is not None:
-            ends += (partial(tuner.leave, self._engine),)
-        self._pinner = pinner
-        self._finalizer = weakref.finalize(self, end, self._engine, ends, pinner, feed)
-        if kept is not None:
-            kept.taken()
-        elif pinner is not None:
-            pinner.start(self._engine.listen)
-        if loader._runtime.asks_states or loader.worker_config.snapshot_every_n_steps:
-            self._engine.ask_states()
-        self._begin_first(loader, kept)
-        if kept is not None:
-            self._engine.resize(sizes)
-        self._tuner = tuner
-        if tuner is not None:
-            tuner.watch(self._engine)
-
-    def _begin_first(self, loader: Any, kept: KeptWorkers | None) -> None:
-        """Begin the first epoch of this iterator."""
-        if kept is None:
-            self._reset(loader, first_iter=True)
-            return
-        seeds = kept.next_epoch.base_seeds
-        if seeds is None or seeds[1] != int(self._base_seed):
-            raise InternalError(f"batches were made ahead with the base seeds {seeds}, not {self._base_seed}")
-        self._drawn = kept.next_epoch.take()
-        self._engine.begin_epoch(self._new_draws(None), takes_ahead=True)
-
-    def _new_engine(
-        self,
-        loader: Any,
-        make_pool: PoolFactory,
-        sizes: Sizes,
-        observers: Observers,
-        pinner: Pinner | None,
-        overlap: OverlapRecord | None,
-    ) -> Engine:
-        """Return an engine, which starts its workers."""
-        setup, feed = self._setup(loader), self._feed
+        setup = self._setup(loader)
+        self._feed = feed
         if feed is not None:
             feed.have_transformed(loader.device_config.transform, int(self._base_seed))
-        return Engine(
+        pinner = self._new_pinner(feed)
+        observers = observers or Observers()
+        self._next_epoch = self._new_next_epoch(loader, overlap)
+        self._engine = Engine(
             EnginePlan(
                 logicals=0 if setup.per_batch_seed else self._num_workers,
                 iterable=setup.iterable,
@@ -158,6 +105,24 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             ),
             sizes,
         )
+        self._recorder, self._resume = self._new_recorder(loader), resume
+        self.last_stats = LastStats(self._engine.stats)
+        self.last_state: LastReading[PassState | None] = LastReading(
+            partial(worker_state, self._engine, self._recorder)
+        )
+        ends: tuple[Callable[[], None], ...] = (
+            self.last_stats.end,
+            self.last_state.end,
+            *observers.begin(self._engine),
+        )
+        self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed)
+        if pinner is not None:
+            pinner.start(self._engine.listen)
+        if loader._runtime.asks_states or loader.worker_config.snapshot_every_n_steps:
+            self._engine.ask_states()
+        self._reset(loader, first_iter=True)
+        if observers.tuner is not None:
+            observers.tuner.watch(self._engine)
 
     def _splitting(self, loader: Any) -> Splitting | None:
         """Return the findings of earlier passes about the dataset's splitting. None: each worker reads a stream."""
@@ -182,12 +147,11 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _new_next_epoch(self, loader: Any, overlap: OverlapRecord | None) -> NextEpoch | None:
         """Return what predicts the next epoch; None if its batches are not to be made ahead."""
-        if overlap is None or overlap.why_not or (self._facts is None and not self._persistent_workers):
+        if overlap is None or overlap.why_not:
             return None
         from dpex.engine.next_epoch import NextEpoch
 
-        base_seed = None if self._persistent_workers else int(self._base_seed)
-        return NextEpoch(self._index_sampler, loader.generator, base_seed=base_seed, record=overlap)
+        return NextEpoch(self._index_sampler, loader.generator, overlap)
 
     def _setup(self, loader: Any) -> WorkerSetup:
         iterable = self._dataset_kind == DatasetKind.Iterable
@@ -207,7 +171,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
-            renews=self._facts is not None,
         )
 
     def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:
@@ -222,9 +185,10 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         resume, self._resume = self._resume, None
-        takes_ahead = not first_iter and self._next_epoch is not None and self._next_epoch.is_right()
-        if takes_ahead and self._next_epoch is not None:
-            self._drawn = self._next_epoch.take()
+        next_epoch = None if first_iter else self._next_epoch
+        takes_ahead = next_epoch is not None and next_epoch.is_right()
+        if takes_ahead and next_epoch is not None:
+            self._drawn = next_epoch.take()
         self._engine.begin_epoch(self._new_draws(resume), point_for(resume), takes_ahead=takes_ahead)
         if resume is not None and not resume.has_finished:
             self._num_yielded = resume.batches
@@ -254,15 +218,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         feed = self._feed
         if feed is not None:
             feed.check_open()
-        if self._is_over:
-            raise StopIteration
         try:
             self._engine.next(hand)
         except StopIteration:
             self._recorder.has_finished = True
             if self._engine.schedule.finished and not self._persistent_workers:
-                if not self._keep_workers():
-                    self._shutdown_workers()
+                self._shutdown_workers()
             elif feed is not None:
                 feed.settle()
             raise
@@ -282,20 +243,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         handles = getattr(pool, "handles", ())
         return sorted(handles, key=lambda handle: self._engine.first_logical_worker(Place(LOCAL, handle.worker)))
 
-    def _keep_workers(self) -> bool:
-        """Leave the workers to the loader's next iterator, if they have begun with its batches. Return False if not."""
-        runtime, next_epoch = self._runtime(), self._next_epoch
-        if runtime is None or next_epoch is None or next_epoch.base_seeds is None or self._engine.closed:
-            return False
-        self.last_stats.end()
-        self.last_state.end()
-        self._is_over = True
-        if self._tuner is not None:
-            self._tuner.leave(self._engine)
-        runtime.keep(KeptWorkers(self._engine, self._ends, self._pinner, next_epoch, self._facts))
-        self._finalizer.detach()
-        return True
-
     def _shutdown_workers(self) -> None:
         self._finalizer()
 
@@ -306,6 +253,24 @@ def _length(sampler: Any) -> int:
         return len(sampler)
     except (TypeError, NotImplementedError):
         return 0
+
+
+def _end(engine: Engine, ends: Iterable[Callable[[], None]], pinner: Pinner | None, feed: Feed | None) -> None:
+    for end in ends:
+        end()
+    if pinner is None:
+        engine.close()
+    else:
+        pinner.close(last_act=partial(_end_copies, feed, engine))
+
+
+def _end_copies(feed: Feed | None, engine: Engine) -> None:
+    """Wait for copies under way, then release the memory that they read."""
+    try:
+        if feed is not None:
+            feed.settle()
+    finally:
+        engine.close()
 
 
 class _DpexMapDataLoaderIter(_DpexDataLoaderIter):

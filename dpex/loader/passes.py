@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.diagnose.source import DiagnosisSource
     from dpex.engine.next_epoch import OverlapRecord
-    from dpex.loader.overlap import Facts
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -63,8 +62,6 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
             warn(f"seeding='batch' needs dpex's own workers ({sizing.why_torch}): batches have torch's random numbers")
         return torchs()
     if loader.num_workers == 0:
-        if (former := loader._runtime.take_kept()) is not None:
-            former.drop()
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
@@ -77,27 +74,21 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
     make_pool, resume = _pool_factory(loader), runtime.take_resume()
-    overlap, facts = _overlap(loader, feed)
-    kept = runtime.take_kept()
-    if kept is not None and (resume is not None or not kept.fits(facts)):
-        kept.drop()
-        kept = None
-    options = {"feed": feed, "resume": resume, "overlap": overlap, "kept": kept, "facts": facts}
-    iterator = _kind(sizing)(loader, make_pool, sizes, observers, **options)
+    overlap = _overlap(loader)
+    iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume, overlap=overlap)
     runtime.iterators.add(iterator)
     iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
 
 
-def _overlap(loader: Any, feed: Feed | None) -> tuple[OverlapRecord | None, Facts | None]:
-    """Return where predictions of the next epoch are recorded, and the facts that workers hold which may be kept."""
+def _overlap(loader: Any) -> OverlapRecord | None:
+    """Return the record of a new iterator's predictions of the next epoch; None if none are wanted."""
     if loader.overlap_epochs is False or (loader.overlap_epochs is None and not loader._is_auto):
-        return None, None
-    from dpex.loader.overlap import facts_of, overlap_of
+        return None
+    from dpex.loader.overlap import overlap_of
 
-    record = overlap_of(loader, has_feed=feed is not None)
-    return record, None if record.why_not or loader.persistent_workers else facts_of(loader, record)
+    return overlap_of(loader)
 
 
 def _decide_on_cache(loader: Any, sizes: Sizes) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
     from dpex.engine.in_process import InProcessIterator
-    from dpex.engine.kept_workers import KeptWorkers
-    from dpex.engine.next_epoch import OverlapRecord
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.loader.auto_cache import AutoCache
@@ -54,7 +52,6 @@ class LoaderRuntime:
         asks_states: Workers ask datasets for their states, because ``state_dict`` or ``load_state_dict`` was called.
         is_diagnosed: A diagnosis was asked for.
         passes: Passes that were begun with workers.
-        overlap: Outcomes of predictions of the next epoch, once there may be some.
         splitting: Findings about an iterable dataset under "auto".
         timeline: Is recorded now.
     """
@@ -76,8 +73,6 @@ class LoaderRuntime:
         self.splitting: Splitting | None = None
         self.timeline: Timeline | None = None
         self.passes = 0
-        self.overlap: OverlapRecord | None = None
-        self._kept: KeptWorkers | None = None
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._registration: Registration | None = None
 
@@ -111,17 +106,6 @@ class LoaderRuntime:
         """Return the state with which the next pass begins, and forget it; None: the pass begins anew."""
         resume, self.resume, self.loaded = self.resume, None, None
         return resume
-
-    def keep(self, workers: KeptWorkers) -> None:
-        """Keep the workers of an iterator that has ended for the next one. Of two iterators, those of the later one."""
-        former, self._kept = self._kept, workers
-        if former is not None:
-            former.drop()
-
-    def take_kept(self) -> KeptWorkers | None:
-        """Return the workers that are kept, and forget them."""
-        kept, self._kept = self._kept, None
-        return kept
 
     @property
     def decisions(self) -> list[Decision]:
@@ -162,9 +146,6 @@ class LoaderRuntime:
         """End all iterators, the export of metrics, and the share of the cluster; all may begin anew. Idempotent."""
         for iterator in list(self.iterators):
             iterator._shutdown_workers()
-        kept = self.take_kept()
-        if kept is not None:
-            kept.close()
         registration, self._registration = self._registration, None
         if registration is not None:
             registration.end()

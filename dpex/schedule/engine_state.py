@@ -51,7 +51,7 @@ from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import LogicalPoint, ResumePoint
 from dpex.schedule.schedule import SHARED, Schedule
-from dpex.schedule.seeding import EpochIds
+from dpex.schedule.seeding import epoch_id
 from dpex.schedule.streams import ALL, Splitting
 
 
@@ -83,14 +83,12 @@ class EngineState:
         self._iterable = iterable
         self._in_order = in_order
         self.epoch = -1
-        self.ids = EpochIds()
         self.epoch_id = -1
-        self.passes_before = 0
-        """Passes of earlier iterators, whose workers were kept."""
-        """The id of this epoch in messages and events, where it must differ from those of epochs that were dropped."""
+        """The id of this epoch in messages and events."""
         self.ahead: Schedule | None = None
         """The tickets of the next epoch that are made ahead."""
-        self.ahead_epoch, self.ahead_ids = 0, self.ids
+        self._dropped = 0
+        """Epochs that were begun ahead and dropped."""
         self.rules = rules
         self.placement = placement = Placement(sizes, rules)
         self.logicals = LogicalWorkers(placement, logicals, iterable=iterable, splitting=splitting)
@@ -142,7 +140,7 @@ class EngineState:
 
     def epoch_of(self, epoch_id: int) -> int:
         """Return the epoch of that id, as `point` counts epochs."""
-        return self.ahead_epoch if epoch_id != self.epoch_id and self.schedule_of(epoch_id) else self.epoch
+        return self.epoch + (epoch_id != self.epoch_id and self.schedule_of(epoch_id) is not None)
 
     def _gone(self, event: WorkerGone, now: float) -> None:
         self.failures.gone(self.schedule, self.schedule_of(event.epoch), event, now)
@@ -187,12 +185,8 @@ class EngineState:
         self._discard_batches_of(former)
         self.logicals.new_epoch(self.epoch, former)
         ahead, self.ahead = self.ahead, None
-        if ahead is not None:
-            self.passes_before += 0 if self.ahead_epoch else self.epoch + 1
-            self.epoch, self.ids = self.ahead_epoch, self.ahead_ids
-        else:
-            self.epoch = self.epoch + 1 if resume is None else resume.epoch
-        self.epoch_id = self.ids.of(self.epoch)
+        self.epoch = self.epoch + 1 if resume is None else resume.epoch
+        self.epoch_id = epoch_id(self.epoch, self._dropped)
         placement.instructions.append(EnterEpoch(self.epoch_id))
         placement.new_epoch(self.epoch_id)
         self.all_queues_are_dirty()
@@ -219,22 +213,14 @@ class EngineState:
         is_sent = self.schedule.has_drawn_all and not self.schedule.pending()
         return is_sent and not self._count and self.placement.pools.keys() == {LOCAL}
 
-    def begin_ahead(self, base_seeds: tuple[int, int] | None = None) -> None:
-        """Begin the next epoch beside this one.
-
-        base_seeds: The next epoch is the first one of an iterator with another base seed: that of this one, then the
-        other.
-        """
+    def begin_ahead(self) -> None:
+        """Begin the next epoch beside this one."""
         self.ahead = self._new_schedule()
-        if base_seeds is None:
-            self.ahead_epoch, self.ahead_ids = self.epoch + 1, self.ids
-        else:
-            self.ahead_epoch, self.ahead_ids = 0, self.ids.with_base_seed(*base_seeds)
 
     @property
     def ahead_id(self) -> int:
         """The id of the next epoch in messages and events."""
-        return self.ahead_ids.of(self.ahead_epoch)
+        return epoch_id(self.epoch + 1, self._dropped)
 
     def room_ahead(self) -> int:
         """Return how many tickets of the next epoch should be drawn now."""
@@ -260,7 +246,7 @@ class EngineState:
         ]
         placement.forget_epoch(stale)
         self._discard_batches_of(ahead)
-        self.ahead, self.ids = None, self.ids.after_drop()
+        self.ahead, self._dropped = None, self._dropped + 1
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""

@@ -9,8 +9,6 @@ The mixing function is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseud
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 """Seeds are integers of 64 bits."""
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -36,29 +34,9 @@ def ticket_seed(key: int, number: int) -> int:
     return mix64((key + (number + 1) * GOLDEN_GAMMA) & _MASK64) >> 1
 
 
-class EpochIds(NamedTuple):
-    """Numbers by which workers know epochs: `epoch_key` with the base seed of the workers gives the right seeds.
+def epoch_id(epoch: int, dropped: int) -> int:
+    """Return the number by which workers know an epoch, after ``dropped`` epochs that were begun ahead and dropped.
 
-    Keys depend on the lower 64 bits alone. ``shift``, in these bits, stands for another base seed. ``serial``, above
-    them, tells an epoch from one that was begun ahead under the same number and dropped; ids grow with it. Ids are the
-    epochs themselves as long as both are 0.
+    It tells an epoch from a dropped one in its place, and grows. `epoch_key` depends on its lower 64 bits alone.
     """
-
-    serial: int = 0
-    shift: int = 0
-
-    def of(self, epoch: int) -> int:
-        """Return the id of an epoch."""
-        if not self.serial and not self.shift:
-            return epoch
-        return (self.serial << 64) + ((epoch + self.shift) & _MASK64)
-
-    def after_drop(self) -> EpochIds:
-        """Return the ids of the epochs after one that was dropped."""
-        return self._replace(serial=self.serial + 1)
-
-    def with_base_seed(self, known: int, other: int) -> EpochIds:
-        """Return the ids of the epochs of base seed ``other``, if these are the ids of base seed ``known``."""
-        difference = mix64(other & _MASK64) - mix64(known & _MASK64)
-        shift = (self.shift + difference * pow(GOLDEN_GAMMA, -1, 1 << 64)) & _MASK64
-        return EpochIds(serial=self.serial + 1, shift=shift)
+    return (dropped << 64) + epoch

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from dpex.schedule.streams import ONE, UNKNOWN
 from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.fetch import Fetcher, where
 from dpex.worker.first_stream import FirstStream
-from dpex.worker.original import PickledState, as_at_first
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import (
@@ -69,7 +67,6 @@ class Logical:
         self.is_asked = False
         self.own: OwnGenerators | None = None
         self._setup = setup
-        self._original: PickledState | None = None
         self._state: RngState | None = None
         """The random states to go on from; None while it has the process."""
         self._timer = timer
@@ -102,8 +99,6 @@ class Logical:
         set_worker_info(self.info)
         begun = LogicalState() if state is None else unpack_state(state)
         try:
-            if setup.renews:
-                self._original = PickledState(setup.dataset, setup.collate_fn)
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
                 if self._first_stream is not None:
@@ -151,8 +146,6 @@ class Logical:
 
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
-        if self._original is not None and self.fetcher is not None:
-            self._renew(self._original)
         self.epoch = epoch
         setup, first = self._setup, self._first_stream
         try:
@@ -163,17 +156,6 @@ class Logical:
             raise
         if first is not None:
             first.iterated()
-
-    def _renew(self, original: PickledState) -> None:
-        """Have dataset and collate function as they were at first, as a worker that starts with this epoch would."""
-        setup = self._setup
-        dataset, collate_fn = as_at_first(original, setup.dataset, setup.collate_fn)
-        if dataset is not setup.dataset or collate_fn is not setup.collate_fn:
-            self._setup = replace(setup, dataset=dataset, collate_fn=collate_fn)
-            self.own = OwnGenerators(dataset, collate_fn)
-            count, seed, dataset = self.info.num_workers, self.info.seed, users_dataset(dataset)
-            self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=dataset)
-            set_worker_info(self.info)
 
     @property
     def has_dataset_state(self) -> bool:

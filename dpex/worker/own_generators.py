@@ -118,17 +118,23 @@ def _seed(generator: Any, seed: int) -> None:
 
 def _generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     """Yield each generator with the name of its place; the nearest come first."""
+    return ((name, one) for name, one in objects_within(dataset, collate_fn) if _is_own_generator(one))
+
+
+def objects_within(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects in a dataset and a collate function with the names of their places, the nearest first."""
     waiting = deque([_root(dataset), ("collate_fn", collate_fn)])
     seen: set[int] = set()
     in_class = functools.cache(_in_class)
     while waiting and len(seen) < MOST_OBJECTS:
         name, one = waiting.popleft()
-        if id(one) in seen or is_a(one, _LEAVES):
+        if id(one) in seen:
+            continue
+        yield name, one
+        if is_a(one, _LEAVES):
             continue
         seen.add(id(one))
-        if _is_own_generator(one):
-            yield name, one
-        else:
+        if not _is_own_generator(one):
             waiting.extend(_parts(name, one, in_class))
 
 

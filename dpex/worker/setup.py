@@ -88,7 +88,6 @@ class WorkerSetup:
         snapshot_every: Batches between two reports of a logical worker's state; None: reports come by time.
         samples: The treatment of samples that fail.
         modes: torch's modes in which batches are made; None: the worker keeps its own, as torch's workers do.
-        renews: Each epoch begins with dataset and collate function as they were when the worker started.
     """
 
     dataset: Any
@@ -105,7 +104,6 @@ class WorkerSetup:
     snapshot_every: int | None = None
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
-    renews: bool = False
 
     def why_unfit(self, number: int, init_error: ExceptionWrapper | None) -> str:
         """See `WorkerCore.unfit`."""

@@ -79,8 +79,8 @@ class EngineMachine(PoolMachine):
         self.first_index = 0
 
     @precondition(lambda self: not self.logicals and self.driver.state.ahead is None)
-    @rule(count=st.integers(0, 12), base_seeds=st.sampled_from([None, (1, 2)]))
-    def look_ahead(self, count: int, base_seeds: tuple[int, int] | None) -> None:
+    @rule(count=st.integers(0, 12))
+    def look_ahead(self, count: int) -> None:
         """The next epoch is begun while the last batches of this one are made."""
         for _ in range(self.count):
             if self.driver.state.may_begin_ahead:
@@ -88,7 +88,7 @@ class EngineMachine(PoolMachine):
             self.take(1)
             self.driver.work()
         if not self.driver.state.schedule.finished:
-            self.driver.look_ahead(count, base_seeds)
+            self.driver.look_ahead(count)
             self.ahead_count = count
 
     @precondition(lambda self: self.driver.state.ahead is not None)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.schedule.seeding import EpochIds, epoch_key, mix64, ticket_seed
+from dpex.schedule.seeding import epoch_id, epoch_key, mix64, ticket_seed
 
 MASK64 = (1 << 64) - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -78,15 +76,8 @@ def test_values_that_must_never_change() -> None:
     assert [ticket_seed(PINNED_KEY, n) for n in range(3)] == PINNED_SEEDS
 
 
-@given(st.lists(SIGNED, min_size=2, max_size=4), st.integers(0, 100))
-def test_an_id_gives_workers_of_another_base_seed_the_right_seeds(base_seeds: list[int], epoch: int) -> None:
-    ids, before = EpochIds(), EpochIds().of(epoch)
-    for known, other in pairwise(base_seeds):
-        ids = ids.with_base_seed(known, other)
-        assert epoch_key(base_seeds[0], ids.of(epoch)) == epoch_key(other, epoch)
-        assert ids.of(epoch) > before
-        before = ids.of(epoch)
-    dropped = ids.after_drop()
-    assert dropped.of(epoch) > before
-    assert epoch_key(base_seeds[0], dropped.of(epoch)) == epoch_key(base_seeds[-1], epoch)
-    assert EpochIds().of(epoch) == epoch
+@given(SIGNED, st.integers(0, 100), st.integers(1, 3))
+def test_an_id_that_tells_an_epoch_from_dropped_ones_has_its_seeds(base_seed: int, epoch: int, dropped: int) -> None:
+    assert epoch_id(epoch, 0) == epoch
+    assert epoch_key(base_seed, epoch_id(epoch, dropped)) == epoch_key(base_seed, epoch)
+    assert epoch_id(epoch, dropped) > epoch_id(epoch + 1, dropped - 1)
