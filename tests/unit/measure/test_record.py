@@ -12,7 +12,6 @@ from dpex.autotune.types import Sample
 from dpex.diagnose.facts import TransformFacts
 from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepSums
 from dpex.measure.consumer_time import Times
-from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_times import RECENT, PoolTimes
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
@@ -100,23 +99,6 @@ def test_what_is_new_is_never_below_zero() -> None:
 def test_at_rest_nothing_goes_on() -> None:
     found = ONE.at_rest()
     assert (found.ready, found.seconds, found.inner["a"]) == (0, 2.0, Inner(made=4))
-
-
-def test_what_ended_is_folded_and_kept() -> None:
-    ledger: Ledger[LastReading[Sums]] = Ledger(Sums.plus)
-    values = [Sums(batches=1), Sums(batches=2), Sums(batches=4)]
-    readings = [LastReading(lambda at=at: values[at]) for at in range(3)]  # type: ignore[misc]
-    for reading in readings:
-        ledger.add(reading)
-    assert ledger.read().batches == 7
-    for reading in readings[:2]:
-        reading.end()
-    values[:] = [Sums(batches=100), Sums(batches=100), Sums(batches=8)]
-    assert ledger.read().batches == 11
-    ledger.add(LastReading(Sums))
-    assert (ledger.read().batches, len(ledger.entries)) == (11, 2)
-    assert ledger.clear() == (readings[2], ledger.entries[1])
-    assert ledger.read().batches == 8
 
 
 # -- what is declared --------------------------------------------------------------------------------------------------

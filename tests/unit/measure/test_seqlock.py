@@ -41,19 +41,6 @@ class Reader:
         return self.found[0]
 
 
-def test_a_reader_waits_for_the_end_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seqlock, "PATIENCE_S", 30.0)
-    lock, values = Seqlock(), [1, 1]
-    reader = Reader(lambda: lock.read(lambda: tuple(values)), monkeypatch)
-    lock.begin()
-    values[0] = 2
-    reader.begin()
-    assert not reader.found
-    values[1] = 2
-    lock.end()
-    assert reader.end() == (2, 2)
-
-
 def test_what_changes_while_it_is_read_is_read_again() -> None:
     lock, values = Seqlock(), [0]
 
