@@ -375,6 +375,15 @@ def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that
     assert (logical.state, logical.again, logical.has_ended) == ("ready again", (), True)
 
 
+def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.send(2)
+    table.tell(made(0))
+    table.tell(made(1, stream_end=True))
+    (logical,) = table.state.point().logicals
+    assert (logical.again, logical.batches) == ((), 0)
+
+
 @pytest.mark.parametrize("iterable", [True, False])
 def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
     table = Table(logicals=2, iterable=iterable)
