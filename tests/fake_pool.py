@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import BatchTimes
-from dpex.measure.pool_times import PoolTimes as PoolTimes
+from dpex.measure.batch_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.schedule.events import PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL, REMOTE

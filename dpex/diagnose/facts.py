@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dpex.autotune.types import Decision
-from dpex.measure.batch_times import StepSums
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.sums import NodeStats, PoolStats, Sums
+from dpex.measure.sums import NodeStats, PoolStats, StepSums, Sums
 from dpex.schedule.names import LOCAL, REMOTE
 
 WITHIN = " > "

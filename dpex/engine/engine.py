@@ -30,10 +30,9 @@ from dpex.engine.read_batches import ReadBatches
 from dpex.engine.snapshots import EngineView
 from dpex.engine.wakeup import Wakeup
 from dpex.errors import IteratorClosedError
-from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.consumer_time import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER, EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.timeline import Timeline
-from dpex.measure.wait_causes import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER
 from dpex.pools.base import WorkerPool
 from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
@@ -43,8 +42,7 @@ from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
-from dpex.system.interrupts import is_interrupt, with_lock
-from dpex.system.processes import watch
+from dpex.system.interrupts import is_interrupt, watch, with_lock
 from dpex.system.run_queue import own_queue_s
 
 if TYPE_CHECKING:
@@ -178,7 +176,7 @@ class Engine:
         self._wakeup.close()
 
     def inherited(self) -> None:
-        """See `dpex.system.processes`: here it only knows that it is closed. Its workers are the parent's."""
+        """See `dpex.system.interrupts`: here it only knows that it is closed. Its workers are the parent's."""
         self._closed = True
         self._lock, self._turn = threading.RLock(), threading.RLock()
 

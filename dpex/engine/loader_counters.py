@@ -1,8 +1,7 @@
 """Counts of one loader for its diagnosis, read from its iterators when a caller asks and when they end.
 
 A `Page` holds the counts of one iterator. When the iterator ends, its page keeps the counts and releases the engine.
-`Page.end` takes no lock, as a garbage collection may call it anywhere. Beginning and ending a page read a few small
-files in ``/proc``.
+Beginning and ending a page read a few small files in ``/proc``.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class CounterSource(Protocol):
         """Return the counts so far. Any thread may call it."""
 
 
-class Page:
+class Page(LastReading[Sums]):
     """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it."""
 
     def __init__(self, source: CounterSource) -> None:
-        self._whole = LastReading(partial(self._measured, source))
+        super().__init__(partial(self._measured, source))
         self._base = Sums()
         self._began_at = monotonic()
         self._cpu_s = time.process_time()
@@ -48,22 +47,13 @@ class Page:
         self._queued = run_queue.look((), self._thread)
         self._used = _used(())
 
-    def end(self) -> None:
-        """Keep the counts, and release the engine."""
-        self._whole.end()
-
-    @property
-    def has_ended(self) -> bool:
-        """True once the iterator has ended, so that the counts stay as they are."""
-        return self._whole.has_ended
-
     def read(self) -> Sums:
         """Return the counts since the page was made, or since `restart`."""
-        return self._whole.read().since(self._base)
+        return super().read().since(self._base)
 
     def restart(self) -> None:
         """Count from now on."""
-        self._base = self._whole.read()
+        self._base = super().read()
 
     def _measured(self, source: CounterSource) -> Sums:
         """Return the counts, with the CPU time of this process and its workers.

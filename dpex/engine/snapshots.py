@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dpex.engine.plan import EnginePlan
 from dpex.engine.pools import Pools
-from dpex.measure.consumer_time import EngineLook, Tally
-from dpex.measure.pool_times import RECENT, PoolTimes
+from dpex.measure.batch_times import RECENT, PoolTimes
+from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import PoolStats, Sums
-from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
@@ -95,7 +94,6 @@ class EngineView:
             remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
-            nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
             has_one_stream=self._state.logicals.has_one_stream,
             pass_batches=self._plan.pass_batches,
             start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,

@@ -17,7 +17,7 @@ from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
-    from dpex.diagnose.source import DiagnosisSource
+    from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.engine.next_epoch import OverlapRecord
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
@@ -177,8 +177,8 @@ def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
 
 def diagnosis_source(loader: Any) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
+    from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
-    from dpex.diagnose.source import DiagnosisSource
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
-from dpex.autotune.checked import SampleChecker
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import Law, law_for
+from dpex.autotune.law.law import Law
+from dpex.autotune.measured import SampleChecker
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
@@ -54,7 +54,6 @@ MACHINES = st.builds(
     memory_free=st.none() | st.sampled_from([0, -(10**9), 10**6, 10**9, 10**10, 10**30]),
     batch_budget=st.none() | st.sampled_from([0, 1, 10**6, 10**9]),
     worker_bytes=number(1e8),
-    runnable=st.none() | number(64.0),
 )
 SAMPLES = st.builds(
     Sample,
@@ -141,7 +140,7 @@ def test_any_sequence_of_legal_samples_is_taken_and_the_limits_are_kept(
 ) -> None:
     if is_plausible:
         turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
-    for sample, decision in play(law_for(config, first(config)), turns):
+    for sample, decision in play(Law(config, first(config)), turns):
         assert_within(config, sample, decision)
 
 
@@ -152,7 +151,7 @@ class After:
     """A law that was shown something else before."""
 
     def __init__(self, turns: Sequence[tuple[Sample, bool]]) -> None:
-        self.law = law_for(AutotuneConfig(), Settings(local=2, prefetch=4))
+        self.law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
         play(self.law, turns)
 
     def begin(self) -> Settings:

@@ -13,11 +13,10 @@ from decisions import a_decision
 from waiting import ManualClock
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted, Settings
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Sizes
@@ -169,7 +168,7 @@ class Listener:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, Loader, Listener]:
     """A tuner without a thread, a loader that works as the test says, and what listens in the place of a law."""
-    monkeypatch.setattr("dpex.autotune.runtime.tuner.law_for", Listener)
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.Law", Listener)
     tuner, loader = tuned()
     return tuner, loader, tuner._law  # type: ignore[return-value]
 

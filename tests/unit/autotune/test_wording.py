@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from decisions import a_decision
 
-from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.evidence import Record
 from dpex.autotune.law.wording import brought, decided, measured
 from dpex.autotune.types import Outcome, Sample, Settings
@@ -81,7 +80,7 @@ def test_the_outcome_is_told() -> None:
 
 
 def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
-    record = Record(CONSTANTS)
+    record = Record()
     assert measured(record, WINDOW) == {"rate": 12.0, "wait": 0.63}
     record.add(replace(WINDOW, batches=20, wait_s=0.5, work_s=0.5), 0.01)
     assert measured(record, WINDOW) == {"rate": 20.0, "wait": 0.5}

@@ -14,11 +14,10 @@ from decisions import a_decision
 from dpex.autotune.types import Outcome
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.html import html
 from dpex.diagnose.report import COLUMNS
-from dpex.measure.batch_times import StepSums
+from dpex.diagnose.report import page as html
 from dpex.measure.sampling import FailedSample, SlowIndex
-from dpex.measure.sums import PoolStats
+from dpex.measure.sums import PoolStats, StepSums
 from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.diagnose.attribution import losses
-from dpex.diagnose.diagnosis import diagnose
+from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
-from dpex.diagnose.source import facts_of
 from dpex.diagnose.verdict import SURE, Verdict
+from dpex.measure.consumer_time import CAUSES
 from dpex.measure.samples import GpuUse
 from dpex.measure.sums import PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES
 
 N = 400
 

@@ -12,7 +12,7 @@ from dpex.autotune.types import Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.what_if import WORTH, Prediction
-from dpex.measure.batch_times import StepSums
+from dpex.measure.sums import StepSums
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 
 

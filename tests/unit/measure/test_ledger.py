@@ -9,12 +9,11 @@ import pytest
 from decisions import a_decision
 
 from dpex.autotune.types import Outcome, Settings
+from dpex.measure.consumer_time import CAUSES
 from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
-from dpex.telemetry.collector import Collector
-from dpex.telemetry.loader_metrics import LoaderMetrics, readings_of
+from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, readings_of
 
 NOTHING = Sums(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
 

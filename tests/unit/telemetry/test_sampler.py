@@ -11,11 +11,11 @@ import pytest
 from decisions import a_decision
 
 from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
-from dpex.diagnose.source import DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters
+from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics

@@ -75,7 +75,7 @@ def test_other_work_is_met_by_another_jump() -> None:
     loader.run(30.0)
     few, loader.engine.step_s = loader.workers, 0.005
     most = max(decision.new.local for decision in loader.run(10.0))
-    assert few < most <= math.ceil(CONSTANTS.headroom * 0.1 / 0.005) + 1
+    assert few < most <= math.ceil(AutotuneConfig().headroom * 0.1 / 0.005) + 1
 
 
 # -- growth that fails -------------------------------------------------------------------------------------------------
