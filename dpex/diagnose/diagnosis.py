@@ -157,6 +157,7 @@ class DiagnosisSource:
             subject = replace(
                 subject,
                 is_tuned=True,
+                config=self.tuner.config,
                 decisions=tuple(self.tuner.decisions),
                 gpu_use=self.tuner.gpu_use,
             )

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.model import EndOfStall, Model, Place
 from dpex.autotune.types import Settings
@@ -201,7 +200,7 @@ class Run:
         facts, model, now = self.facts, self.model, self.model.now
         depth = max(CONSTANTS.depth, min(CONSTANTS.uneven * model.unevenness, CONSTANTS.most_depth))
         is_late = work.order_s(self.found) > MATTERS * facts.wall_s
-        local, remote = model.best(AutotuneConfig().headroom)
+        local, remote = model.best(facts.config.headroom)
         if local + remote < now.workers and model.start is None:
             local, remote = now.local, now.remote  # fewer serve as well, and no better
         each = max(2, math.ceil(now.prefetch / now.workers)) if now.workers and not is_late else int(depth)
@@ -223,7 +222,7 @@ class Run:
         model, now, missing = self.model, self.model.now, self.model.to_end_stall().more_cpus
         if not missing or (self.facts.is_tuned and self.facts.has_cluster):
             return
-        local = max(1, now.local, model.best(AutotuneConfig().headroom)[0])
+        local = max(1, now.local, model.best(self.facts.config.headroom)[0])
         more = math.ceil(missing / max(1e-9, model.cpu_share))
         remote = now.remote + min(_ELSEWHERE, more)
         settings = Settings(local=local, remote=remote, prefetch=2 * (local + remote))

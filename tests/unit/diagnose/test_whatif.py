@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from decisions import a_decision
 
+from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Outcome, Settings
-from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.facts import Facts
+from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
+from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.sums import StepSums
+from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 
 
@@ -66,6 +69,22 @@ def told(found: Diagnosis) -> str:
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headroom", [1.0, 1.3])
+def test_advice_and_tuner_have_the_same_headroom(headroom: float) -> None:
+    config, now = AutotuneConfig(headroom=headroom), Settings(local=8, prefetch=16)
+    tuner, loader = tuned(config, service_s=0.1, step_s=0.0105, start=now, machine=Machine(cpus=16.0))
+    run(tuner, loader, 5.0)
+    found = diagnose(replace(waiting(step_s=0.0105, workers=8), config=config))
+    assert named(found, "num_workers=").settings.local == tuner.decisions[0].new.local
+
+
+def test_a_diagnosis_keeps_to_the_configuration_of_the_tuner() -> None:
+    tuner, _ = tuned(AutotuneConfig(headroom=1.3))
+    found = DiagnosisSource(book=LoaderCounters(), subject=Subject(), tuner=tuner).diagnose()
+    assert found.facts.is_tuned
+    assert found.facts.config == tuner.config
 
 
 def test_workers_that_wait_make_batches_in_proportion_to_their_number() -> None:
