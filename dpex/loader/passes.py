@@ -162,9 +162,11 @@ def _pool_factory(loader: Any) -> PoolFactory:
 
 def _exported(loader: Any) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
-    metrics: LoaderMetrics | None = loader._runtime.metrics(loader)
+    runtime = loader._runtime
+    metrics: LoaderMetrics | None = runtime.metrics(loader)
     if metrics is not None:
-        metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
+        metrics.tuner, metrics.case = runtime.tuner, diagnosis_source(loader)
+        metrics.beside = () if runtime.auto_cache is None else runtime.auto_cache.decisions
         metrics.cache_bytes = _cache_bytes_of(loader.dataset)
     return metrics
 

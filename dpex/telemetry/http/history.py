@@ -132,9 +132,9 @@ class LoaderHistory:
         self._machines = machines(now - then, before, sums)
         self._before = (sums, now)
         tuners = () if ledger.tuner is None else ledger.tuner.decisions
-        self._decisions = sorted([*tuners], key=lambda decision: decision.at)
-        for one in self._decisions:
-            self._seen_at.setdefault((one.at, one.text), round(at, 3))
+        self._decisions = sorted([*ledger.beside, *tuners], key=lambda decision: decision.at)
+        for decision in self._decisions:
+            self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
         if self.case is not None and (ledger.case is None or ledger.case.book is not self.case.book):
             self._marks.clear()
         self.case = ledger.case
@@ -182,6 +182,7 @@ class LoaderHistory:
             "machines": self._machines,
             "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
             "cache": _cache(sums),
+            "ahead": _ahead(sums),
             "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
         }
 
@@ -199,6 +200,12 @@ def _cache(sums: Sums) -> Mapping[str, Any] | None:
         "memory_bytes": sums.cache_memory_bytes,
         "disk_bytes": sums.cache_disk_bytes,
     }
+
+
+def _ahead(sums: Sums) -> Mapping[str, int] | None:
+    """Return what overlapping epochs have brought; None if no batch was made ahead of its epoch."""
+    found = {"epochs": sums.overlapped_epochs, "used": sums.used_ahead, "dropped": sums.dropped_ahead}
+    return found if any(found.values()) else None
 
 
 def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:

@@ -76,8 +76,10 @@ def test_advice_and_tuner_have_the_same_headroom(headroom: float) -> None:
     config, now = AutotuneConfig(headroom=headroom), Settings(local=8, prefetch=16)
     tuner, loader = tuned(config, service_s=0.1, step_s=0.0105, start=now, machine=Machine(cpus=16.0))
     run(tuner, loader, 5.0)
-    found = diagnose(replace(waiting(step_s=0.0105, workers=8), config=config))
-    assert named(found, "num_workers=").settings.local == tuner.decisions[0].new.local
+    first = tuner.decisions[0]
+    seen = waiting(first.evidence["step_s"], workers=first.old.local, making_s=first.evidence["service_s"])
+    found = diagnose(replace(seen, config=config))
+    assert named(found, "num_workers=").settings.local == first.new.local
 
 
 def test_a_diagnosis_keeps_to_the_configuration_of_the_tuner() -> None:

@@ -181,7 +181,7 @@ def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> Non
     world.ledger.tuner = tuner = Tuner([DECISION])
     world.second()
     judged = replace(DECISION, outcome=Outcome(rate=15.0, wait=0.08, kept=True, at=3.0))
-    tuner.decisions = [judged, a_decision(predicted_rate=float("inf"), predicted_wait=float("nan"))]
+    tuner.decisions = [judged, a_decision(at=2.0, predicted_rate=float("inf"), predicted_wait=float("nan"))]
     world.second()
     one, two = world.loader()["decisions"]
     assert (one["number"], one["at"], one["reason"]) == (1, 1e9 + 101, "too few")
@@ -190,6 +190,23 @@ def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> Non
     assert (two["at"], two["outcome"]) == (1e9 + 102, None)
     assert two["predicted"] == {"wait_ratio": None, "batches_per_second": None}
     assert world.loader()["tuned"]
+
+
+def test_decisions_beside_the_tuners_are_told_in_order_of_time(world: World) -> None:
+    world.ledger.tuner = Tuner([a_decision(at=1.0, text="one"), a_decision(at=3.0, text="three")])
+    world.second()
+    world.ledger.beside = [a_decision(at=2.0, reason="cache", text="two")]
+    world.second()
+    told = world.loader()["decisions"]
+    assert [(one["text"], one["at"] - 1e9) for one in told] == [("one", 101.0), ("two", 102.0), ("three", 101.0)]
+
+
+def test_epochs_that_overlap_are_told_once_there_are_any(world: World) -> None:
+    world.second(batches=1)
+    assert world.loader()["ahead"] is None
+    world.engine.now = replace(world.engine.now, overlapped_epochs=2, used_ahead=9, dropped_ahead=1)
+    world.second(batches=1)
+    assert world.loader()["ahead"] == {"epochs": 2, "used": 9, "dropped": 1}
 
 
 def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: World) -> None:
