@@ -63,7 +63,10 @@ def estimate_s(planned: Sequence[Turn], settings: Settings) -> float:
 def window_s(turn: Turn, settings: Settings) -> float:
     """Seconds of the measurement."""
     row, one = turn.row, turn.contestant
-    learns = row.counted if row.kind == "loaders" else one.workers == "auto" or one.engine in RIVALS or row.same_length
+    if row.kind == "loaders":
+        learns = row.counted or one.engine == "ray-data"  # its workers take seconds to start
+    else:
+        learns = one.workers == "auto" or one.engine in RIVALS or row.same_length
     seconds = settings.learning_window_s if learns else settings.window_s
     return seconds * NODES_LONGER if one.nodes else seconds
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from benchmarks.rivals import BatchOf, Iterating
 BLOCK_BYTES, BLOCK_S = 16 * 2**20, 0.5
 """About what a block of results holds, or takes: small ones drown in the costs of tasks, long ones come late."""
 MOST_BATCHES_PER_BLOCK = 2_000
-BLOCKS_PER_TASK, MOST_BLOCKS = 200, 2_000
-"""More than a window takes. Each one that waits slows all down: of floats 2,000 blocks came at an eighth of the rate of
-100."""
+WORK_S, MOST_BLOCKS = 20.0, 2_000
+"""Work for longer than a window. Each block that waits slows all down: of floats 2,000 blocks came at an eighth of the
+rate of 100."""
 PREFETCH_BATCHES = 4
 EXECUTING = ("StreamingExecutor", "ray-data", "iter_threaded")
 """How the names of Ray Data's threads begin; one more, "Prefetcher", waits for ever and calls nothing."""
@@ -70,17 +71,18 @@ def _batches(dataset: Dataset[Any], batch_size: int, tasks: int) -> Iterator[Any
             parts = batch if isinstance(batch, (tuple, list)) else [batch]
             yield {f"part{number}": part.numpy() for number, part in enumerate(parts)}
 
-    per_block = _batches_per_block(make, batch_size)
-    blocks = min(BLOCKS_PER_TASK * tasks, MOST_BLOCKS)
-    indices = ray.data.range(blocks * per_block * batch_size, override_num_blocks=blocks)
+    per_block, block_s = _block(make, batch_size)
+    blocks = min(MOST_BLOCKS, ceil(WORK_S * tasks / block_s))
+    batches = min(blocks * per_block, len(dataset) // batch_size)  # type: ignore[arg-type]
+    indices = ray.data.range(batches * batch_size, override_num_blocks=ceil(batches / per_block))
     # The whole block at once: with a batch size Ray Data keeps reading and mapping apart (seen with 2.60), makes a task
     # of each for every block, and lists thousands of indices before the first batch is made.
     mapped = indices.map_batches(arrays, batch_size=None)
     return iter(mapped.iter_torch_batches(batch_size=batch_size, prefetch_batches=PREFETCH_BATCHES))
 
 
-def _batches_per_block(make: BatchOf, batch_size: int) -> int:
-    """So many that a block holds about `BLOCK_BYTES`, or takes about `BLOCK_S`, judged by one sample."""
+def _block(make: BatchOf, batch_size: int) -> tuple[int, float]:
+    """Batches of a block that holds about `BLOCK_BYTES`, or takes about `BLOCK_S`, and its seconds, by one sample."""
     make([0])  # the first one opens files
     start_s = time.perf_counter()
     batch = make([1])
@@ -88,4 +90,5 @@ def _batches_per_block(make: BatchOf, batch_size: int) -> int:
     parts = batch if isinstance(batch, (tuple, list)) else [batch]
     sample_bytes = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
     fitting = min(BLOCK_BYTES / sample_bytes, BLOCK_S / sample_s) / batch_size
-    return min(MOST_BATCHES_PER_BLOCK, max(1, int(fitting)))
+    batches = min(MOST_BATCHES_PER_BLOCK, max(1, int(fitting)))
+    return batches, batches * batch_size * sample_s
