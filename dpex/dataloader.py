@@ -368,9 +368,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     @property
     def decisions(self) -> list[Decision]:
-        """The tuner's decisions for this loader so far, with their reasons; the oldest comes first.
+        """The decisions about this loader so far, with their reasons; the oldest comes first.
 
-        The list is empty for a loader that is not tuned. Its ``repr`` is a line for each. See `dpex.Decision`.
+        They are the tuner's, and that of ``cache="auto"``. Its ``repr`` is a line for each. See `dpex.Decision`.
         """
         from dpex.loader.shown import DecisionList
 

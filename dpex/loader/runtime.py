@@ -109,13 +109,17 @@ class LoaderRuntime:
 
     @property
     def decisions(self) -> list[Decision]:
-        """Return the decisions of the tuner, and of those before it."""
+        """Return the decisions on the cache, of the tuner, and of those before it; the oldest comes first."""
         cached = self.auto_cache.decisions if self.auto_cache is not None else ()
-        return [*self._past, *cached, *(self.tuner.decisions if self.tuner is not None else ())]
+        return sorted([*self._tuned, *cached], key=lambda one: one.at)
+
+    @property
+    def _tuned(self) -> list[Decision]:
+        return [*self._past, *(self.tuner.decisions if self.tuner is not None else ())]
 
     def dismiss_tuner(self) -> None:
         """End tuning from the next iterator on; `decisions` keeps what was decided."""
-        self._past, self.tuner = self.decisions, None
+        self._past, self.tuner = self._tuned, None
 
     @property
     def metrics_url(self) -> str | None:

@@ -82,4 +82,5 @@ class DecisionList(list[Decision]):
 def described(one: Decision) -> str:
     """Return a decision on one line: what changed and why, what it should bring, and what it brought."""
     expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
-    return f"{one.old} → {one.new} ({one.reason}): expected {expected}; {brought(one)}"
+    change = f"{one.new}" if one.old == one.new else f"{one.old} → {one.new}"
+    return f"{change} ({one.reason}): expected {expected}; {brought(one)}"

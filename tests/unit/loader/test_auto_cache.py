@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from dpex.cache import memory_store
 from dpex.cache.dataset import CachedDataset
 from dpex.diagnose.what_if import Prediction
 from dpex.loader.auto_cache import AutoCache
+from dpex.loader.runtime import LoaderRuntime
 from dpex.measure.sums import PoolStats, Sums
 
 HERE = Settings(local=2, prefetch=4)
@@ -68,6 +70,17 @@ def test_a_cache_that_pays_is_switched_on_and_kept(tmp_path: Path, monkeypatch: 
     assert outcome is not None
     assert (outcome.rate, outcome.kept) == (pytest.approx(40.0), True)
     assert run.passed(1.0, hits=1000), "the decision is settled"
+
+
+def test_the_decision_stands_among_those_of_the_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runtime = Run(tmp_path, monkeypatch, cached=50.0), LoaderRuntime()
+    run.passed(10.0)
+    (found,) = run.cache.decisions
+    before, after = replace(found, at=-1.0, reason="start"), replace(found, at=1.0, reason="too few")
+    runtime.auto_cache, runtime.tuner = run.cache, SimpleNamespace(decisions=[before, after])  # type: ignore[assignment]
+    assert runtime.decisions == [before, found, after]
+    runtime.dismiss_tuner()
+    assert runtime.decisions == [before, found, after]
 
 
 def test_a_cache_that_does_not_pay_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
