@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,8 @@ import dpex
 from dpex import DpexDataLoader
 from dpex.cache import disk_store, memory_store
 from dpex.cache.disk_store import DiskStore
-from dpex.cache.encoding import encoded
+from dpex.cache.encoding import decoded, encoded
+from dpex.cache.memory_store import MemoryStore
 from dpex.cli.main import main
 from dpex.errors import CacheError
 
@@ -263,6 +265,29 @@ def test_two_trainings_fill_one_cache_and_the_last_one_removes_it(tmp_path: Path
     assert path.exists()
     del again
     assert not path.exists()
+
+
+def test_what_two_processes_write_becomes_huge_pages_and_stays_whole() -> None:
+    """Each writes every second sample while the other one has the kernel move pages."""
+    path = memory_store.path_of(uuid.uuid4().hex)
+    store = MemoryStore(path, 100, 1 << 25, "Data")
+
+    def write(first: int) -> None:
+        for index in range(first, 100, 2):
+            store.put(index, encoded(np.full(200_000, index, np.uint8)), 1)
+
+    assert [ended(pid) for pid in [started(partial(write, first)) for first in range(2)]] == [0, 0]
+    for index in range(100):
+        found = store.get(index)
+        assert found is not None
+        assert (decoded(found[0]) == index).all()
+    unit = memory_store.HUGE_PAGE
+    if not memory_store.advise(store._memory, memory_store._MADV_COLLAPSE, unit, unit):
+        pytest.skip("this kernel makes no huge pages of shared memory")
+    (mapped,) = (part for part in Path("/proc/self/smaps").read_text().split("VmFlags") if f"{path.name}\n" in part)
+    huge_kb = re.search(r"ShmemPmdMapped: +(\d+) kB", mapped)
+    assert huge_kb is not None
+    assert int(huge_kb[1]) >= 16 << 10, "most of 20 MB"
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ an error, or ends the caching.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from dpex.cache.determinism import drawn_from, prepared_twice
 from dpex.cache.encoding import Encoded, decoded, encoded
 from dpex.cache.fingerprint import fingerprint
 from dpex.cache.memory_store import MemoryStore, Stored, path_of
-from dpex.cache.steps import changed_at, cut, place_of, random_place
+from dpex.cache.steps import Cut, changed_at, cut, place_of, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
@@ -112,8 +112,10 @@ def cached(
             raise OptionError(f"{name}={value!r}: give a number of bytes, a text such as '8GB', or None")
     if sizes["memory"] == 0 and disk is None:
         raise OptionError("memory=0 without disk=: give one of the two, or leave dpex.cached out")
-    place = None if disk is None else Path(disk).absolute()
-    return CachedDataset(dataset, upto, sizes["memory"], place, sizes["disk_budget"], on_random, cache_version, paths)
+    parts = Cut(dataset, None, None) if upto is None else cut(dataset, upto)
+    key = fingerprint(parts.dataset, len(dataset), cache_version, paths)
+    folder = None if disk is None else Path(disk).absolute() / key
+    return CachedDataset(dataset, parts, key, on_random, (sizes["memory"], folder, sizes["disk_budget"]))
 
 
 class CachedDataset(Dataset[Any]):
@@ -128,22 +130,15 @@ class CachedDataset(Dataset[Any]):
     def __init__(
         self,
         dataset: Any,
-        upto: str | None,
-        memory: int | None,
-        disk: Path | None,
-        disk_budget: int | None,
+        parts: Cut,
+        key: str,
         on_random: OnRandom,
-        cache_version: str,
-        paths: Iterable[str | Path],
+        limits: tuple[int | None, Path | None, int | None],
     ) -> None:
-        self.dataset = self._base = dataset
-        self.later_transform = self._first = None
-        if upto is not None:
-            self._base, self._first, self.later_transform = cut(dataset, upto)
+        self.dataset, self.key = dataset, key
+        self._base, self._first, self.later_transform = parts
         self._samples = len(dataset)
-        self.key = fingerprint(self._base, self._samples, cache_version, paths)
-        self._limits = memory, disk, disk_budget
-        self._on_random = on_random
+        self._limits, self._on_random = limits, on_random
         self._open()
 
     def __len__(self) -> int:
@@ -178,10 +173,13 @@ class CachedDataset(Dataset[Any]):
 
     def stored(self) -> dict[str, Stored]:
         """Return what the cache of this machine has at present, by "memory" and, if there is one, "disk"."""
-        found = {} if self._memory is None else {"memory": self._memory.stored()}
-        return found if self._disk is None else {**found, "disk": self._disk.stored()}
+        return {where: store.stored() for where, store in self._stores().items()}
 
     # -- stores --------------------------------------------------------------------------------------------------------
+
+    def _stores(self) -> dict[str, Any]:
+        both = {"memory": self._memory, "disk": self._disk}
+        return {where: store for where, store in both.items() if store is not None}
 
     def _open(self) -> None:
         """Open the stores of this machine. Raises as `cached`."""
@@ -191,8 +189,7 @@ class CachedDataset(Dataset[Any]):
         self._disk: disk_store.DiskStore | None = None
         self._memory: MemoryStore | None = MemoryStore(path_of(self.key), self._samples, memory, name)
         if disk is not None:
-            budget = disk_store.free_bytes(disk) // 2 if disk_budget is None else disk_budget
-            self._disk = disk_store.opened(disk / self.key, budget, name, self._samples)
+            self._disk = disk_store.opened(disk, disk_budget, name, self._samples)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -213,22 +210,17 @@ class CachedDataset(Dataset[Any]):
         found = self._memory.get(place)
         if found is None and self._disk is not None:
             found = self._disk.get(place)
-            if found is not None and not self._memory.is_full():
+            if found is not None and not self._memory.why_full:
                 self._memory.put(place, Encoded((found[0],), len(found[0])), found[1])
         return None if found is None else (decoded(found[0]), found[1])
 
     def _keep(self, place: int, sample: Any, cost_us: int) -> None:
         assert self._memory is not None
-        memory, disk = self._memory, self._disk
-        if memory.is_full() and (disk is None or disk.why_full):
-            return
-        pieces = encoded(sample)
-        if not memory.is_full() and not memory.put(place, pieces, cost_us) and memory.is_full():
-            self._tell_full("memory", memory.stored(), "it has no more room")
-        if disk is None or disk.why_full or disk.put(place, pieces, cost_us):
-            return
-        if memory.is_first_full_disk():
-            self._tell_full("disk", disk.stored(), disk.why_full)
+        stores = {where: store for where, store in self._stores().items() if not store.why_full}
+        pieces = encoded(sample) if stores else None
+        for where, store in stores.items():
+            if not store.put(place, pieces, cost_us) and store.why_full and self._memory.is_first_to_tell(where):
+                self._tell_full(where, store.stored(), store.why_full)
 
     def _tell_full(self, where: str, stored: Stored, why: str) -> None:
         all_bytes = stored.nbytes * stored.samples // max(1, stored.kept)
@@ -303,9 +295,8 @@ class CachedDataset(Dataset[Any]):
         if not self._memory.is_random:
             self._memory.note_random()
             logger.warning("%s is not cached, as its sample %s is random: %s", name, place, why)
-        if self._disk is not None:
-            with contextlib.suppress(OSError):
-                disk_store.remove(self._limits[1] / self.key)  # type: ignore[operator]
+        if self._limits[1] is not None:
+            shutil.rmtree(self._limits[1], ignore_errors=True)
 
 
 # -- what others ask ---------------------------------------------------------------------------------------------------

@@ -11,8 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
-import stat
 import struct
 import zlib
 from pathlib import Path
@@ -50,7 +48,7 @@ class DiskStore:
 
         Raises:
             OptionError: The package lmdb is not installed.
-            CacheError: The folder belongs to another user, or cannot be made.
+            CacheError: The folder or the one around it belongs to another user, or it cannot be made or read.
         """
         try:
             import lmdb
@@ -60,9 +58,16 @@ class DiskStore:
             ) from error
         self._lmdb = lmdb
         self._folder, self._budget, self._name, self._samples = folder, budget, name, samples
-        self._is_read_only = _is_read_only(folder)
+        with contextlib.suppress(FileNotFoundError):
+            owner = folder.parent.stat().st_uid
+            if owner not in (os.getuid(), 0):
+                raise CacheError(
+                    f"{folder.parent} belongs to user {owner}, who could change what the cache has; give a folder of "
+                    "yours"
+                )
+        own_folder(folder)
+        self._is_read_only = not os.access(folder, os.W_OK)
         if not self._is_read_only:
-            own_folder(folder)
             with contextlib.suppress(OSError):  # of a full disk
                 (folder / _ABOUT).write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
         self.why_full = "it is read-only" if self._is_read_only else ""
@@ -81,10 +86,8 @@ class DiskStore:
             "sync": False,
             "metasync": False,
         }
-        folder, file = str(self._folder), self._folder / _DATA
+        folder = str(self._folder)
         if self._is_read_only:
-            if not file.exists():
-                return None
             return self._whole(self._lmdb.open(folder, readonly=True, lock=False, **options))
         with contextlib.suppress(self._lmdb.InvalidError, self._lmdb.CorruptedError, self._lmdb.VersionMismatchError):
             if (env := self._whole(self._lmdb.open(folder, **options))) is not None:
@@ -168,10 +171,14 @@ class DiskStore:
         return Stored(self._name, self._samples, kept, nbytes, self._budget)
 
 
-def opened(folder: Path, budget: int, name: str, samples: int) -> DiskStore:
-    """Return the store in that folder; it is made, or shared with others of this process. Raises as `DiskStore`."""
+def opened(folder: Path, budget: int | None, name: str, samples: int) -> DiskStore:
+    """Return the store in that folder; it is made, or shared with others of this process. Raises as `DiskStore`.
+
+    A budget of None is half of what is free.
+    """
     found = _stores.get(folder)
     if found is None:
+        budget = _free_bytes(folder) // 2 if budget is None else budget
         found = _stores[folder] = DiskStore(folder, budget, name, samples)
     return found
 
@@ -188,34 +195,12 @@ def stores(place: Path) -> list[tuple[Path, Stored]]:
     return found
 
 
-def remove(folder: Path) -> None:
-    """Remove a cache. Processes that use it keep it until they end."""
-    shutil.rmtree(folder)
-
-
-def free_bytes(place: Path) -> int:
-    """Return the bytes that are free for caches in that folder, which may not exist yet."""
-    while not place.exists():
-        place = place.parent
-    found = os.statvfs(place)
+def _free_bytes(folder: Path) -> int:
+    """Return the bytes that are free in that folder, which may not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def _is_read_only(folder: Path) -> bool:
-    """Return True if this process cannot write there. Raises CacheError if the folder is not safe to use."""
-    place = folder.parent
-    with contextlib.suppress(FileNotFoundError):
-        owner = place.stat().st_uid
-        if owner not in (os.getuid(), 0):
-            raise CacheError(
-                f"{place} belongs to user {owner}, who could change what the cache has; give a folder of yours"
-            )
-    if not folder.exists():
-        return place.exists() and not os.access(place, os.W_OK)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise CacheError(f"{folder} is not a folder of yours (user {found.st_uid}); remove it, or give another disk=")
-    return not os.access(folder, os.W_OK)
 
 
 def _has_room(folder: Path, nbytes: int) -> bool:

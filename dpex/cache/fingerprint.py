@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dpex.cache.encoding import SamplePickler
@@ -51,7 +52,7 @@ class _StateHasher(SamplePickler):
     """Hashes the pickle of an object, and the sources of all classes and functions that it meets."""
 
     def __init__(self, found: Any) -> None:
-        super().__init__(_HashedFile(found), 5)
+        super().__init__(SimpleNamespace(write=found.update), 5)
         self._found = found
         self._seen: set[Any] = set()
 
@@ -70,13 +71,6 @@ class _StateHasher(SamplePickler):
 
 def _name(kind: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}"
-
-
-class _HashedFile:
-    """A file that keeps nothing of what is written but its hash."""
-
-    def __init__(self, found: Any) -> None:
-        self.write = found.update
 
 
 def _source(kind: Any) -> bytes:

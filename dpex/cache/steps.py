@@ -22,13 +22,13 @@ class Cut(NamedTuple):
     """A dataset in two parts.
 
     Attributes:
-        dataset: A copy that runs the first steps only.
-        first: These steps, in the place of the Compose.
+        dataset: A copy that runs the first steps only, or the dataset itself if it is not divided.
+        first: These steps, in the place of the Compose; None if it is not divided.
         later: The other steps; None if there are none.
     """
 
     dataset: Any
-    first: FirstSteps
+    first: FirstSteps | None
     later: Any
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,12 +57,13 @@ def register(subparsers: Any) -> None:
 def _caches(disks: list[Path]) -> Iterator[_Cache]:
     from dpex.cache import disk_store, memory_store
 
+    used = set()
     for path, stored, is_used in memory_store.stores(memory_store.memory_folder()):
+        used |= {path.stem} if is_used else set()
         yield _Cache(key=path.stem, where="memory", path=path, stored=stored, is_used=is_used)
     for place in disks:
         for path, stored in disk_store.stores(place.absolute()):
-            is_used = memory_store.is_used(path.name)
-            yield _Cache(key=path.name, where=str(place), path=path, stored=stored, is_used=is_used)
+            yield _Cache(key=path.name, where=str(place), path=path, stored=stored, is_used=path.name in used)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -79,8 +81,6 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from dpex.cache import disk_store, memory_store
-
     chosen = [one for one in _caches(options.disk) if options.all or any(map(one.key.startswith, options.key))]
     if not chosen:
         print("No such cache: `dpex cache ls` lists the keys. Give one, or --all.", file=sys.stderr)
@@ -89,6 +89,6 @@ def _remove(options: argparse.Namespace) -> int:
         if one.is_used:
             print(f"{one.key} in {one.where} is in use and stays", file=sys.stderr)
             continue
-        (memory_store if one.where == "memory" else disk_store).remove(one.path)
+        shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink(missing_ok=True)
         print(f"{one.key} in {one.where} is removed")
     return int(any(one.is_used for one in chosen))

@@ -40,7 +40,11 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False) -> Any:
+HUGE_PAGE = 2 << 20
+"""Bytes of a huge page, on most machines."""
+
+
+def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at_huge: bool = False) -> Any:
     """Map ``size`` writable bytes of the file behind ``fd`` from ``offset`` on, or for ``fd=-1`` private ones.
 
     The result offers the buffer protocol; it is unmapped when the last view of it is gone. The caller keeps the
@@ -51,6 +55,7 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False) ->
         size: Bytes to map.
         offset: Where they begin in the file; a multiple of the size of a page.
         private: Writes change copies of the pages, which only this map has, instead of the file.
+        at_huge: The map begins at a multiple of `HUGE_PAGE`, so that the kernel can map huge pages of the file.
 
     Raises:
         OSError: As mmap(2) does.
@@ -62,13 +67,24 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False) ->
         )
     flags = mmap.MAP_PRIVATE if private or fd < 0 else mmap.MAP_SHARED
     flags |= mmap.MAP_ANONYMOUS if fd < 0 else 0
-    address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+    address = _LIBC.mmap(
+        _free_place(size) if at_huge else None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset
+    )
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)}: cannot map {size} bytes of memory")
     memory = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False
     return memory
+
+
+def _free_place(size: int) -> int | None:
+    """Return a multiple of `HUGE_PAGE` at which that many bytes are free; None if there are none."""
+    found = _LIBC.mmap(None, size + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if found == _FAILED:
+        return None
+    _LIBC.munmap(found, size + HUGE_PAGE)
+    return int(found + -found % HUGE_PAGE)
 
 
 def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) -> bool:
