@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
-    from dpex.worker.current_batch import batch_seed
+    from dpex.worker.batch_seeding import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
 
 __version__ = "0.1.0"
@@ -73,7 +73,7 @@ _NAMES = {
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
-    "dpex.worker.current_batch": ("batch_seed",),
+    "dpex.worker.batch_seeding": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
 }
 """The public names by the module that defines them; `dpex.errors` defines the others."""

@@ -13,9 +13,15 @@ from torch.utils.data import DataLoader
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
-from dpex.device.arguments import parse
 from dpex.errors import OptionError
-from dpex.loader.checks import check_cache, check_samples, check_share, check_tuned, start_fork_server_early
+from dpex.loader.checks import (
+    check_cache,
+    check_samples,
+    check_share,
+    check_tuned,
+    parsed_device,
+    start_fork_server_early,
+)
 from dpex.loader.proxies import Source, own_number, remember, source_of
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of, worker_count
 from dpex.options import (
@@ -36,7 +42,8 @@ from dpex.system.user_warnings import warn
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
-    from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
+    from dpex.diagnose.diagnosis import Diagnosis
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
     from dpex.schedule.prefetch import Sizes
@@ -190,7 +197,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             given |= {option: made_from.settings[option] for option in left_out}
         is_auto = num_workers == "auto" or (made_from is not None and made_from.is_auto_for(num_workers))
         options = checked(given, is_auto=is_auto)
-        options["device"] = parse(options["device"])
+        options["device"] = parsed_device(options["device"])
         vars(self).update(options)
         streams = streams_of(self, dataset, made_from) if is_auto else None
         count = worker_count(num_workers) if streams is None else streams.count
@@ -238,7 +245,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         check_samples(self)
         check_cache(self)
         if Sizing(self).is_tuned:
-            from dpex.autotune.runtime.trace_file import check as check_trace
+            from dpex.autotune.runtime.recorder import check as check_trace
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)
         start_fork_server_early(self)

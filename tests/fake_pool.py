@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import BatchTimes
-from dpex.measure.batch_times import PoolTimes as PoolTimes
+from dpex.measure.pool_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
-from dpex.schedule.events import PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL, REMOTE
+from dpex.schedule.progress import ALL, UNKNOWN
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL, UNKNOWN
 
 
 class Work(NamedTuple):
@@ -87,7 +87,7 @@ class FakePool:
         make: makes a batch, or raises StopIteration where a stream has no more; None: the batch is the `Work`.
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
-        is_split: what the first stream of a dataset shows of it (see `dpex.schedule.streams`).
+        is_split: what the first stream of a dataset shows of it (see `dpex.schedule.progress`).
 
     ``failed``: set it to a sentence, and no worker can be had.
     """
@@ -109,6 +109,7 @@ class FakePool:
         self.crashes = 0
         self.room = room
         self.starts_slowly = starts_slowly
+        self.is_closed = False
         self._shared = shared
         self._make = make or (lambda work: work)
         self._is_split = is_split
@@ -200,6 +201,7 @@ class FakePool:
 
     def close(self, grace_s: float = 5.0) -> None:
         """See `WorkerPool.close`."""
+        self.is_closed = True
         self._workers.clear()
         self._queue.clear()
         self._events.clear()
@@ -246,6 +248,10 @@ class FakePool:
                 self._events.append(Snapshot(logical, *worker.latest[logical], worker.states[logical]))
                 return True
         return False
+
+    def say(self, text: str) -> None:
+        """Tell a warning."""
+        self._events.append(Notice(text))
 
     @property
     def is_idle(self) -> bool:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dpex import DpexDataLoader, NoBatchError, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
-from dpex.worker.current_batch import current
+from dpex.worker.batch_seeding import current
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 LENGTH = 6

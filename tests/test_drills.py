@@ -26,7 +26,7 @@ from dpex.schedule.sample_policy import SamplePolicy
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 ROW = re.compile(r"^\| (.+) \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
-WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/trace_file.py"}
+WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/recorder.py"}
 """Where the time of day is told to people and to Prometheus."""
 ASKS_THE_TIME = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\b|from time import .*\btime\b")
 COUNT = 300

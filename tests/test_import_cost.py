@@ -12,11 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOR_THE_CLASS = (
     *("dpex", "dpex.dataloader", "dpex.errors", "dpex.options", "dpex._torch"),
-    *("dpex.schedule", "dpex.schedule.names", "dpex.schedule.prefetch", "dpex.schedule.probing"),
-    *("dpex.schedule.sample_policy", "dpex.schedule.seeding", "dpex.schedule.streams"),
+    *("dpex.schedule", "dpex.schedule.names", "dpex.schedule.prefetch"),
+    *("dpex.schedule.sample_policy", "dpex.schedule.seeding"),
     *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
-    *("dpex.device", "dpex.device.arguments"),
     *("dpex.loader", "dpex.loader.checks", "dpex.loader.hook"),
     *("dpex.loader.proxies", "dpex.loader.sizing", "dpex.measure", "dpex.measure.readable"),
 )

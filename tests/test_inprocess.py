@@ -21,7 +21,7 @@ from workload import wait_as_work
 from dpex import DpexDataLoader, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import InProcessMaker, seed_ticket
-from dpex.worker.setup import Modes
+from dpex.worker.setup import Modes, modes_here
 from dpex.worker.states import KeptStates
 
 BASE_SEED, EPOCH = 11, 2
@@ -37,7 +37,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def process(modes: Modes | None = None) -> InProcessMaker:
-    return InProcessMaker(BASE_SEED, modes)
+    return InProcessMaker(BASE_SEED, modes or modes_here())
 
 
 def three() -> tuple[float, ...]:

@@ -29,7 +29,7 @@ import dpex.device.pinning
 import dpex.engine.delivery
 import dpex.engine.engine
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.device.ahead import MOST, USUAL
+from dpex.device.feed import MOST, USUAL
 from dpex.device.pinning import Pinner, _Job
 from dpex.options import WorkerConfig
 from dpex.schedule.schedule import Schedule

@@ -17,7 +17,8 @@ import pytest
 from families import Augmented
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.runtime.trace_file import VARIABLE, TraceFile, check, wanted
+from dpex.autotune.runtime.recorder import VARIABLE, check, wanted
+from dpex.autotune.runtime.trace_file import TraceFile
 from dpex.autotune.trace import Recorder
 from dpex.autotune.types import Sample
 from dpex.cli.main import main

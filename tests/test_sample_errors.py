@@ -15,12 +15,11 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex import DpexDataLoader, SampleTimeoutError, TooManySampleErrors
-from dpex.engine.sample_errors import LEAST
 from dpex.loader.states import index_of, plain_index
 from dpex.options import WorkerConfig
 from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.worker import sample_guard
-from dpex.worker.sample_guard import LOOKS, SampleGuard, SampleWatch
+from dpex.worker.sample_guard import LEAST, LOOKS, SampleGuard, SampleWatch
 
 COUNT = 40
 TIMEOUT_S = 1.0

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.measure.ledger import LastReading
-from dpex.stats import LoaderStats
+from dpex.stats import LastStats, LoaderStats
 
 
 class Rows(Dataset[Any]):
@@ -98,7 +97,7 @@ def test_before_the_first_iterator_there_is_nothing() -> None:
 
 def test_what_ended_keeps_the_first_of_its_last_figures() -> None:
     figures = [LoaderStats(batches=3), LoaderStats(batches=4)]
-    kept = LastReading(lambda: figures[0])
+    kept = LastStats(lambda: figures[0])
     kept.end()
     figures.pop(0)
     kept.end()

@@ -26,15 +26,17 @@ from waiting import ManualClock, until
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
+from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start, within
-from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample, Settings
+from dpex.autotune.types import Decision, Sample, Settings
 from dpex.errors import OptionError
-from dpex.measure.consumer_time import NONE_YET, STRAGGLER, Tally, Times
+from dpex.measure.consumer_time import Tally, Times
+from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.system.machine import MachineMeter, busy_s, cpu_used
+from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_runnable
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -120,7 +122,7 @@ def test_batches_are_the_same_whatever_is_decided(monkeypatch: pytest.MonkeyPatc
 
     options = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
     plain = stacked(DpexDataLoader(Augmented(2_000), num_workers=0, generator=seeded(), **options))
-    monkeypatch.setattr("dpex.autotune.runtime.tuner.Law", Restless)
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.law_for", Restless)
     options |= {"persistent_workers": True}  # else the start of workers is a limit, with another law
     data = Augmented(2_000, 0.0005)
     with DpexDataLoader(data, num_workers="auto", generator=seeded(), **options) as loader:
@@ -410,7 +412,7 @@ def test_the_tally_splits_the_consumers_time_and_leaves_the_start_out() -> None:
     assert tally.times(2.5) == Times(work_s=0.5)
     tally.enter(3.0)
     tally.block(3.25, STRAGGLER)
-    assert tally.times(4.0) == Times(wait_s=0.75, own_s=0.25, work_s=1.0, head_s=0.75)
+    assert tally.times(4.0) == Times(wait_s=0.75, own_s=0.25, work_s=1.0, head_s=0.75, work_squared=1.0)
     assert tally.times(4.0).seconds == 2.0
     assert tally.first_batch_s == 1.0
 
@@ -434,6 +436,10 @@ def test_an_engine_shows_where_time_went() -> None:
     list(iterator)
     ended = iterator._engine.look().times
     assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
+
+
+def test_what_psutil_does_not_read_is_parsed() -> None:
+    assert parse_runnable("4.18 3.22 1.51 5/126 21870\n") == 4
 
 
 def test_busy_time_is_that_of_the_cpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

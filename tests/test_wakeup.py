@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpex.engine.wakeup import Wakeup
+from dpex.system.wakeup import Wakeup
 
 FOR_EVER_S = 300.0
 

@@ -14,8 +14,9 @@ from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision, Settings
-from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, EngineLook, Tally
-from dpex.schedule.late_tickets import LEAST_PATIENCE_S, PATIENCE
+from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
+from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
 from dpex.schedule.prefetch import REMOTE_WINDOW, Sizes
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.run_queue import RunQueueTimes
@@ -160,7 +161,7 @@ class Rank:
         self._feed()
 
     def _make_again_what_is_late(self) -> None:
-        """Idle local workers make what remote ones owe for too long, as in `dpex.schedule.late_tickets`."""
+        """Idle local workers make what remote ones owe for too long, as in `dpex.schedule.failures`."""
         now, head = self._loop.now, self._next
         if head not in self._far:
             return

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from dpex.cache.encoding import is_same
-from dpex.worker.batch_seeding import seed_ticket
-from dpex.worker.current_batch import current
+from dpex.worker.batch_seeding import call_seeded
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.states import KeptStates
 
@@ -53,8 +52,8 @@ def random_step(steps: Sequence[Callable[[Any], Any]], value: Any) -> int | None
 
 
 def _under(seed: int, prepare: Callable[[], Any]) -> tuple[Any, bool]:
-    seed_ticket(seed)
-    before = drawn_from()
-    with current.seeded(seed):
-        result = prepare()
-    return result, drawn_from() != before
+    def prepared(_: None) -> tuple[Any, bool]:
+        before = drawn_from()
+        return prepare(), drawn_from() != before
+
+    return call_seeded(seed, prepared, None)

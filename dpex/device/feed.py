@@ -18,28 +18,92 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 
+from dpex._torch import BaseDataLoaderIter, SingleProcessDataLoaderIter
 from dpex.device import tree
-from dpex.device.ahead import Ahead
-from dpex.device.arguments import Transform
 from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
 from dpex.errors import CapturedGraphError
 from dpex.schedule.seeding import mix64
 from dpex.system.interrupts import is_interrupt
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
-from dpex.worker.current_batch import current
 
+Transform = Callable[[Any], Any]
 Pin = Callable[[torch.Tensor], torch.Tensor]
 """Returns a tensor of the host in page-locked memory: itself if it lies in such memory, else a copy."""
 _OTHER_WORDS = 0x6465762D74667273
 """Mixed into the base seed: a transform that draws as the dataset did must not get the same numbers again."""
-_MASK64 = 0xFFFFFFFFFFFFFFFF
-"""The bits of an unsigned integer of 64 bits."""
+USUAL = 2
+"""Batches to begin with: one for the step that runs, one more for when a step is shorter than a copy."""
+MOST = 8
+"""Batches at most. Each takes memory from training, and a burst that is longer is the loader's, not the copy's."""
+JUDGED = 32
+"""Batches that are looked at together: few enough to react within seconds, enough for a share to mean something."""
+IS_LATE = 0.125
+"""The share of late batches from which another one is tried; fewer are chance, or the first of a pass."""
+SMALL_BYTES = 1 << 20
+"""Small batches may take this much together, up to `MOST` of them. The thread that copies is then woken once for
+several batches instead of once for each. A wakeup takes the interpreter lock from the training loop, which costs more
+than the copy of a small batch."""
+HELPED = 0.5
+"""A further batch is kept if no more than this share of the late ones is still late."""
+
+
+class Ahead:
+    """The number of batches that wait on the device: few, but enough that copies are not late, within a budget.
+
+    More batches help where copies are sometimes late: where the time of a step or of a copy varies. They do not help
+    where copies are late on average, so a further one is kept only if fewer batches were late with it.
+
+    It sets ``batches``, the present number. Used by the consumer's thread; any thread may read ``batches``.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._largest_bytes = 0
+        self._wanted = USUAL
+        self._most = MOST
+        self._seen = self._late = 0
+        self._share_before: float | None = None
+        self.batches = USUAL
+
+    def saw(self, nbytes: int) -> None:
+        """Note that a batch takes ``nbytes`` on the device."""
+        if nbytes > self._largest_bytes:
+            self._largest_bytes = nbytes
+            self._set()
+
+    def taken(self, *, is_late: bool) -> None:
+        """Note that the consumer has taken a batch; ``is_late``: the device was not done with it."""
+        self._seen += 1
+        self._late += is_late
+        if self._seen == JUDGED:
+            share, self._seen, self._late = self._late / JUDGED, 0, 0
+            self._judge(share)
+            self._set()
+
+    def _judge(self, share: float) -> None:
+        before, self._share_before = self._share_before, None
+        if before is not None and share > HELPED * before:
+            self._wanted -= 1
+            self._most = self._wanted
+        elif share > IS_LATE and self._wanted < self._most:
+            self._wanted += 1
+            self._share_before = share
+
+    def _set(self) -> None:
+        if self._largest_bytes:
+            small = min(MOST, SMALL_BYTES // self._largest_bytes)
+            self.batches = min(max(self._wanted, small), self._budget_bytes // self._largest_bytes)
+        else:
+            self.batches = self._wanted
 
 
 class _Flight(NamedTuple):
@@ -261,17 +325,13 @@ class SeededTransform:
     def __init__(self, function: Transform, device: Device, base_seed: int) -> None:
         self._function = function
         self._device = device
-        self._seeds = TicketSeeds(mix64((base_seed & _MASK64) ^ _OTHER_WORDS))
+        self._seeds = TicketSeeds(mix64(base_seed ^ _OTHER_WORDS))
 
     def __call__(self, batch: Any, number: int, epoch: int) -> Any:
         """Return the function's result for the batch of that number. Its errors pass through."""
         seed = self._seeds.of(number, epoch)
         with one_at_a_time(), self._device.seeded(seed):
-            outer, current.seed = current.seed, seed
-            try:
-                return call_seeded(seed, self._function, batch)
-            finally:
-                current.seed = outer
+            return call_seeded(seed, self._function, batch)
 
 
 def open_feed(target: torch.device | None, budget_bytes: int, transform: Transform | None) -> Feed | None:
@@ -285,3 +345,74 @@ def open_feed(target: torch.device | None, budget_bytes: int, transform: Transfo
     device = opened(target)
     pin = Staging(device) if isinstance(device, QueueDevice) else None
     return Feed(device, budget_bytes=budget_bytes, pin=pin)
+
+
+# -- torch's own iterators ---------------------------------------------------------------------------------------------
+
+
+class _FedFetcher:
+    """Fetches batches from the dataset of an in-process iterator, and copies them to the device."""
+
+    def __init__(self, fetcher: Any, feed: Feed, first: int) -> None:
+        self._fetcher = fetcher
+        self._feed = feed
+        self._numbers = count(first)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)  # the dataset, and the iterator of a stream
+
+    def fetch(self, index: Any) -> Any:
+        """Return the batch, on the device."""
+        number = next(self._numbers)
+        return self._feed.bring(self._fetcher.fetch(index), number)
+
+
+class _Refusing:
+    """Refuses a batch before its index is drawn, so that the next call delivers it."""
+
+    _feed: Feed
+
+    def _next_data(self) -> Any:
+        self._feed.check_open()
+        return super()._next_data()  # type: ignore[misc]
+
+
+class _Fed(_Refusing):
+    """Brings the batches of an iterator whose workers are torch's to the device."""
+
+    _feed_numbers: Iterator[int]
+
+    def _next_data(self) -> Any:
+        batch = super()._next_data()
+        return self._feed.bring(batch, next(self._feed_numbers))
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)  # type: ignore[misc]
+        self._feed.begin_epoch()
+        self._feed_numbers = count()
+
+
+@cache
+def _fed_kind(base: type[Any], kind: Any) -> type[Any]:
+    return type(kind.__name__, (base, kind), {"__module__": kind.__module__})
+
+
+def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | None) -> BaseDataLoaderIter:
+    """Have one of torch's iterators bring its batches to the device, each when it is asked for."""
+    inner: Any = iterator
+    feed.have_transformed(transform, int(inner._base_seed))
+    feed.begin_epoch()
+    is_in_process = isinstance(iterator, SingleProcessDataLoaderIter)
+    kind: Any = type(iterator)
+    inner.__class__ = _fed_kind(_Refusing if is_in_process else _Fed, kind)
+    inner._feed = feed
+    if is_in_process:
+        inner._pin_memory = False  # the feed has batches pinned before they are copied
+        inner._dataset_fetcher = _FedFetcher(inner._dataset_fetcher, feed, inner._num_yielded)
+        meter = getattr(iterator, "meter", None)  # of an iterator that is measured
+        if meter is not None:
+            meter.feed = feed
+    else:
+        inner._feed_numbers = count()
+    weakref.finalize(iterator, feed.settle).atexit = False
+    return iterator

@@ -9,9 +9,7 @@ engine's lock. It knows the engine but not the iterator, and ends with `Pinner.c
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,13 +19,13 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper, pin_memory, set_thread_name
-from dpex.device.accelerators import current_index, set_index
-from dpex.device.ahead import Ahead
-from dpex.device.feed import Arrival, Feed
+from dpex.device.devices import current_index, set_index
+from dpex.device.feed import Ahead, Arrival, Feed
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
+from dpex.system.wakeup import Wakeup
 from dpex.worker.fetch import Failure
 
 _LOCKED_BYTES = 1 << 62
@@ -119,7 +117,7 @@ class Pinner:
         self._stock: set[int] = set()
         """Numbers of the batches of this pass that are handed over and not taken."""
         self._is_short = self._is_watching = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
 
     @property
@@ -179,14 +177,14 @@ class Pinner:
             self._stock.add(job.number)
             job.queued = True
         if jobs and threading.current_thread() is not self._thread:
-            os.eventfd_write(self._wake, 1)
+            self._wakeup.ring()
 
     def _taken(self, stock: set[int], number: int) -> None:
         """Note that the consumer has taken a batch of the pass of this stock. An interrupted call may be repeated."""
         stock.discard(number)
-        if self._is_short and not self._closed:
+        if self._is_short:
             self._is_short = False
-            os.eventfd_write(self._wake, 1)
+            self._wakeup.ring()
 
     def wait(self, job: _Job, deadline: float) -> bool:
         """Wait until the job is finished; return False if it is not by ``deadline`` (`dpex.system.clock`)."""
@@ -215,10 +213,10 @@ class Pinner:
             return
         try:
             if self._thread is not None and self._is_alive():
-                os.eventfd_write(self._wake, 1)
+                self._wakeup.ring()
                 self._thread.join(grace_s)
             if not self._is_alive():
-                os.close(self._wake)
+                self._wakeup.close()
         finally:
             last_act()
 
@@ -234,7 +232,7 @@ class Pinner:
                 self._turn(listen)
         finally:
             if self._last_act is not None:
-                os.close(self._wake)
+                self._wakeup.close()
                 self._last_act()
 
     def _turn(self, listen: Callable[[], list[int]]) -> None:
@@ -247,12 +245,9 @@ class Pinner:
         watched = listen()
         if not self._jobs and not self._closed:
             self._is_watching = bool(watched)
-            poller = select.poll()
-            for fd in (self._wake, *watched):
-                poller.register(fd, select.POLLIN)
-            poller.poll()
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+            self._wakeup.watch(watched)
+            self._wakeup.sleep()
+            self._wakeup.clear()
 
     def _pin(self, data: Any) -> Any:
         return pin_memory(data, self._device)

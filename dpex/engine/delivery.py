@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dpex.engine.plan import EnginePlan
 from dpex.engine.pools import NOT_BLOCKED, Pools
 from dpex.errors import BatchTimeoutError, SampleTimeoutError, WorkerDiedError
-from dpex.measure.consumer_time import H2D, Tally
+from dpex.measure.consumer_time import Tally
+from dpex.measure.wait_causes import H2D
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.schedule import MadeBatch
 from dpex.system.clock import monotonic
@@ -26,9 +26,11 @@ from dpex.worker.fetch import Failure
 
 if TYPE_CHECKING:
     from dpex.device.pinning import Pinner
+    from dpex.engine.engine import EnginePlan
 
-_OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
-ERRORS = (Failure, FailedRead, *_OF_WORKERS)
+OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
+"""Errors that say that workers were lost."""
+ERRORS = (Failure, FailedRead, *OF_WORKERS)
 """Types of what stands in place of a batch that could not be made."""
 
 
@@ -134,15 +136,9 @@ def raise_from(hand: list[Any], errors: Counter[str]) -> None:
     """Take the error that ``hand`` holds out of it, count it if it is the batch's own, and raise it."""
     value = hand[0]
     del hand[:]
-    if isinstance(value, _OF_WORKERS):
+    if isinstance(value, OF_WORKERS):
         raise value
     errors["batch"] += 1
     if isinstance(value, FailedRead):
         raise value.error
     value.wrapper.reraise()
-
-
-def count_death(error: Exception, errors: Counter[str]) -> None:
-    """Count an error if it says that workers were lost."""
-    if isinstance(error, _OF_WORKERS):
-        errors["worker"] += 1

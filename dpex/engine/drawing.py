@@ -1,8 +1,8 @@
-"""Draws from the sampler. An exception of a signal handler that comes out of the sampler loses no index.
+"""Draws from the sampler, or from batches that another engine reads.
 
-A sampler that is a generator of Python ends with such an exception. That is an error behind the last index, as the
-epoch would look complete otherwise. Of a stream that another engine reads (`ReadBatches`), the batches that are there
-are drawn, without a wait.
+An exception of a signal handler that comes out of the sampler loses no index. A sampler that is a generator of Python
+ends with such an exception. That is an error behind the last index, as the epoch would look complete otherwise. Of a
+stream that another engine reads (`ReadBatches`), the batches that are there are drawn, without a wait.
 """
 
 from __future__ import annotations
@@ -10,44 +10,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
-from dpex.engine.read_batches import RETURNED_AT_MOST, ReadBatches
-from dpex.errors import InterruptedSamplerError
+from dpex.errors import InterruptedSamplerError, IteratorClosedError
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import Schedule
 from dpex.system.interrupts import has_ended, is_interrupt, taken
-from dpex.worker.decoded_stream import FailedRead
+from dpex.worker.decoded_stream import FailedRead, RawSamples
 
+if TYPE_CHECKING:
+    from dpex.engine.engine import Engine
+
+RETURNED_AT_MOST = 4
+"""Delivered batches whose places are kept: an exception of a signal handler may keep one or two from the training loop,
+and then they are not delivered yet."""
 _INTERRUPTED = (
     "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "
     "{drawn} batches and no more. Those not yet returned come with the next calls of next(). Begin a new epoch for all "
     "batches; to go on after such an exception, use a sampler whose iterator is no generator"
 )
-
-
-def draws_ahead_safely(sampler: Any) -> bool:
-    """Return True for samplers of torch's that draw their order at once, so that drawing ahead is not noticed.
-
-    A `RandomSampler` draws from its generator again when it ends, which the owner of that generator could notice.
-    """
-    if type(sampler) is BatchSampler:
-        sampler = sampler.sampler
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.generator is None
-    return type(sampler) in (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 def _as_drawn(index: Any) -> Any:
@@ -126,7 +111,10 @@ class Drawing:
         schedule, last = state.schedule, max(ahead)
         prefetch = schedule.prefetch
         schedule.set_prefetch(prefetch + last - schedule.drawn + 1)
-        while schedule.drawn <= last and self.draw_some(1):
+        while schedule.drawn <= last:
+            self._draw_indices(1)
+            if not self.drawn:
+                break
             if schedule.drawn in ahead:
                 schedule.pass_over(self.drawn.popleft())
             else:
@@ -164,11 +152,6 @@ class Drawing:
         """Return True if the next batch in turn is not read yet."""
         return self._readings is not None and schedule.next_number >= schedule.drawn
 
-    def draw_some(self, count: int) -> bool:
-        """Put ``count`` indices, or all that are left, into ``drawn``, which is empty. Return False if none is left."""
-        self._draw_indices(count)
-        return bool(self.drawn)
-
     def _draw_indices(self, count: int) -> None:
         """Take that many indices out of the sampler, or as many as it still has."""
         try:
@@ -184,3 +167,86 @@ class Drawing:
         if error is not None:
             text = _INTERRUPTED.format(kind=type(error).__name__, drawn=schedule.drawn)
             raise InterruptedSamplerError(text) from error
+
+
+class ReadBatches:
+    """Batches that another engine reads. An engine that decodes draws from them in place of a sampler.
+
+    Batches that are read already are taken without a wait, and `descriptors` turn readable when there are more. The
+    thread that drives the decoding engine drives the reading engine by these calls. An exception of a signal handler
+    loses nothing (see `dpex.system.interrupts`).
+
+    A later run resumes the reading behind the batches that the decoding engine has delivered. Batches that were taken
+    here and are not delivered yet are read again.
+
+    Args:
+        engine: The reading engine, which has begun an epoch.
+        first: The number that the decoding engine gives the first batch.
+        in_order: Batches are delivered in the order in which they were drawn here. Without it, `point` is unknown.
+
+    Attributes:
+        is_over: There are no more batches.
+        largest_bytes: Bytes of the largest batch so far.
+    """
+
+    def __init__(self, engine: Engine, first: int, *, in_order: bool) -> None:
+        self._engine = engine
+        self._schedule = engine.schedule
+        self._first = first
+        if in_order:
+            self._schedule.forward()
+        self._hand: list[Any] = []
+        self.is_over = False
+        self.largest_bytes = 0
+
+    def take(self, most: int, into: deque[Any]) -> None:
+        """Append at most ``most`` batches that are there already to ``into``."""
+        while most > 0 and self._has_next():
+            into += (self._hand[0],)  # from here on without a call: see `dpex.system.interrupts`
+            del self._hand[0]
+            most -= 1
+
+    def _has_next(self) -> bool:
+        hand = self._hand
+        if hand or self.is_over:
+            return bool(hand)
+        read: list[Any] = []
+        try:
+            if not self._engine.next_if_ready(read):
+                return False
+        except StopIteration:
+            self.is_over = True
+            return False
+        except IteratorClosedError:
+            raise
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            hand += (FailedRead(error),)
+            return True
+        except BaseException:
+            self._engine.returned += read
+            raise
+        count, pickle = read[0]
+        hand += (RawSamples(count, pickle),)
+        self.largest_bytes = max(self.largest_bytes, len(pickle))
+        return True
+
+    def delivered(self, first: int) -> None:
+        """Note that batches before number ``first`` were delivered, and are not needed again."""
+        forwarded = self._schedule.forwarded
+        while forwarded and self._first < first:
+            del forwarded[0]  # from here on without a call: see `dpex.system.interrupts`
+            self._first += 1
+
+    def point(self, first: int) -> ResumePoint | None:
+        """Return where the reading is once the batches before number ``first`` were delivered.
+
+        None: see `dpex.engine.engine.Engine.point`.
+        """
+        self.delivered(first)
+        return self._engine.point()
+
+    def descriptors(self) -> list[int]:
+        """Return descriptors that turn readable when there may be more; none once it is over."""
+        return [] if self.is_over else self._engine.descriptors()

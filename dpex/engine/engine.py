@@ -18,35 +18,41 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
-from dpex.engine.delivery import ERRORS, Delivery, count_death, raise_from
-from dpex.engine.drawing import Drawing
-from dpex.engine.plan import EnginePlan
+from dpex.engine.delivery import ERRORS, OF_WORKERS, Delivery, raise_from
+from dpex.engine.drawing import Drawing, ReadBatches
 from dpex.engine.pools import ANY, Pools
-from dpex.engine.read_batches import ReadBatches
 from dpex.engine.snapshots import EngineView
-from dpex.engine.wakeup import Wakeup
 from dpex.errors import IteratorClosedError
-from dpex.measure.consumer_time import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER, EngineLook, Tally
+from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.timeline import Timeline
+from dpex.measure.wait_causes import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER
 from dpex.pools.base import WorkerPool
+from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import Sizes
-from dpex.schedule.progress import ResumePoint
+from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.progress import ResumePoint, Splitting
+from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
-from dpex.system.interrupts import is_interrupt, watch, with_lock
+from dpex.system.gpu.stall import GpuStall
+from dpex.system.interrupts import is_interrupt, with_lock
+from dpex.system.processes import watch
 from dpex.system.run_queue import own_queue_s
+from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from dpex.engine.next_epoch import NextEpoch
+    from dpex.device.feed import Feed
+    from dpex.device.pinning import Pinner
+    from dpex.engine.next_epoch import NextEpoch, OverlapRecord
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -64,6 +70,55 @@ _INHERITED = (
     "persistent_workers=True, which keeps the first iterator, "
     "make a new DpexDataLoader here"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """Options of an engine, which do not change while it lives."""
+
+    logicals: int
+    iterable: bool
+    in_order: bool
+    timeout_s: float
+    base_prefetch: int
+    may_read_ahead: bool
+    memory_budget: int | None
+    make_pool: Callable[[str, int], WorkerPool]
+    """Makes the pool of a name, with a number of workers."""
+    samples: SamplePolicy = AS_TORCH
+    """The policy for samples that cannot be loaded."""
+    splitting: Splitting | None = None
+    """Receives the finding of the first stream; None: all logical workers take part."""
+    pinner: Pinner | None = None
+    feed: Feed | None = None
+    gpu: GpuStall[Any] | None = None
+    metered: bool = False
+    pass_batches: int = 0
+    """Batches of a whole pass, 0 if unknown."""
+    next_epoch: NextEpoch | None = None
+    """Predicts the next epoch, so that its first batches are made ahead; None: they are not."""
+    overlap: OverlapRecord | None = None
+    """Outcomes of the loader's predictions."""
+    starts_anew: bool = False
+    """Each pass starts workers of its own."""
+
+    def state(self, sizes: Sizes) -> EngineState:
+        """Return the state of an engine that begins with ``sizes``."""
+        rules = PrefetchRules(
+            base_prefetch=self.base_prefetch,
+            logical=self.logicals > 0,
+            may_read_ahead=self.may_read_ahead,
+            memory_budget=self.memory_budget,
+        )
+        return EngineState(
+            logicals=self.logicals,
+            iterable=self.iterable,
+            in_order=self.in_order,
+            rules=rules,
+            sizes=sizes,
+            tolerates=self.samples.tolerates,
+            splitting=self.splitting,
+        )
 
 
 class Engine:
@@ -129,7 +184,8 @@ class Engine:
             if self._closed:
                 raise self._why_closed()
             began = monotonic()
-            self._drop_what_was_handed_out()
+            self.returned.clear()
+            self._delivery.drop()
             self._settle_ahead(takes_ahead)
             self._state.begin_epoch(resume, began, takes_ahead=takes_ahead)
             self._pools.perform()
@@ -154,11 +210,6 @@ class Engine:
         else:
             tally.dropped_ahead += ahead.drawn
 
-    def _drop_what_was_handed_out(self) -> None:
-        """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
-        self.returned.clear()
-        self._delivery.drop()
-
     def close(self, grace_s: float = 5.0) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
 
@@ -176,7 +227,7 @@ class Engine:
         self._wakeup.close()
 
     def inherited(self) -> None:
-        """See `dpex.system.interrupts`: here it only knows that it is closed. Its workers are the parent's."""
+        """See `dpex.system.processes`: here it only knows that it is closed. Its workers are the parent's."""
         self._closed = True
         self._lock, self._turn = threading.RLock(), threading.RLock()
 
@@ -257,7 +308,8 @@ class Engine:
 
     def _note(self, error: Exception) -> None:
         """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
-        count_death(error, self._tally.errors)
+        if isinstance(error, OF_WORKERS):
+            self._tally.errors["worker"] += 1
         if self._closed and not isinstance(error, IteratorClosedError):
             raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
 
@@ -338,33 +390,24 @@ class Engine:
         if get_native_id() != self._consumer:
             return
         try:
-            if state.ahead is None and not self._begin_ahead(next_epoch):
-                return
-            room = state.room_ahead()
-            if room and state.ahead is not None:
+            if state.ahead is None and state.may_begin_ahead and next_epoch.begin():
+                state.begin_ahead()
+            room, ahead = state.room_ahead(), state.ahead
+            if room and ahead is not None:
                 drawn = next_epoch.draw(room)
                 is_over = len(drawn) < room
-                while drawn and room:
-                    state.placement.dirty.add(state.ahead.draw_first(drawn).queue)
-                    room -= 1
+                for _ in range(min(room, len(drawn))):
+                    state.placement.dirty.add(ahead.draw_first(drawn).queue)
                 if is_over:
-                    state.ahead.end_of_sampler()
+                    ahead.end_of_sampler()
                 self._tally.busy(SAMPLER, began, monotonic())
         except BaseException as error:
             next_epoch.forget()
             self._settle_ahead(False)
             state.drop_ahead()
-            if is_interrupt(error) or not isinstance(error, Exception):
+            if is_interrupt(error):
                 raise
             # An error of the sampler comes again, as the epoch begins as ever.
-
-    def _begin_ahead(self, next_epoch: NextEpoch) -> bool:
-        """Begin the next epoch beside this one, where that may be done now. Return False if not."""
-        state = self._state
-        if not state.may_begin_ahead or not next_epoch.begin():
-            return False
-        state.begin_ahead()
-        return True
 
     def _collect(self) -> bool:
         """Take in what the pools report. Return True if there was anything."""

@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled
-from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
-from dpex.engine.sample_errors import NO_ERRORS, SampleErrors
-from dpex.measure.batch_times import CACHE_USE, BatchTimes, PoolTimes
-from dpex.measure.consumer_time import SAMPLER, Tally
+from dpex.engine.pass_state import Drawn, PassRecorder, begin_pass, go_on_in_process, in_process_state, point_for
+from dpex.measure.batch_times import CACHE_USE, BatchTimes
+from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
+from dpex.measure.wait_causes import SAMPLER
 from dpex.profile.live_timer import TicketTimer
-from dpex.schedule.events import Raise, Say
+from dpex.schedule.events import Notice, Raise
 from dpex.schedule.names import INLINE
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import SamplePolicy
-from dpex.stats import LoaderStats
+from dpex.stats import LastStats, LoaderStats
 from dpex.system.clock import monotonic
-from dpex.system.gpu.stall import cuda_stall
+from dpex.system.gpu.events import cuda_stall
 from dpex.system.interrupts import taken
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.batch_seeding import InProcessMaker
-from dpex.worker.collate import ArenaCollate
-from dpex.worker.fetch import SampleClock
+from dpex.worker.fetch import ArenaCollate, SampleClock
 from dpex.worker.own_generators import OwnGenerators
-from dpex.worker.sample_guard import SampleGuard
+from dpex.worker.sample_guard import NO_ERRORS, SampleErrors, SampleGuard
 from dpex.worker.setup import modes_here
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
             )
         if loader.sample_policy.tolerates:
             self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, loader.sample_policy, int(self._base_seed))
-        recorder = self._recorder = recorder_of(self, loader)
+        recorder = self._recorder = PassRecorder(loader, int(self._base_seed))
         indices = recorder.begin(self._sampler_iter, resume, self._drawn)
         self._sampler_iter = _without(self._first.ahead, self._first.first, indices)
         self._drawn = None
@@ -94,7 +94,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if maker is not None:
             self._seed_batches(maker)
         alive = weakref.ref(self)
-        self.last_stats = LastReading((lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats)
+        self.last_stats = LastStats((lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats)
         self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
 
     def _seed_batches(self, maker: InProcessMaker) -> None:
@@ -170,7 +170,7 @@ class GuardedFetcher(MapDatasetFetcher):
         self._made += 1
         said = self.errors.made((0, self._made), len(data) if self.auto_collation else 1, guard.taken())
         for one in said:
-            if isinstance(one, Say):
+            if isinstance(one, Notice):
                 warn(one.text)
             elif isinstance(one, Raise):
                 raise one.error

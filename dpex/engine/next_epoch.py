@@ -22,20 +22,11 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DistributedSampler
 
-from dpex.engine.sampler_start import SamplerStart, generators_of, samplers_within
+from dpex.engine.pass_state import DRAWING, TORCHS, SamplerStart, generators_of, samplers_within
 from dpex.system.interrupts import taken
 
-_GLOBAL = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_KNOWN = (BatchSampler, SequentialSampler, DistributedSampler, *_GLOBAL)
 MISSES = 4
 """Epochs in a row that begin in another way than predicted before it is given up: some are needed to learn from."""
 _MISSED = (
@@ -66,7 +57,7 @@ class OverlapRecord:
 def why_unpredictable(index_sampler: Any) -> str:
     """Return why the order that a sampler will draw cannot be predicted, or ""."""
     for _, sampler in samplers_within(index_sampler):
-        if type(sampler) not in _KNOWN:
+        if type(sampler) not in TORCHS:
             return f"drawing the order of {type(sampler).__name__} in advance might have other effects"
     return ""
 
@@ -153,7 +144,7 @@ class NextEpoch:
             return False
         self._learn(prediction)
         is_right = (
-            _are_same(prediction.generators, self._sources())
+            list(map(id, prediction.generators)) == list(map(id, self._sources()))
             and _are_equal([each.get_state() for each in prediction.generators], prediction.expected)
             and prediction.epochs == [sampler.epoch for sampler in self._told()]
             and _are_equal(_order(self._index_sampler), prediction.order)
@@ -183,7 +174,7 @@ class NextEpoch:
         """Return the generators from which the next ``iter()`` draws, each once."""
         found = list(generators_of(self._index_sampler, self._generator).values())
         samplers = [sampler for _, sampler in samplers_within(self._index_sampler)]
-        draws_global = any(type(sampler) in _GLOBAL and sampler.generator is None for sampler in samplers)
+        draws_global = any(type(sampler) in DRAWING and sampler.generator is None for sampler in samplers)
         if draws_global and all(each is not torch.default_generator for each in found):
             found.append(torch.default_generator)
         return found
@@ -266,8 +257,3 @@ def _are_equal(one: list[Any], other: list[Any]) -> bool:
         elif left != right:
             return False
     return True
-
-
-def _are_same(one: list[Any], other: list[Any]) -> bool:
-    """Return True if lists hold the same objects."""
-    return len(one) == len(other) and all(left is right for left, right in zip(one, other, strict=True))

@@ -1,5 +1,9 @@
 """The state of a pass, from which the iterator of a later run resumes.
 
+torch's samplers draw their order at once, from a generator of their own or from torch's global one. So the states
+before the first draw and the number of delivered batches describe a pass. A run that resumes skips the delivered
+batches without reading any data.
+
 Nothing here has a cost per batch: random states are noted before the first index is drawn, and the rest is read when
 the state is asked for. Only a sampler that has a state of its own is asked for it now and then during the pass.
 
@@ -13,17 +17,29 @@ import contextlib
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from dpex._torch import BaseDataLoaderIter, DatasetKind, SingleProcessDataLoaderIter
-from dpex.engine.sampler_start import FirstDraw, SamplerStart, begun, passed_over, rest_of, samplers_within, undrawn
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from dpex._torch import DatasetKind, SingleProcessDataLoaderIter
 from dpex.errors import CapturedGraphError
+from dpex.schedule.names import attribute
 from dpex.schedule.progress import ResumePoint
 from dpex.system.interrupts import is_interrupt, taken
 from dpex.system.user_warnings import is_first, warn
-from dpex.worker.states import DatasetState, is_stateful, load_state, state_of
+from dpex.worker.states import GLOBAL, DatasetState, global_states, is_stateful, load_state, set_global_states, state_of
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
@@ -38,6 +54,179 @@ PASSED_OVER = (
 _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
 _MOST_STATES = 1024
 """States of a sampler that are kept: more than there are between the latest draw and the latest delivery."""
+
+DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""torch's samplers that draw from torch's global generator if they have none of their own."""
+TORCHS = (BatchSampler, SequentialSampler, DistributedSampler, *DRAWING)
+"""Samplers that torch brings along."""
+_KNOWN = (*TORCHS, list, tuple, range, np.ndarray)
+_TORCH = ("torch",)
+_DEEPEST = 5
+"""The most samplers within each other that are looked at."""
+
+
+# -- samplers ----------------------------------------------------------------------------------------------------------
+
+
+def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
+    """Return the sampler of batches, then the sampler that it draws from, and so on, each with a name."""
+    name, sampler = "sampler", index_sampler
+    for _ in range(_DEEPEST):
+        if sampler is None:
+            return
+        yield name, sampler
+        inner = attribute(sampler, "batch_sampler")
+        name, sampler = f"{name}.sampler", attribute(sampler, "sampler") if inner is None else inner
+
+
+def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
+    """Return the generators that a loader and its samplers have for themselves, each once, by name."""
+    named = [("loader", generator)]
+    named += [(name, attribute(sampler, "generator")) for name, sampler in samplers_within(index_sampler)]
+    found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
+    return dict(reversed(found.values()))
+
+
+def draws_ahead_safely(sampler: Any) -> bool:
+    """Return True for samplers of torch's that draw their order at once, so that drawing ahead is not noticed.
+
+    A `RandomSampler` draws from its generator again when it ends, which the owner of that generator could notice.
+    """
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.generator is None
+    return type(sampler) in (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerStart:
+    """Random states before the first draw of a pass."""
+
+    generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """States of generators that loader and samplers have for themselves, by name."""
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epochs of samplers that have ``set_epoch``, by name."""
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """States of the global generators from which a sampler may draw, by name."""
+
+    @classmethod
+    def now(
+        cls, index_sampler: Any, generator: Any, *, is_stream: bool = False, for_iterator: bool = False
+    ) -> SamplerStart:
+        """Return the present states. ``for_iterator``: an iterator that is made next draws its base seed there, too."""
+        draws = for_iterator and generator is None
+        own = {name: each.get_state() for name, each in generators_of(index_sampler, generator).items()}
+        if is_stream:
+            return cls(generators=own, shared=global_states(_TORCH if draws else ()))
+        samplers = [sampler for _, sampler in samplers_within(index_sampler)]
+        is_known = all(type(sampler) in _KNOWN for sampler in samplers)
+        draws = draws or any(type(sampler) in DRAWING and sampler.generator is None for sampler in samplers)
+        names = (_TORCH if draws else ()) if is_known else GLOBAL
+        return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
+
+    def apply_own(self, index_sampler: Any, generator: Any) -> None:
+        """Set the generators of loader and samplers, and the samplers' epochs, to these states."""
+        for name, each in generators_of(index_sampler, generator).items():
+            if name in self.generators:
+                each.set_state(self.generators[name])
+        for name, sampler in samplers_within(index_sampler):
+            if name in self.epochs and callable(attribute(sampler, "set_epoch")):
+                sampler.set_epoch(self.epochs[name])
+
+    @property
+    def is_now(self) -> bool:
+        """True if torch's global generator is as it was, or does not matter."""
+        return "torch" not in self.shared or torch.equal(torch.get_rng_state(), self.shared["torch"])
+
+    @contextlib.contextmanager
+    def global_states(self) -> Iterator[None]:
+        """Set the global generators to these states for a ``with`` block, and put them back afterwards.
+
+        If they have these states already, no number was drawn yet, and they keep the state that the block leaves.
+        """
+        if self.is_now and "python" not in self.shared:
+            yield
+            return
+        before = global_states(self.shared)
+        try:
+            set_global_states(self.shared)
+            yield
+        finally:
+            set_global_states(before)
+
+
+def _epochs_of(index_sampler: Any) -> dict[str, int]:
+    told = {
+        name: sampler for name, sampler in samplers_within(index_sampler) if callable(attribute(sampler, "set_epoch"))
+    }
+    return {name: each.epoch for name, each in told.items() if isinstance(attribute(each, "epoch"), int)}
+
+
+class FirstDraw:
+    """The iterator of a sampler. It calls ``note`` before the first draw."""
+
+    def __init__(self, sampler: Iterator[Any], note: Callable[[], None]) -> None:
+        self._sampler = sampler
+        self._note: Callable[[], None] | None = note
+
+    def __iter__(self) -> FirstDraw:
+        return self
+
+    def __next__(self) -> Any:
+        if self._note is not None:
+            note, self._note = self._note, None
+            note()
+        return next(self._sampler)
+
+
+def begun(sampler: Iterator[Any]) -> Iterator[Any]:
+    """Draw the first item of ``sampler``. Return an iterator over that item and the rest."""
+    return chain(list(taken(sampler, 1)), taken(sampler))
+
+
+class _Given:
+    """A sampler that returns a given iterator."""
+
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._samples
+
+
+def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
+    """Return the indices of batches from ``first`` on, drawn from the present random states."""
+    if type(index_sampler) is not BatchSampler:
+        return begun(passed_over(iter(index_sampler), first))
+    size, sampler = index_sampler.batch_size, index_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        samples: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
+    else:
+        samples = passed_over(iter(sampler), first * size)
+    batches: Any = BatchSampler(_Given(taken(samples)), size, index_sampler.drop_last)
+    return begun(iter(batches))
+
+
+def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
+    """Return ``items`` after skipping ``count`` of them."""
+    deque(taken(items, count), maxlen=0)
+    return items
+
+
+@contextlib.contextmanager
+def undrawn(generator: torch.Generator | None) -> Iterator[None]:
+    """Put a loader's generator, or torch's global one, back after a ``with`` block."""
+    source = torch.default_generator if generator is None else generator
+    before = source.get_state()
+    try:
+        yield
+    finally:
+        source.set_state(before)
+
+
+# -- the state of a pass -----------------------------------------------------------------------------------------------
+
 
 Drawn = tuple[SamplerStart, Iterator[Any]] | None
 """Indices of which the first was drawn already, and the states before that."""
@@ -73,41 +262,33 @@ class PassState:
 
 
 class PassRecorder:
-    """Records what a state needs and what could not be found out later.
+    """Records what the states of an iterator's passes need and what could not be found out later.
 
     Args:
-        index_sampler: Draws the index of each batch.
-        generator: The loader's own.
-        is_stream: The dataset is iterable, and indices say nothing.
-        every: After how many batches a sampler is asked for its state; None: `SAMPLER_EVERY`.
+        loader: The loader.
+        base_seed: The base seed of the iterator.
 
-    ``base_seed``, ``persists``: as in `PassState`. ``failed``: batches that raised an error, where torch's iterator
-    counts those that it returned. ``every``: as above.
+    Attributes:
+        every: After how many batches a sampler is asked for its state.
+        failed: Batches that raised an error, where torch's iterator counts those that it returned.
+        has_finished: As in `PassState`.
     """
 
-    def __init__(self, index_sampler: Any, generator: Any, *, is_stream: bool, every: int | None) -> None:
-        self._index_sampler = index_sampler
-        self._generator = generator
-        self._is_stream = is_stream
-        self.every = every or SAMPLER_EVERY
-        self._stateful = next((s for _, s in samplers_within(index_sampler) if is_stateful(s)), None)
+    def __init__(self, loader: Any, base_seed: int) -> None:
+        self._index_sampler = loader._index_sampler
+        self._generator = loader.generator
+        self._is_stream = loader._dataset_kind == DatasetKind.Iterable
+        self._base_seed = base_seed
+        self._persists = bool(loader.persistent_workers and loader.num_workers)
+        self._stateful = next((s for _, s in samplers_within(self._index_sampler) if is_stateful(s)), None)
         self._start: SamplerStart | None = None
         self._states: deque[tuple[int, Any]] = deque(maxlen=_MOST_STATES)
-        self.base_seed = 0
-        self.persists = False
+        self.every = loader.worker_config.snapshot_every_n_steps or SAMPLER_EVERY
         self.failed = 0
         self.has_finished = False
 
-    def begin(
-        self,
-        indices: Iterator[Any],
-        resume: PassState | None = None,
-        drawn: tuple[SamplerStart, Iterator[Any]] | None = None,
-    ) -> Iterator[Any]:
-        """The indices of a pass that begins, or goes on: ``indices``, or those from there on.
-
-        drawn: indices of which the first was drawn already, and the states before that.
-        """
+    def begin(self, indices: Iterator[Any], resume: PassState | None = None, drawn: Drawn = None) -> Iterator[Any]:
+        """Return the indices of a pass that begins, or is resumed: those that were ``drawn`` already come first."""
         self._start, self.failed, self.has_finished = None, 0, False
         self._states.clear()
         if drawn is not None:
@@ -160,14 +341,14 @@ class PassRecorder:
         known = [found for found in list(self._states) if found[0] <= point.first]
         start = None if self.has_finished else self._start
         return PassState(
-            base_seed=self.base_seed,
+            base_seed=self._base_seed,
             start=self._now() if start is None else start,
             point=point,
             batches=batches,
             sampler=known[-1] if known and point.first else None,
             fetcher=fetcher,
             has_finished=self.has_finished,
-            persists=self.persists,
+            persists=self._persists,
         )
 
 
@@ -250,29 +431,11 @@ def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, res
     iterator._base_seed = resume.base_seed
 
 
-def _is_same_iterators(resume: PassState) -> bool:
-    """Return True if the pass is one of the same iterator, as the next epoch is if its workers persisted."""
-    return resume.persists or not resume.has_finished
-
-
 def point_for(resume: PassState | None) -> ResumePoint | None:
-    """Return where a pass with workers goes on; None: it begins anew."""
-    if resume is None or not _is_same_iterators(resume):
-        return None
-    return resume.next_epoch() if resume.has_finished else resume.point
-
-
-def recorder_of(iterator: BaseDataLoaderIter, loader: Any) -> PassRecorder:
-    """Return the recorder of the passes of this iterator."""
-    recorder = PassRecorder(
-        loader._index_sampler,
-        loader.generator,
-        is_stream=loader._dataset_kind == DatasetKind.Iterable,
-        every=loader.worker_config.snapshot_every_n_steps,
-    )
-    recorder.base_seed = int(iterator._base_seed)
-    recorder.persists = bool(loader.persistent_workers and loader.num_workers)
-    return recorder
+    """Return where a pass with workers goes on; None: it begins anew, as the pass of another iterator."""
+    if resume is None or not resume.has_finished:
+        return None if resume is None else resume.point
+    return resume.next_epoch() if resume.persists else None
 
 
 def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dpex.engine.sample_errors import SampleErrors
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.timeline import Timeline
@@ -27,10 +26,10 @@ from dpex.schedule.events import (
     Discard,
     EnterEpoch,
     Instruction,
+    Notice,
     PoolEvent,
     PoolStatus,
     Raise,
-    Say,
     Scale,
     Send,
     Snapshot,
@@ -39,7 +38,8 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.interrupts import is_interrupt
-from dpex.system.user_warnings import is_first, warn
+from dpex.system.user_warnings import warn
+from dpex.worker.sample_guard import SampleErrors
 
 logger = logging.getLogger("dpex")
 
@@ -254,10 +254,8 @@ class Pools:
                     raise
         del self._placement.instructions[0]
 
-    def _say(self, instruction: Say) -> None:
+    def _say(self, instruction: Notice) -> None:
         del self._placement.instructions[0]
-        if instruction.once and not is_first(instruction.once):
-            return
         if instruction.warning:
             warn(instruction.text)
         else:
@@ -275,6 +273,6 @@ _PERFORM: dict[type[Instruction], Callable[[Pools, Any], None]] = {
     Scale: Pools._scale,
     EnterEpoch: Pools._enter_epoch,
     Discard: Pools._discard,
-    Say: Pools._say,
+    Notice: Pools._say,
     Raise: Pools._raise,
 }

@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
-from dpex.engine.drawing import AsDrawn, draws_ahead_safely
-from dpex.engine.engine import TOLD_S, Engine
-from dpex.engine.pass_state import Drawn, begin_pass, point_for, recorder_of, worker_state
-from dpex.engine.plan import EnginePlan
+from dpex.engine.drawing import AsDrawn
+from dpex.engine.engine import TOLD_S, Engine, EnginePlan
+from dpex.engine.pass_state import Drawn, PassRecorder, begin_pass, draws_ahead_safely, point_for, worker_state
 from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place
-from dpex.schedule.streams import Splitting
-from dpex.system.gpu.stall import SHARE, cuda_stall
+from dpex.schedule.progress import Splitting
+from dpex.stats import LastStats
+from dpex.system.gpu.events import cuda_stall
+from dpex.system.gpu.stall import SHARE
 from dpex.worker.setup import WorkerSetup, modes_here
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
-    from dpex.engine.loader_counters import LoaderCounters
     from dpex.engine.next_epoch import NextEpoch, OverlapRecord
-    from dpex.engine.pass_state import PassRecorder, PassState
+    from dpex.engine.pass_state import PassState
+    from dpex.engine.snapshots import LoaderCounters
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -104,7 +105,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             sizes,
         )
         self._recorder, self._resume = self._new_recorder(loader), resume
-        self.last_stats = LastReading(self._engine.stats)
+        self.last_stats = LastStats(self._engine.stats)
         self.last_state: LastReading[PassState | None] = LastReading(
             partial(worker_state, self._engine, self._recorder)
         )
@@ -201,7 +202,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _new_recorder(self, loader: Any) -> PassRecorder:
         """Return the recorder of the passes."""
-        return recorder_of(self, loader)
+        return PassRecorder(loader, int(self._base_seed))
 
     def _next_data(self) -> Any:
         hand: list[Any] = []

@@ -18,7 +18,8 @@ from dpex.measure.sums import Sums
 from dpex.system.clock import Clock, monotonic
 
 if TYPE_CHECKING:
-    from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
+    from dpex.diagnose.diagnosis import Diagnosis
+    from dpex.diagnose.source import DiagnosisSource
 
 logger = logging.getLogger("dpex")
 

@@ -12,7 +12,7 @@ import torch
 from dpex._torch import DatasetKind
 from dpex.engine.next_epoch import OverlapRecord, why_unpredictable
 from dpex.loader.checks import is_forking
-from dpex.schedule.probing import is_a
+from dpex.schedule.names import is_a
 from dpex.worker.own_generators import objects_within
 
 _SHARED = (

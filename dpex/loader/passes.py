@@ -17,7 +17,7 @@ from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
-    from dpex.diagnose.diagnosis import DiagnosisSource
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.engine.next_epoch import OverlapRecord
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
@@ -38,8 +38,7 @@ def begin(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
 def _begun(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
     if loader.device is None:
         return _iterator(loader, torchs, None)
-    from dpex.device.feed import open_feed
-    from dpex.device.torch_iterators import have_fed
+    from dpex.device.feed import have_fed, open_feed
     from dpex.engine.with_workers import _DpexDataLoaderIter
 
     transform = loader.device_config.transform
@@ -131,7 +130,7 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
 
 
 def _pool_factory(loader: Any) -> PoolFactory:
-    from dpex.engine.drawing import draws_ahead_safely
+    from dpex.engine.pass_state import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
 
     runtime, config = loader._runtime, loader.worker_config
@@ -162,11 +161,9 @@ def _pool_factory(loader: Any) -> PoolFactory:
 
 def _exported(loader: Any) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
-    runtime = loader._runtime
-    metrics: LoaderMetrics | None = runtime.metrics(loader)
+    metrics: LoaderMetrics | None = loader._runtime.metrics(loader)
     if metrics is not None:
-        metrics.tuner, metrics.case = runtime.tuner, diagnosis_source(loader)
-        metrics.beside = () if runtime.auto_cache is None else runtime.auto_cache.decisions
+        metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
         metrics.cache_bytes = _cache_bytes_of(loader.dataset)
     return metrics
 
@@ -179,8 +176,8 @@ def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
 
 def diagnosis_source(loader: Any) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
-    from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 

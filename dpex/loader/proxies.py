@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, get_worker_i
 
 from dpex.loader import hook
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Streams
-from dpex.schedule.probing import attribute
+from dpex.schedule.names import attribute
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ Each worker iterates an iterable dataset for itself, and its samples may depend 
   of Hugging Face names this rank's shards.
 
 A dataset that names its shards splits itself. Any other dataset shows whether it does in its first stream (see
-`dpex.schedule.streams`).
+`dpex.schedule.progress.Splitting`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
-from dpex.schedule.names import KNOBS, LOCAL, REMOTE
+from dpex.schedule.names import KNOBS, LOCAL, REMOTE, attribute
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.probing import attribute
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn

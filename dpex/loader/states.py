@@ -18,13 +18,11 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from dpex._torch import DatasetKind
-from dpex.engine.pass_state import PassState, dataset_state_of
-from dpex.engine.sampler_start import SamplerStart, generators_of, samplers_within
+from dpex.engine.pass_state import PassState, SamplerStart, dataset_state_of, generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import Sizing
-from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
+from dpex.schedule.progress import ALL, ONE, LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
-from dpex.schedule.streams import ALL, ONE
 from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, LogicalState, check_global_states, pack_state, plain, unpack_state
 

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 
 from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
-from dpex.measure.batch_times import BatchTimes, PoolTimes
+from dpex.measure.batch_times import BatchTimes
+from dpex.measure.pool_times import PoolTimes
 from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL
 from dpex.worker.fetch import Failure, Fetcher, where
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import RngState
@@ -133,7 +134,7 @@ class WorkerPool(Protocol):
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """Let ``worker`` serve ``logical``; messages to a worker keep their order.
 
-        ``streams``: as in `dpex.schedule.streams`; where it is `UNKNOWN`, `SplittingKnown` follows.
+        ``streams``: as in `dpex.schedule.progress.Splitting`; where it is `UNKNOWN`, `SplittingKnown` follows.
         """
         raise InternalError(f"{type(self).__name__} has no logical workers")
 

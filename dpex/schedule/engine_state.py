@@ -35,7 +35,6 @@ from dpex.schedule.events import (
     EnterEpoch,
     Notice,
     PoolEvent,
-    Say,
     Send,
     Snapshot,
     SplittingKnown,
@@ -43,16 +42,14 @@ from dpex.schedule.events import (
     WorkerGone,
     WorkerUp,
 )
-from dpex.schedule.failures import Failures
-from dpex.schedule.late_tickets import LateTickets
+from dpex.schedule.failures import Failures, LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.progress import LogicalPoint, ResumePoint
+from dpex.schedule.progress import ALL, LogicalPoint, ResumePoint, Splitting
 from dpex.schedule.schedule import SHARED, Schedule
 from dpex.schedule.seeding import epoch_id
-from dpex.schedule.streams import ALL, Splitting
 
 
 class EngineState:
@@ -153,7 +150,7 @@ class EngineState:
         self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
 
     def _note(self, event: Notice, _: float) -> None:
-        self.placement.instructions.append(Say(event.text, event.warning, event.once))
+        self.placement.instructions.append(event)
 
     def refused(self, send: Send) -> None:
         """Take back a message that a pool could not take, or that was not handed over as a signal handler raised."""

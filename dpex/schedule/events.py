@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
+from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL
 
 
 class TicketMade(NamedTuple):
@@ -75,18 +75,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to the user, as a ``warning`` or a log line.
-
-    ``once``: a key; a message with a key appears once in a process. "": each time.
-    """
+    """A message to the user, as a ``warning`` or a log line. It is an event of a pool, and an instruction as well."""
 
     text: str
     warning: bool = True
-    once: str = ""
 
 
 class SplittingKnown(NamedTuple):
-    """The finding of the first stream: the dataset splits itself, or not (see `dpex.schedule.streams`).
+    """The finding of the first stream: the dataset splits itself, or not (see `dpex.schedule.progress.Splitting`).
 
     It is reported before the first result of that stream.
     """
@@ -151,7 +147,7 @@ class Send(NamedTuple):
 class Adopt(NamedTuple):
     """Let ``worker`` be logical worker ``logical`` from that state on (None: as at its start).
 
-    ``streams``: the number of streams that the dataset is read in, as in `dpex.schedule.streams`.
+    ``streams``: the number of streams that the dataset is read in, as in `dpex.schedule.progress.Splitting`.
     """
 
     pool: str
@@ -192,14 +188,6 @@ class Discard(NamedTuple):
     values: tuple[Callable[[], Any], ...]
 
 
-class Say(NamedTuple):
-    """Warn the user, or write to the log. With a key as ``once``, this appears once in a process."""
-
-    text: str
-    warning: bool = True
-    once: str = ""
-
-
 class Raise(NamedTuple):
     """End the epoch with this error at the consumer's next turn."""
 
@@ -208,4 +196,4 @@ class Raise(NamedTuple):
 
 ToWorker = Adopt | AskState
 """Instructions to one worker, void once it has ended."""
-Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Say | Raise
+Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Notice | Raise

@@ -9,9 +9,9 @@ that could be asked counts as having the state that it had at its start.
 Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
 or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
 
-Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.schedule.streams`). Then
-the others join it, or end. Tickets of all streams are drawn in turn from the start, so that the batches are in
-PyTorch's order whether the others join or not. Those of the others wait, and are dropped if there is one stream.
+Of streams, only the first has a worker until it is known that the dataset splits itself (`Splitting`). Then the others
+join it, or end. Tickets of all streams are drawn in turn from the start, so that the batches are in PyTorch's order
+whether the others join or not. Those of the others wait, and are dropped if there is one stream.
 
 Instructions are given before the change that they belong to, where both cannot be one step. If a signal
 handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
@@ -23,13 +23,12 @@ from collections import Counter, deque
 from itertools import islice
 from typing import Any
 
-from dpex.schedule.events import Adopt, AskState, Say, Send, Snapshot
+from dpex.schedule.events import Adopt, AskState, Notice, Send, Snapshot
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place, Placement, one_worker
 from dpex.schedule.prefetch import LARGEST_GROUP
-from dpex.schedule.progress import LogicalLog, ResumePoint
+from dpex.schedule.progress import ALL, ONE, UNKNOWN, LogicalLog, ResumePoint, Splitting
 from dpex.schedule.schedule import Schedule, Ticket
-from dpex.schedule.streams import ALL, ONE, UNKNOWN, Splitting
 
 CROWD_AFTER_S = 5.0
 """Seconds without a worker that came up or ended, after which logical workers without a worker share one. Most workers
@@ -47,7 +46,7 @@ class LogicalWorkers:
 
     Attributes:
         count: The number of logical workers.
-        streams: The number of streams that the dataset is read in, as in `dpex.schedule.streams`.
+        streams: The number of streams that the dataset is read in, `ALL`, `ONE` or `UNKNOWN`.
         logs: The states and made tickets of each logical worker.
         untold: Logical workers that were asked for their states and have not reported them yet.
     """
@@ -265,7 +264,7 @@ class LogicalWorkers:
         if is_split:
             self._let_all_join(splitting, now)
         else:
-            self._placement.instructions.append(Say(splitting.text, warning=False))
+            self._placement.instructions.append(Notice(splitting.text, warning=False))
             self.end_others(schedule)
             self._read_in(ONE, splitting)
         splitting.is_split = is_split

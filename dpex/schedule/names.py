@@ -1,11 +1,11 @@
-"""Names of the places where batches are made, and names that users give in a form that can be written everywhere. PURE.
+"""Names of the places where batches are made, and names and attributes of the user's own objects. PURE.
 
-A module of its own, as metrics, pages and pools share it.
+Apart from the code that uses them, as folders of many layers share them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 INLINE: Final = "inline"
 """The training process. It is no worker pool, but counts batches as one."""
@@ -26,3 +26,23 @@ def encodable(name: str) -> str:
     Names that differ stay different, but for those that hold such letters themselves.
     """
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+def attribute(thing: Any, name: str) -> Any:
+    """Return ``thing.name``, or None if the attribute is missing or reading it raises any exception.
+
+    A dataset may forward unknown attributes to a table and raise KeyError, and may hold a dead weak proxy or a stand-in
+    for something that is not there. All attributes that dpex reads of such objects and torch does not are read here.
+    """
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None
+
+
+def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Return True if ``thing`` is an instance of ``kinds``, and False if testing that raises any exception."""
+    try:
+        return isinstance(thing, kinds)
+    except Exception:
+        return False

@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dpex.errors import WorkerDiedError
-from dpex.schedule.events import NO_STATUS, Instruction, PoolStatus, Raise, Say, Scale, Send
+from dpex.schedule.events import NO_STATUS, Instruction, Notice, PoolStatus, Raise, Scale, Send
 from dpex.schedule.names import LOCAL, REMOTE
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.schedule import SHARED, Schedule, Ticket
@@ -174,7 +174,7 @@ class Placement:
         if not scale.optional:
             self.sizes = self._former
             return
-        self.instructions.append(Say(f"no {scale.pool} workers for this loader: {why}", warning=False))
+        self.instructions.append(Notice(f"no {scale.pool} workers for this loader: {why}", warning=False))
         self.why_no_remote = why
         self.sizes = replace(self.sizes, remote=0, local=self.sizes.local or 1)
         self.ask(LOCAL, self.sizes.local)
@@ -185,7 +185,7 @@ class Placement:
         if remote is None or remote.failed is None or self.serving() or self.wanted.get(LOCAL):
             return False
         count = max(1, min(self.sizes.remote + self.sizes.local, cpus))
-        self.instructions.append(Say(f"no remote worker is left ({remote.failed}): {count} local workers take over"))
+        self.instructions.append(Notice(f"no remote worker is left ({remote.failed}): {count} local workers take over"))
         self.ask(LOCAL, count)
         self.sizes = replace(self.sizes, local=count)
         self._took_over = count if self.sizes.tuned_prefetch is None else 0
@@ -196,7 +196,9 @@ class Placement:
         remote = self.pools.get(REMOTE)
         if not self._took_over or remote is None or remote.running < min(self._took_over, self.sizes.remote):
             return
-        self.instructions.append(Say("remote workers run again: the local workers that took over leave", warning=False))
+        self.instructions.append(
+            Notice("remote workers run again: the local workers that took over leave", warning=False)
+        )
         self._took_over = 0
         self.sizes = replace(self.sizes, local=0)
         self.ask(LOCAL, 0)

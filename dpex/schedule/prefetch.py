@@ -127,17 +127,14 @@ class PrefetchRules:
     def prefetch(self, sizes: Sizes) -> int:
         """Return the most batches that are drawn and not yet delivered."""
         workers = max(1, sizes.local + sizes.remote)
+        grouped = 4 * self.group * workers if self.may_read_ahead and self.group > 1 else 0
         if sizes.tuned_prefetch is not None:
-            prefetch = max(sizes.tuned_prefetch, workers if self._logical else 1)
-            if self.may_read_ahead and self.group > 1:
-                prefetch = max(prefetch, 4 * self.group * workers)
+            prefetch = max(sizes.tuned_prefetch, grouped, workers if self._logical else 1)
             prefetch = min(prefetch, prefetch if sizes.prefetch is None else sizes.prefetch)
         elif sizes.prefetch is not None:
             prefetch = sizes.prefetch
         else:
-            prefetch = max(self._base_prefetch, self._straggler_prefetch, 1 if self._logical else 2 * workers)
-            if self.may_read_ahead and self.group > 1:
-                prefetch = max(prefetch, 4 * self.group * workers)
+            prefetch = max(self._base_prefetch, self._straggler_prefetch, grouped, 1 if self._logical else 2 * workers)
             if self.may_read_ahead and sizes.remote:
                 affordable = int(REMOTE_BYTES // max(1.0, self.nbytes))
                 prefetch = max(prefetch, min(affordable, REMOTE_PREFETCH * sizes.remote + 2 * sizes.local))

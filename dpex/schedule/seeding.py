@@ -18,7 +18,8 @@ SEEDINGS = ("worker", "batch")
 
 
 def mix64(value: int) -> int:
-    """Finaliser of SplitMix64: a bijection of 64-bit integers in which every input bit reaches every output bit."""
+    """Finaliser of SplitMix64, of the lower 64 bits of ``value``: a bijection; each bit in reaches each bit out."""
+    value &= _MASK64
     value = ((value ^ (value >> 30)) * MIX[0]) & _MASK64
     value = ((value ^ (value >> 27)) * MIX[1]) & _MASK64
     return value ^ (value >> 31)
@@ -26,12 +27,12 @@ def mix64(value: int) -> int:
 
 def epoch_key(base_seed: int, epoch: int) -> int:
     """64-bit key of one pass over the data; ``base_seed`` is the signed 64-bit integer drawn at ``iter()``."""
-    return mix64((mix64(base_seed & _MASK64) + (epoch + 1) * GOLDEN_GAMMA) & _MASK64)
+    return mix64(mix64(base_seed) + (epoch + 1) * GOLDEN_GAMMA)
 
 
 def ticket_seed(key: int, number: int) -> int:
     """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, as every generator wants it."""
-    return mix64((key + (number + 1) * GOLDEN_GAMMA) & _MASK64) >> 1
+    return mix64(key + (number + 1) * GOLDEN_GAMMA) >> 1
 
 
 def epoch_id(epoch: int, dropped: int) -> int:

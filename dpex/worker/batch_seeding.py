@@ -12,6 +12,9 @@ a worker has: random generators seeded for this ticket, one thread for torch's o
 depend on it), and the modes in which the iterator was made. All of it is put back, also after an error. The generators
 belong to all threads of the process. So one ticket is made at a time, in whichever thread; a dataset may iterate
 another such loader meanwhile. A thread of the user's that draws meanwhile takes numbers of the ticket's.
+
+A worker process and the training process make one batch at a time, so its seed is kept for the process (`current`), and
+threads of the dataset's own may ask for it as well (`batch_seed`).
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
+from dpex.errors import NoBatchError
 from dpex.schedule.seeding import GOLDEN_GAMMA, MIX, epoch_key
-from dpex.worker.current_batch import current
 from dpex.worker.setup import Modes
 from dpex.worker.states import KeptStates
 
@@ -53,13 +57,15 @@ def seed_ticket(seed: int) -> None:
 
 def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any, own: OwnGenerators | None = None) -> Result:
     """Return ``call(argument)``, with the global generators and ``own`` seeded, and restore them afterwards."""
-    before = KeptStates(own)
+    before, outer = KeptStates(own), current.seed
     try:
+        current.seed = seed
         seed_ticket(seed)
         if own:
             own.seed(seed)
         return call(argument)
     finally:
+        current.seed = outer
         try:
             before.put_back()
         except BaseException:  # of a signal handler, which came in between
@@ -97,6 +103,87 @@ def _ticket_seeds(key: int, first: int) -> list[int]:
     return seeds
 
 
+# -- the batch that is being made --------------------------------------------------------------------------------------
+
+
+class CurrentBatch:
+    """The batch that is being made in this process.
+
+    Attributes:
+        seed: Its seed; None: no batch is being made, or it has no seed of its own.
+        is_per_batch: True if this process is a worker of ``seeding="batch"``.
+    """
+
+    __slots__ = ("is_per_batch", "seed")
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self.is_per_batch = False
+
+    def begin_worker(self, *, is_per_batch: bool) -> None:
+        """Note that this process is a worker that has made no batch yet."""
+        self.seed = None
+        self.is_per_batch = is_per_batch
+
+
+current = CurrentBatch()
+
+
+def batch_seed() -> int:
+    """Return the seed of the batch that is being made, for random generators of a dataset's own.
+
+    Call it in the dataset, its transforms or the collate function. Under ``seeding="batch"`` the seed is a function of
+    the base seed, the epoch and the number of the batch alone: the same in any worker, on this machine or another. The
+    samples of a batch share it, so the index of the sample belongs into the generator, too. Under ``seeding="worker"``,
+    and in the workers of PyTorch's DataLoader, it is the seed of the worker, which all its batches of an epoch share
+    (``get_worker_info().seed``).
+
+    Returns:
+        A non-negative integer of 63 bits.
+
+    Raises:
+        NoBatchError: No batch is being made here, or it is made in the training process without a seed of its own
+            (``num_workers=0`` with ``seeding="worker"``). It is a RuntimeError.
+
+    Examples:
+        >>> import numpy as np
+        >>> import torch
+        >>> from dpex import DpexDataLoader, batch_seed
+        >>> class Noise:
+        ...     def __len__(self):
+        ...         return 6
+        ...     def __getitem__(self, index):
+        ...         return np.random.default_rng((batch_seed(), index)).random()
+        >>> def noise(num_workers):
+        ...     torch.manual_seed(0)
+        ...     with DpexDataLoader(Noise(), num_workers=num_workers, seeding="batch") as loader:
+        ...         return [batch.item() for batch in loader]
+        >>> noise(0) == noise(2)
+        True
+    """
+    seed = current.seed
+    if seed is None and not current.is_per_batch:
+        worker = get_worker_info()
+        seed = None if worker is None else worker.seed
+    if seed is None:
+        raise NoBatchError(_why_none())
+    return seed
+
+
+def _why_none() -> str:
+    name = threading.current_thread().name
+    if current.is_per_batch:
+        return (
+            f"batch_seed() was called in worker process {os.getpid()} before its first batch, such as in "
+            "worker_init_fn: call it in the dataset, its transforms or the collate function"
+        )
+    return (
+        f"batch_seed() was called in process {os.getpid()} (thread {name!r}) while no batch that has a seed was being "
+        "made: call it in the dataset, its transforms or the collate function, and give the loader seeding='batch'; "
+        "under seeding='worker' batches that are made without workers have no seed"
+    )
+
+
 # -- in the training process -------------------------------------------------------------------------------------------
 
 _count_threads, _set_threads = torch.get_num_threads, torch.set_num_threads
@@ -108,11 +195,11 @@ class InProcessMaker:
 
     Args:
         base_seed: The seed of the iterator.
-        modes: The modes of torch in which it was made; None: those of the moment.
+        modes: The modes of torch in which it was made.
         own: The generators in the dataset, which are seeded for each ticket and put back, too.
     """
 
-    def __init__(self, base_seed: int, modes: Modes | None, own: OwnGenerators | None = None) -> None:
+    def __init__(self, base_seed: int, modes: Modes, own: OwnGenerators | None = None) -> None:
         self._seeds = TicketSeeds(base_seed)
         self._modes = modes
         self._own = own
@@ -127,16 +214,14 @@ class InProcessMaker:
         with _lock:
             seed, modes = self._seeds.of(number, epoch), self._modes
             self._threads = threads = _count_threads()
-            outer, current.seed = current.seed, seed
             try:
                 if threads != 1:
                     _set_threads(1)
-                if modes is None or modes.hold():
+                if modes.hold():
                     return call_seeded(seed, fetch, index, self._own)
                 with modes.enter():
                     return call_seeded(seed, fetch, index, self._own)
             finally:
-                current.seed = outer
                 if threads != 1:
                     _set_threads(threads)
 

@@ -2,52 +2,63 @@
 
 A *worker* serves one or more *logical workers*. Under ``seeding="batch"`` there is one per worker, and each ticket has
 a random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for streams, logical worker *k* is what
-PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``.
+PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``. Several of them share a
+worker where too few can be started.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
 """
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from dpex._torch import ExceptionWrapper
+import numpy as np
+import torch
+
+from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.profile.live_timer import TicketTimer
-from dpex.schedule.streams import ALL
-from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
-from dpex.worker.current_batch import current
-from dpex.worker.fetch import Failure, StreamEnd, where
-from dpex.worker.logical import Logical, ignore
+from dpex.schedule.progress import ALL, ONE, UNKNOWN
+from dpex.worker.batch_seeding import TicketSeeds, current, seed_ticket
+from dpex.worker.decoded_stream import users_dataset
+from dpex.worker.fetch import Failure, Fetcher, StreamEnd, where
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup, with_own_dataset
-from dpex.worker.states import RngState
+from dpex.worker.states import (
+    DatasetState,
+    LogicalState,
+    RngState,
+    global_states,
+    is_stateful,
+    load_state,
+    pack_state,
+    set_global_states,
+    state_of,
+    unpack_state,
+)
+
+PLACE = frozenset({"id", "num_workers", "__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
+"""Attributes that show the stream's place, and those that copy or show all attributes at once."""
+
+
+def ignore(_: bool) -> None:
+    """Do nothing: the default of ``tell_splitting``."""
 
 
 class WorkerCore:
-    """Makes the tickets of the logical workers of one worker."""
+    """Makes the tickets of the logical workers of one worker. ``setup``: the facts about the loader."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
+        self.setup = setup
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
         self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own: OwnGenerators | None = None
-        self.cpu: Callable[[], float] = time.process_time
-        """The clock of the CPU time of batches, in seconds."""
-
-    @property
-    def snapshot_every(self) -> int | None:
-        """Batches between two reports of a logical worker's state, if the loader sets this number."""
-        return self._setup.snapshot_every
-
-    @property
-    def sample_timeout_s(self) -> float | None:
-        """Seconds that loading a sample may take; None: no limit."""
-        return self._setup.samples.timeout_s
 
     def adopt(
         self,
@@ -59,23 +70,22 @@ class WorkerCore:
     ) -> None:
         """Serve logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
 
-        The first one uses the worker's dataset, and each further one a shallow copy of it. ``streams`` is one of the
-        constants of `dpex.schedule.streams`. ``tell_splitting`` is called once it is known if the dataset splits
-        itself.
+        The first one uses the worker's dataset, and each further one a shallow copy of it. ``streams`` is `ALL`, `ONE`
+        or `UNKNOWN`. ``tell_splitting`` is called once it is known if the dataset splits itself.
         """
         self._park()
-        setup = self._setup if not self._logicals else with_own_dataset(self._setup)
+        setup = self.setup if not self._logicals else with_own_dataset(self.setup)
         own = None
         if not setup.iterable:
             at_first = self._own_as_at_first()
-            own = at_first if setup is self._setup else None
-        logical = self._current = self._logicals[number] = Logical(setup, number, self._timer, self.cpu)
+            own = at_first if setup is self.setup else None
+        logical = self._current = self._logicals[number] = Logical(setup, number, self._timer)
         logical.start(state, streams, tell_splitting, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
         """Set the generators in the dataset to the states in which they came here: logical workers may share them."""
         if self._own is None:
-            self._own = OwnGenerators(self._setup.dataset, self._setup.collate_fn)
+            self._own = OwnGenerators(self.setup.dataset, self.setup.collate_fn)
         else:
             self._own.reset()
         return self._own
@@ -83,12 +93,10 @@ class WorkerCore:
     def unfit(self, number: int) -> str:
         """Return why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or
         ""."""
-        return self._setup.why_unfit(number, self._logicals[number].init_error)
-
-    @property
-    def is_stream(self) -> bool:
-        """Return True if the dataset is iterable."""
-        return self._setup.iterable
+        error, own_workers = self._logicals[number].init_error, self.setup.own_workers
+        if error is None or own_workers is None or number < own_workers:
+            return ""
+        return f"worker_init_fn({number}) failed: {error.exc_msg.strip().splitlines()[-1]}"
 
     def snapshot(self, number: int) -> RngState | None:
         """Return the state of ``number``, from which it can be restarted after a death or in a later run.
@@ -125,7 +133,7 @@ class WorkerCore:
                     logical.own.seed(seed)
             return fetch(index)
         except Exception as error:
-            if isinstance(error, StopIteration) and self._setup.iterable:
+            if isinstance(error, StopIteration) and self.setup.iterable:
                 return StreamEnd(), NO_TIMES
             return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIMES
 
@@ -139,3 +147,222 @@ class WorkerCore:
         self._park()
         logical = self._current = self._logicals[number]
         logical.unpark()
+
+
+def seed_like_torch(base_seed: int, worker_id: int) -> int:
+    """Seed the global generators as PyTorch seeds worker ``worker_id``; return ``WorkerInfo.seed``."""
+    seed = base_seed + worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(generate_numpy_seed(base_seed, worker_id))
+    return seed
+
+
+class Logical:
+    """A logical worker on this worker: its seed, its random state, its dataset and its pass.
+
+    Attributes:
+        info: The value of ``get_worker_info()``.
+        fetcher: Fetches the batches of the present pass.
+        init_error: The error of its start, which is the answer to every ticket.
+        is_asked: True if each snapshot is to hold the state of the dataset.
+        own: The generators in its dataset. None for a stream, which only its own ``state_dict`` can resume.
+    """
+
+    def __init__(self, setup: WorkerSetup, number: int, timer: TicketTimer) -> None:
+        self.number = number
+        self.info: Any = None
+        self.fetcher: Fetcher | None = None
+        self.init_error: ExceptionWrapper | None = None
+        self.epoch = -1
+        self.is_asked = False
+        self.own: OwnGenerators | None = None
+        self._setup = setup
+        self._state: RngState | None = None
+        """The random states to go on from; None while it has the process."""
+        self._timer = timer
+        self._first_stream: FirstStream | None = None
+
+    def start(
+        self,
+        state: RngState | None,
+        streams: int,
+        tell_splitting: Callable[[bool], None],
+        own: OwnGenerators | None,
+    ) -> None:
+        """Seed, publish the worker info, and run ``worker_init_fn``.
+
+        Args:
+            state: A state that was reported earlier; None: it starts from its seed.
+            streams: The number of streams of the dataset, as in `WorkerCore.adopt`.
+            tell_splitting: Called once it is known if the dataset splits itself.
+            own: The generators in its dataset, in their first states; None: they are looked for.
+        """
+        setup = self._setup
+        if setup.modes is not None:
+            setup.modes.stay()
+        seed = seed_like_torch(setup.base_seed, self.number)
+        count = 1 if streams == ONE else setup.num_workers
+        self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=users_dataset(setup.dataset))
+        if streams == UNKNOWN:
+            self._first_stream = FirstStream(self.info, tell_splitting)
+            self.info = self._first_stream.shown
+        set_worker_info(self.info)
+        begun = LogicalState() if state is None else unpack_state(state)
+        try:
+            if setup.worker_init_fn is not None:
+                setup.worker_init_fn(self.number)
+                if self._first_stream is not None:
+                    self._first_stream.initialised()
+            if not setup.iterable:
+                if own is None or setup.worker_init_fn is not None:  # which may have put others there
+                    own = OwnGenerators(setup.dataset, setup.collate_fn)
+                own.restore(begun.own or {})
+                self.own = own
+            self._begin(begun.dataset)
+        except Exception:
+            self.init_error = ExceptionWrapper(where=where(self.number))
+            if self._first_stream is not None:
+                self._first_stream.settle()
+        set_global_states(begun.random or {})
+
+    def park(self) -> None:
+        """Keep the random states, before another logical worker has the process."""
+        self._state = pack_state(LogicalState(global_states(), own=self._own()))
+
+    def unpark(self) -> None:
+        """Have the process again."""
+        set_worker_info(self.info)
+        if self._state is None:
+            return
+        state = unpack_state(self._state)
+        set_global_states(state.random or {})
+        if self.own is not None:
+            self.own.restore(state.own or {})
+        self._state = None
+
+    def _own(self) -> dict[str, Any] | None:
+        return None if self.own is None else self.own.states()
+
+    def _begin(self, state: DatasetState | None) -> None:
+        """Begin the first pass, or resume a pass: the dataset gets its state, is iterated, and the iterator its."""
+        if state is None:
+            self.new_pass(0)
+            return
+        self.is_asked = True  # a dataset that has been given its state is not as at the start
+        load_state(self._setup.dataset, state.dataset)
+        self.new_pass(state.epoch)
+        assert self.fetcher is not None
+        self.fetcher.go_on(state)
+
+    def new_pass(self, epoch: int) -> None:
+        """Begin an epoch: an iterable dataset is iterated anew."""
+        self.epoch = epoch
+        setup, first = self._setup, self._first_stream
+        try:
+            self.fetcher = Fetcher(setup, self._timer, first)
+        except BaseException:
+            if first is not None:
+                first.settle()
+            raise
+        if first is not None:
+            first.iterated()
+
+    @property
+    def has_dataset_state(self) -> bool:
+        """Return True if its dataset, or the stream that it reads, reports its state."""
+        return is_stateful(self._setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
+
+    def snapshot(self) -> RngState | None:
+        """Return its state, while the global generators are its own; None of a stream whose state is not known."""
+        has_state = self.is_asked and self.has_dataset_state
+        if self._setup.iterable and not has_state:
+            return None
+        dataset = self._dataset_state() if has_state else None
+        return pack_state(LogicalState(global_states(), dataset, self._own()))
+
+    def _dataset_state(self) -> DatasetState:
+        dataset, stream = self._setup.dataset, self.fetcher and self.fetcher.stream
+        return DatasetState(
+            epoch=self.epoch,
+            dataset=None if stream is dataset else state_of(dataset),
+            iterator=state_of(stream),
+            has_ended=self.fetcher is not None and self.fetcher.has_ended,
+        )
+
+
+class _WatchedInfo(WorkerInfo):
+    """torch's worker info, which tells `FirstStream` of each attribute that is read."""
+
+    __slots__ = ("_watch",)
+    _watch: FirstStream
+
+    def __getattribute__(self, name: str) -> Any:
+        return _read(object.__getattribute__(self, "_watch"), name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _read(object.__getattribute__(self, "_watch"), "__reduce_ex__")
+        return object.__getattribute__(self, "_watch").info.__reduce_ex__(protocol)
+
+
+class FirstStream:
+    """The first stream, until it is known whether the dataset splits itself (see `dpex.schedule.progress.Splitting`).
+
+    Its ``get_worker_info()`` notes reads of the stream's place among the others: ``id`` or ``num_workers``. They are
+    noted whichever way the object was found, by ``get_worker_info()`` under any name or in torch's module. ``seed`` and
+    ``dataset`` say nothing of other streams. A ``worker_init_fn`` knows its ``id`` without reading it. So one that
+    reads ``dataset`` counts as well, unless it reads ``seed``, too: then it seeds the dataset.
+
+    Any thread of the dataset may read it.
+
+    Args:
+        info: The worker info of a dataset that splits itself.
+        tell: Called once, before the first batch is made, with True if the dataset splits itself.
+
+    Attributes:
+        info: The worker info with the present values.
+        shown: The value of ``get_worker_info()``.
+    """
+
+    def __init__(self, info: Any, tell: Callable[[bool], None]) -> None:
+        self.info = info
+        self.shown: Any = object.__new__(_WatchedInfo)
+        object.__setattr__(self.shown, "_watch", self)
+        self.is_open = True
+        self._read: set[str] = set()
+        self._reading = threading.Lock()
+        self._tell = tell
+
+    def note(self, name: str) -> None:
+        """Note that an attribute of the worker info is about to be read, until `settle`."""
+        with self._reading:
+            if self.is_open:
+                self._read.add(name)
+
+    def initialised(self) -> None:
+        """Note that ``worker_init_fn`` was called."""
+        if "dataset" in self._read and "seed" not in self._read:
+            self.note("id")
+
+    def iterated(self) -> None:
+        """Note that ``iter()`` of the dataset was called."""
+        if self._read & PLACE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Decide, once the first sample was drawn, or the stream has ended without one."""
+        with self._reading:
+            if not self.is_open:
+                return
+            self.is_open = False
+            is_split = bool(self._read & PLACE)
+            if not is_split:
+                info = self.info
+                self.info = WorkerInfo(id=info.id, num_workers=1, seed=info.seed, dataset=info.dataset)
+        self._tell(is_split)
+
+
+def _read(watch: FirstStream, name: str) -> Any:
+    if watch.is_open:
+        watch.note(name)
+    return getattr(watch.info, name)

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from dpex.errors import StateError
-from dpex.schedule.probing import is_a
+from dpex.schedule.names import is_a
 from dpex.schedule.seeding import ticket_seed
 from dpex.worker.decoded_stream import DecodedStream, users_dataset
 from dpex.worker.states import GLOBAL, generator_state, set_generator_state

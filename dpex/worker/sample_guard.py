@@ -1,4 +1,4 @@
-"""Loads the samples of a batch one by one, also where some fail, and reports those.
+"""Loads the samples of a batch one by one, also where some fail, reports those, and counts what was reported.
 
 A batch stays full. Under "skip" the place of a sample that fails is taken by another sample of the same batch, which is
 then in it twice. Under "replace" it is taken by another sample of the dataset, drawn by a number made of the seed, the
@@ -8,6 +8,7 @@ step, and any worker makes the same batch. If all samples of a batch fail, "skip
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import random
@@ -15,18 +16,21 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpex.measure.sampling import as_text
-from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
+from dpex.errors import TooManySampleErrors
+from dpex.measure.readable import fine_percent
+from dpex.measure.sampling import FailedSample, as_text
+from dpex.measure.sums import FAILED_KEPT
+from dpex.schedule.events import Instruction, Notice, Raise
+from dpex.schedule.sample_policy import ALL_AT_ONCE, AS_TORCH, LeavingOut, SamplePolicy
 
 TRIES = 8
 """Samples of the dataset that are tried in place of a failed one."""
 _MOST_LETTERS = 200
 """Characters of an error's text that are kept."""
-
-
 LOOKS = 4
 """Looks within the time that a sample may take. It may take one more at most."""
 EXIT_CODE = 75
@@ -34,6 +38,9 @@ EXIT_CODE = 75
 _MOST_STACK_LETTERS = 4000
 """Characters of a stack that are reported: its innermost frames."""
 _NONE = -1
+LEAST = 10
+"""Samples that may fail whatever their share: the first batch of a pass proves nothing."""
+_PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
 
 
 class _HangsError(Exception):
@@ -244,3 +251,66 @@ def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None
     global watch_of_process
     watch_of_process = SampleWatch(timeout_s, tell)
     watch_of_process.start()
+
+
+logger = logging.getLogger("dpex")
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+class SampleErrors:
+    """Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
+
+    Used by the thread that takes batches in; read by any. What is to be said or raised is returned as instructions,
+    which the training thread performs.
+
+    Attributes:
+        count: Samples that failed.
+        latest: Some of them.
+    """
+
+    def __init__(self, policy: SamplePolicy) -> None:
+        self.is_on = policy.tolerates
+        self.count = 0
+        self.latest: deque[FailedSample] = deque(maxlen=FAILED_KEPT)
+        self._policy = policy
+        self._samples = 0
+        self._last = (-1, -1)
+
+    def made(
+        self, batch: tuple[int, int], samples: int, failed: tuple[tuple[str, str], ...]
+    ) -> tuple[Instruction, ...]:
+        """Count batch ``batch`` (epoch, number), of ``samples`` samples. A second call in a row changes nothing."""
+        if batch == self._last:
+            return ()
+        self._last = batch
+        self._samples += samples
+        said = [text for index, error in failed if (text := self._note(index, error))]
+        if failed and self.count > max(LEAST, self._policy.max_errors * self._samples):
+            return (*map(Notice, said), Raise(TooManySampleErrors(self._why())))
+        return tuple(map(Notice, said))
+
+    def _why(self) -> str:
+        share, latest = self._policy.max_errors, self.latest[-1]
+        return (
+            f"{self.count} of {self._samples} samples could not be loaded, and SamplePolicy(max_errors={share}) allows "
+            f"{fine_percent(share)} of them; the latest: sample {latest.shown} ({latest.error}). Mend the data, or "
+            "allow more"
+        )
+
+    def _note(self, index: str, error: str) -> str:
+        """Count a sample that failed. Return a text for the user if it is the first one, else ""."""
+        text = (
+            f"sample {index} could not be loaded ({error}): {_PLACE[self._policy.on_error]}, as SamplePolicy("
+            f"on_error={self._policy.on_error!r}) says"
+        )
+        self.latest.append(FailedSample(index, error))
+        self.count += 1
+        if self.count == 1:
+            return f"{text}. Further ones are logged, counted and named in the diagnosis"
+        logger.warning("%s", text)
+        return ""
+
+
+NO_ERRORS = SampleErrors(AS_TORCH)
+"""For a loader in which an error of a sample is the error of its batch."""

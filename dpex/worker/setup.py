@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dpex._torch import ExceptionWrapper, is_any_autocast_enabled
+from dpex._torch import is_any_autocast_enabled
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.user_warnings import warn
 from dpex.transport.memory import learn
@@ -104,17 +104,6 @@ class WorkerSetup:
     snapshot_every: int | None = None
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
-
-    def why_unfit(self, number: int, init_error: ExceptionWrapper | None) -> str:
-        """See `WorkerCore.unfit`."""
-        if init_error is None or self.own_workers is None or number < self.own_workers:
-            return ""
-        return f"worker_init_fn({number}) failed: {init_error.exc_msg.strip().splitlines()[-1]}"
-
-    def enter_modes(self) -> None:
-        """Set `modes` in this thread, without an end."""
-        if self.modes is not None:
-            self.modes.stay()
 
 
 def with_own_dataset(setup: WorkerSetup) -> WorkerSetup:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.schedule.probing import attribute
+from dpex.schedule.names import attribute
 
 if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.engine.loader_counters import LoaderCounters
+from dpex.engine.snapshots import LoaderCounters
 from tests.diagnose.planted import Planted
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,9 +11,9 @@ import torch
 from async_device import CUDA, AsyncDevice
 
 from dpex import CapturedGraphError, OptionError
-from dpex.device.arguments import parse
 from dpex.device.devices import Device, opened
 from dpex.device.feed import Arrival, Feed, open_feed
+from dpex.loader.checks import parsed_device
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -211,12 +211,12 @@ def test_a_batch_that_moves_itself(gpu: AsyncDevice, feed: Feed, kind: type[Grap
 @pytest.mark.parametrize("device", ["gpu", "", 1, 1.5, ["cuda"], "meta", "cuda:x"])
 def test_what_is_no_device_is_refused(device: Any) -> None:
     with pytest.raises(OptionError, match=r"^device="):
-        parse(device)
+        parsed_device(device)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", torch.device("cpu"), "xpu", None])
 def test_what_is_one_is_taken_without_asking_whether_it_is_there(device: Any) -> None:
-    assert parse(device) == (None if device is None else torch.device(device))
+    assert parsed_device(device) == (None if device is None else torch.device(device))
 
 
 def test_a_device_that_is_not_there_is_refused_with_a_remedy() -> None:

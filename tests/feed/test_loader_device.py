@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from waiting import until
 
 from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionError
-from dpex.device.ahead import USUAL
+from dpex.device.feed import USUAL
 from dpex.options import DeviceConfig, WorkerConfig
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]

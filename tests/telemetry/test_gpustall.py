@@ -15,7 +15,8 @@ from waiting import ManualClock
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.system.gpu.stall import AT_ONCE, PENDING, SHARE, CudaEvents, GpuStall, cuda_stall
+from dpex.system.gpu import events as cudaevents
+from dpex.system.gpu.stall import AT_ONCE, PENDING, SHARE, GpuStall
 
 MS = 1 / 1024
 """A millisecond whose multiples floating point adds up exactly."""
@@ -467,7 +468,7 @@ def test_cuda_is_not_initialised_by_being_measured(monkeypatch: pytest.MonkeyPat
     """torch believes it was built with CUDA, and nobody has used it."""
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
     monkeypatch.setattr("torch.cuda._lazy_init", lambda: pytest.fail("CUDA was initialised"))
-    gpu = cuda_stall()
+    gpu = cudaevents.cuda_stall()
     assert gpu is not None
     assert gpu.enter() is None
     gpu.leave(None, 1.0, starting=False, over=True)
@@ -508,7 +509,7 @@ class FakeCuda:
 
 
 def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, events = FakeCuda(monkeypatch, {0, 1}), CudaEvents()
+    cuda, events = FakeCuda(monkeypatch, {0, 1}), cudaevents.CudaEvents()
     mine = cuda.streams[0]
     assert events.is_open()
     first = events.record()
@@ -535,7 +536,7 @@ def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pyte
 def test_no_event_is_made_on_a_device_that_nobody_uses(
     monkeypatch: pytest.MonkeyPatch, used: set[int], current: int, marked: int | None
 ) -> None:
-    cuda, events = FakeCuda(monkeypatch, used), CudaEvents()
+    cuda, events = FakeCuda(monkeypatch, used), cudaevents.CudaEvents()
     cuda.device = current
     assert events.is_open() == (marked is not None)
     if marked is not None:
@@ -543,7 +544,7 @@ def test_no_event_is_made_on_a_device_that_nobody_uses(
 
 
 def test_marks_wait_for_cuda_and_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, events = FakeCuda(monkeypatch, {0}), CudaEvents()
+    cuda, events = FakeCuda(monkeypatch, {0}), cudaevents.CudaEvents()
     cuda.initialised = False
     assert not events.is_open()
     cuda.initialised = cuda.capturing = True

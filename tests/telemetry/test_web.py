@@ -20,9 +20,9 @@ import pytest
 from families import no_descriptor_left
 from waiting import until
 
-from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
-from dpex.engine.loader_counters import LoaderCounters
+from dpex.diagnose.source import DiagnosisSource
+from dpex.engine.snapshots import LoaderCounters
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import Answer, Request, Server

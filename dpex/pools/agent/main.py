@@ -12,7 +12,7 @@ import signal
 import socket
 
 from dpex.pools.agent.connection import TrainerAddress, connect
-from dpex.system.interrupts import pidfd
+from dpex.system.processes import pidfd
 
 
 def main(fd: int) -> None:

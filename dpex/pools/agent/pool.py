@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dpex.measure.batch_times import PoolTimes, batch_times
+from dpex.measure.batch_times import batch_times
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.nodes import AgentLink, Arrived, NodeNews, Nodes, wake_nobody
 from dpex.pools.base import PoolCounts
@@ -35,8 +36,8 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import REMOTE_WINDOW
+from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL
 from dpex.system.clock import monotonic
 from dpex.transport.codec import Decoder, codec_signature
 from dpex.transport.pickling import cloud_dumps

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from dpex.measure.batch_times import PoolTimes, batch_times
+from dpex.measure.batch_times import batch_times
+from dpex.measure.pool_times import PoolTimes
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import TemplateStarter, private_pair
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended
@@ -38,8 +39,8 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.names import LOCAL
+from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL
 from dpex.system.clock import monotonic
 from dpex.worker.states import RngState
 

@@ -35,10 +35,9 @@ from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.memory import give_back
 from dpex.transport.out_of_band import dump_batch
 from dpex.transport.pickling import cloud_dumps, dump_far
-from dpex.worker.collate import ArenaCollate
+from dpex.worker.batch_seeding import current
 from dpex.worker.core import WorkerCore
-from dpex.worker.current_batch import current
-from dpex.worker.fetch import Failure, SampledCpu, StreamEnd, where
+from dpex.worker.fetch import ArenaCollate, Failure, SampledCpu, StreamEnd, where
 from dpex.worker.sample_guard import begin_watch
 from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
 
@@ -193,8 +192,8 @@ class LocalWorker:
         self._largest = 0
         """Bytes of the largest batch so far."""
         self._flushed = 0.0
-        self._cpu = SampledCpu(core.cpu)
-        self._snapshots = SnapshotPace(core.snapshot_every)
+        self._cpu = SampledCpu(time.process_time)
+        self._snapshots = SnapshotPace(core.setup.snapshot_every)
         self._has_stream_ended = False
         self._cannot_tell = False
         self._latest: dict[int, tuple[int, int]] = {}
@@ -203,7 +202,7 @@ class LocalWorker:
     def serve(self, tickets: socket.socket) -> None:
         """The loop: read, make, answer."""
         self._send(("serving", os.getpid()))
-        if (timeout_s := self._core.sample_timeout_s) is not None:
+        if (timeout_s := self._core.setup.samples.timeout_s) is not None:
             begin_watch(timeout_s, partial(self._hangs, timeout_s))
         if self._shared_queue:
             self._core.adopt(self._worker)
@@ -249,13 +248,13 @@ class LocalWorker:
     def _adopt(self, logical: int, state: bytes | None, streams: int) -> None:
         self._core.adopt(logical, state, streams=streams, tell_splitting=self._tell_splitting)
         self._latest.pop(logical, None)
-        if state is None and self._core.is_stream and self._core.has_dataset_state(logical):
+        if state is None and self._core.setup.iterable and self._core.has_dataset_state(logical):
             self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
 
     def _ask_state(self, logical: int) -> None:
         """Tell the state of a dataset from now on, and at once."""
         self._core.ask_state(logical)
-        if not self._core.is_stream or self._core.has_dataset_state(logical):
+        if not self._core.setup.iterable or self._core.has_dataset_state(logical):
             self._tell_state(logical, *self._latest.get(logical, START))
 
     def _tell_splitting(self, is_split: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpex.device.ahead import JUDGED, MOST, SMALL_BYTES, USUAL, Ahead
+from dpex.device.feed import JUDGED, MOST, SMALL_BYTES, USUAL, Ahead
 
 MB = 1 << 20
 

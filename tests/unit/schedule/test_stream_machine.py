@@ -18,8 +18,7 @@ from hypothesis.stateful import initialize, rule
 from pool_rules import PoolMachine
 
 from dpex.schedule.events import Snapshot
-from dpex.schedule.progress import START, ResumePoint
-from dpex.schedule.streams import Splitting
+from dpex.schedule.progress import START, ResumePoint, Splitting
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 INDICES = 10_000

@@ -1,4 +1,4 @@
-"""The wait of the consumer: for the pools' descriptors, and for a wakeup that any thread may ring.
+"""The wait of a thread: for descriptors of its choice, and for a wakeup that any thread may ring.
 
 `Wakeup.watch` and `Wakeup.sleep` are for one thread at a time. A ring while no thread sleeps ends the next sleep at
 once. Several rings count as one. The lock may be taken again by the thread that holds it, as a garbage collection or a
@@ -39,9 +39,9 @@ class Wakeup:
             for descriptor in watched:
                 self._poll.register(descriptor, select.POLLIN)
 
-    def sleep(self, limit_s: float) -> None:
-        """Sleep until a descriptor is readable or a thread rings, at most for ``limit_s`` seconds."""
-        for descriptor, _ in self._poll.poll(limit_s * 1000 + 0.5):
+    def sleep(self, limit_s: float | None = None) -> None:
+        """Sleep until a descriptor is readable or a thread rings, at most for ``limit_s`` seconds (None: no limit)."""
+        for descriptor, _ in self._poll.poll(None if limit_s is None else limit_s * 1000 + 0.5):
             if descriptor == self._descriptor:
                 self._was_rung = True
 
