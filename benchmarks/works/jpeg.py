@@ -48,7 +48,7 @@ def _files(count: int) -> Iterator[bytes]:
 
 
 RANDOM_SIDE = 256
-RANDOM_FILE_BYTES = 60_000
+RANDOM_FILE_BYTES = 39_000
 """Less than any such file has at `RANDOM_QUALITY`."""
 RANDOM_QUALITY = 75
 
