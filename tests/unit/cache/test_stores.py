@@ -18,6 +18,7 @@ from dpex.cache.memory_store import MemoryStore
 from dpex.errors import CacheError, OptionError
 
 MANY = 100
+NOISE = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -171,15 +172,21 @@ def test_a_cache_on_disk_is_there_in_the_next_run(folder: Path) -> None:
     assert disk_store.stores(folder.parent) == []
 
 
-def test_a_damaged_sample_is_not_read_and_made_again(folder: Path) -> None:
+@pytest.mark.parametrize("damage", ["a bit", "exchanged"])
+def test_a_damaged_sample_is_not_read_and_made_again(folder: Path, damage: str) -> None:
     store = DiskStore(folder, 1 << 24, "Data", MANY)
     for index in range(5):
-        store.put(index, encoded(sample(index, 50_000)), 1)
+        store.put(index, encoded({"array": np.full(50_000, index, np.uint8), "noise": NOISE}), 1)
     del store
     data = bytearray((folder / "data.mdb").read_bytes())
     at = data.find(b"\3" * 40_000)
     assert at > 0
-    data[at] ^= 1
+    if damage == "a bit":
+        data[at] ^= 1
+    else:
+        noise = data.find(NOISE.tobytes(), at)
+        one, other = (slice(start, start + 4096) for start in (noise, noise + 8192))
+        data[one], data[other] = data[other], data[one]
     (folder / "data.mdb").write_bytes(data)
     store = DiskStore(folder, 1 << 24, "Data", MANY)
     assert [index for index in range(5) if store.get(index) is None] == [3]
