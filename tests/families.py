@@ -10,16 +10,19 @@ import os
 import random
 import resource
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, default_collate
 from waiting import until
 from workload import wait_as_work
+
+from dpex.worker.setup import WorkerSetup
 
 
 class Augmented(Dataset[torch.Tensor]):
@@ -54,6 +57,21 @@ class WhoMadeIt(Dataset[torch.Tensor]):
         if self.nap_s:
             wait_as_work(self.nap_s)
         return torch.tensor([index, os.getpid(), os.getppid()])
+
+
+def setup_of(dataset: Any, **changes: Any) -> WorkerSetup:
+    """Return what the workers of a plain loader with ``dataset`` get."""
+    plain: dict[str, Any] = {
+        "collate_fn": default_collate,
+        "worker_init_fn": None,
+        "iterable": isinstance(dataset, IterableDataset),
+        "auto_collation": True,
+        "drop_last": False,
+        "num_workers": 2,
+        "base_seed": 11,
+        "per_batch_seed": False,
+    }
+    return WorkerSetup(dataset=dataset, **plain | changes)
 
 
 def seeded(seed: int = 7) -> torch.Generator:
@@ -117,6 +135,16 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def train_until(enough: Callable[[], Any], loader: Any, iterator: Any, *, step_s: float = 0.0) -> list[Any]:
+    """Return the batches until ``enough()``, each followed by a step; AssertionError once patience ends."""
+    got, deadline = [], time.monotonic() + 200.0
+    while not enough():
+        got.append(next(iterator))
+        wait_as_work(step_s)
+        assert time.monotonic() < deadline, f"{loader.decisions}, {loader.stats()}"
+    return got
 
 
 def stacked(batches: Iterable[torch.Tensor]) -> torch.Tensor:

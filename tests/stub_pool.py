@@ -15,15 +15,14 @@ from dpex.schedule.schedule import Ticket
 class StubPool:
     """Implements `dpex.pools.base.WorkerPool`.
 
-    ``sent`` holds a tuple (ticket numbers, epoch, worker) for each message. ``accepts`` says whether it takes messages
-    at present. ``told`` holds every other call, with its arguments. ``said`` is what `poll` returns.
+    ``sent`` holds a tuple (ticket numbers, epoch, worker) for each message. ``told`` holds every other call,
+    with its arguments. ``said`` is what `poll` returns.
     """
 
-    def __init__(self, name: str = "local", workers: tuple[int, ...] = (0, 1), *, accepts: bool = True) -> None:
+    def __init__(self, name: str = "local", workers: tuple[int, ...] = (0, 1)) -> None:
         count = len(workers)
         self.name = name
         self.up = list(workers)
-        self.accepts = accepts
         self.counts = PoolCounts(wanted=count, requested=count, running=count)
         self.times = PoolTimes()
         self.failed: str | None = None
@@ -47,11 +46,10 @@ class StubPool:
         *,
         again: bool = False,
     ) -> bool:
-        if self.accepts:
-            if sent is not None:
-                sent.append(worker)
-            self.sent.append(([ticket.number for ticket in tickets], epoch, worker))
-        return self.accepts
+        if sent is not None:
+            sent.append(worker)
+        self.sent.append(([ticket.number for ticket in tickets], epoch, worker))
+        return True
 
     def says_made(self, number: int, value: Callable[[], Any], epoch: int = 0) -> None:
         """The result of a ticket arrives with the next `poll`."""

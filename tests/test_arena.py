@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from families import descriptors
+from forks import in_a_child
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,20 +73,7 @@ def test_size_class_fits_in_whole_pages_and_wastes_an_eighth_and_of_large_ones_a
     assert slot_class(size) == size
 
 
-def test_size_classes_are_few() -> None:
-    assert len({slot_class(n) for n in range(1, 1 << 20, 64)}) < 100
-
-
 # -- who holds a slot --------------------------------------------------------------------------------------------------
-
-
-def test_both_sides_see_the_same_bytes(arena: Arena, taker: Taker) -> None:
-    base, ref = place(arena, 7)
-    arena.hand_over(ref)
-    view = taker.view(ref, BIG)
-    assert (view == 7).all()
-    view[0] = 9
-    assert base[0] == 9
 
 
 def test_a_slot_is_reused_only_when_both_sides_let_go(arena: Arena, taker: Taker) -> None:
@@ -142,52 +129,7 @@ def test_whatever_views_the_slot_holds_it(arena: Arena, taker: Taker, derive: An
     assert segment.is_free(ref.slot)
 
 
-def test_slots_do_not_overlap(arena: Arena) -> None:
-    sizes = [1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, BIG, BIG, 5 << 20]
-    held = [place(arena, value, nbytes) for value, nbytes in enumerate(sizes * 3)]
-    assert all((base == value).all() for value, (base, _) in enumerate(held))
-    assert len({ref for _, ref in held}) == len(held)
-
-
-# -- tensors in slots --------------------------------------------------------------------------------------------------
-
-
-def test_find_knows_starts_of_held_slots_only(arena: Arena) -> None:
-    tensor = arena.tensor((BIG,), torch.uint8)
-    address = tensor.data_ptr()
-    assert arena.find(address + 1) is None
-    assert arena.find(torch.zeros(10).data_ptr()) is None
-    assert arena.find(address) == SlotRef(1, arena.find(address).slot)  # type: ignore[union-attr]
-    del tensor
-    assert arena.find(address) is None
-
-
-def test_a_slot_that_the_taker_holds_is_not_lent_again(arena: Arena, taker: Taker) -> None:
-    """A collate function may return one tensor twice; a slot has one byte for the taker, so the second is a copy."""
-    tensor = arena.tensor((BIG,), torch.uint8)
-    ref = arena.find(tensor.data_ptr())
-    assert ref is not None
-    arena.hand_over(ref)
-    view = taker.view(ref, BIG)
-    assert arena.find(tensor.data_ptr()) is None
-    del view
-    assert arena.find(tensor.data_ptr()) == ref
-
-
 # -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def in_a_fork(body: Any) -> int:
-    """Exit code of a forked child that runs ``body``; 99 if it raised."""
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            body()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Taker) -> None:
@@ -195,29 +137,11 @@ def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Take
     arena.hand_over(ref)
     held = [base, taker.view(ref, BIG)]
     del base
-    assert in_a_fork(held.clear) == 0
+    in_a_child(held.clear)
     segment = arena._segments[ref.segment]
     assert segment.flags[2 * ref.slot : 2 * ref.slot + 2].tolist() == [1, 1]
     held.clear()
     assert segment.is_free(ref.slot)
-
-
-def test_a_forked_child_frees_what_it_took_itself(arena: Arena, taker: Taker) -> None:
-    base, ref = place(arena, 5)
-    arena.hand_over(ref)
-    assert in_a_fork(lambda: taker.view(ref, BIG)) == 0
-    assert arena._segments[ref.segment].flags[2 * ref.slot : 2 * ref.slot + 2].tolist() == [1, 0]
-    del base
-
-
-def test_the_makers_end_leaves_the_takers_view(taker: Taker) -> None:
-    arena = Arena(taker.announce)
-    base, ref = place(arena, 42)
-    arena.hand_over(ref)
-    view = taker.view(ref, BIG)
-    del arena, base
-    taker.segments.clear()
-    assert (view == 42).all()
 
 
 def test_no_descriptor_stays_open(taker: Taker) -> None:
@@ -227,14 +151,6 @@ def test_no_descriptor_stays_open(taker: Taker) -> None:
     assert descriptors() - before == set()
     assert len(taker.fds) > 1
     del held
-
-
-def test_a_segment_that_cannot_be_mapped_closes_its_descriptor() -> None:
-    fd = os.memfd_create("test")
-    with pytest.raises(ValueError, match="cannot map"):
-        open_segment(SegmentSpec(1, 1 << 20, PAGE_BYTES, 1), fd)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
 
 
 def test_private_memory_is_announced_to_nobody(taker: Taker) -> None:
@@ -298,37 +214,6 @@ def test_large_segments_beyond_what_is_in_use_at_the_same_time_are_given_up(aren
         del held
     assert len(arena._segments) == 2
     assert len(arena.retired()) == 7
-
-
-def test_free_slots_give_their_pages_back_and_get_others_when_they_are_taken(taker: Taker) -> None:
-    files: list[int] = []
-
-    def announce(spec: SegmentSpec, fd: int) -> None:
-        files.append(os.dup(fd))
-        taker.announce(spec, fd)
-
-    def taken() -> int:
-        return sum(os.fstat(fd).st_blocks * 512 for fd in files)
-
-    arena = Arena(announce)
-    try:
-        made = [place(arena, value, 4 << 20) for value in (1, 2, 3)]
-        ref = made[0][1]
-        arena.hand_over(ref)
-        lent = taker.view(ref, 4 << 20)
-        made.clear()  # two are free
-        before = taken()
-        arena.give_back()
-        assert taken() == before - (8 << 20)
-        assert (lent == 1).all()
-        again = [place(arena, value, 4 << 20) for value in (4, 5)]
-        assert len(arena._segments) == 3
-        assert taken() == before
-        assert [int(base[-1]) for base, _ in again] == [4, 5]
-        assert (lent == 1).all()
-    finally:
-        for fd in files:
-            os.close(fd)
 
 
 @pytest.mark.parametrize("side", ["maker", "taker"])

@@ -83,12 +83,6 @@ def test_whatever_the_dataset_does_the_seed_is_the_batchs(num_workers: int) -> N
     assert seeds_of(Nested(), num_workers) == wanted()
 
 
-def test_each_epoch_has_seeds_of_its_own() -> None:
-    with DpexDataLoader(Asks(), 2, num_workers=1, seeding="batch", persistent_workers=True) as loader:
-        epochs = [[int(batch[0]) for batch in loader] for _ in range(2)]
-    assert len({*epochs[0], *epochs[1]}) == LENGTH
-
-
 def workers_seed(batch: list[int]) -> bool:
     return batch == [get_worker_info().seed] * len(batch)  # type: ignore[union-attr]
 

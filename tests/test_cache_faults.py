@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from families import seeded
+from forks import ended, in_a_child, started
 from torch.utils.data import DataLoader, Dataset
 from waiting import meet
 from workload import wait_as_work
@@ -99,25 +99,6 @@ def batches(make: Callable[..., Any], dataset: Any, **options: Any) -> list[torc
 def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
     assert len(one) == len(other)
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
-
-
-def started(work: Callable[[], Any]) -> int:
-    """Run the work in a forked process, which ends with 0 if it raises nothing; return its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        torch.set_num_threads(1)  # the threads of a library do not survive a fork
-        work()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def ended(pid: int) -> int:
-    """Return how the process ended."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.smoke
@@ -369,7 +350,7 @@ def test_a_read_only_folder_is_read_only() -> None:
         assert dataset.stored()["disk"].kept == 10
         folder.chmod(0o700)
 
-    assert ended(started(filled_and_read)) == 0
+    in_a_child(filled_and_read)
     shutil.rmtree(place)
     shutil.rmtree(memory_store.SHARED_MEMORY / f"dpex-{NOBODY}", ignore_errors=True)
 
@@ -384,7 +365,7 @@ def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
             assert store.put(index, encoded(np.zeros(100_000, np.uint8)), 1)
 
     small = disk_store.opened(folder, 1 << 20, "Images", 100)
-    assert ended(started(fill)) == 0
+    in_a_child(fill)
     assert all(small.get(index) is not None for index in range(100))
 
 

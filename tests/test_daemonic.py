@@ -12,13 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
 
-
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return index
+NUMBERS = range(12)
 
 
 class Stream(IterableDataset[int]):
@@ -46,7 +40,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-CASES = [(data, options) for data in (Numbers(), Stream()) for options in OPTIONS]
+CASES = [(data, options) for data in (NUMBERS, Stream()) for options in OPTIONS]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
@@ -64,7 +58,7 @@ class Outer(Dataset[Any]):
         return 1
 
     def __getitem__(self, index: int) -> Any:
-        return torch.tensor(passes(Numbers(), num_workers="auto"))
+        return torch.tensor(passes(NUMBERS, num_workers="auto"))
 
 
 @pytest.mark.parametrize("kind", [DataLoader, DpexDataLoader])
@@ -74,7 +68,7 @@ def test_a_loader_within_a_dataset_within_a_worker(kind: Any) -> None:
 
 def refused(kind: Any, **options: Any) -> str:
     with pytest.raises(AssertionError) as caught:
-        next(iter(kind(Numbers(), 4, num_workers=2, **options)))
+        next(iter(kind(NUMBERS, 4, num_workers=2, **options)))
     return str(caught.value)
 
 

@@ -66,18 +66,6 @@ def held(pair: Pair) -> int:
     return pair.slots_held()
 
 
-def test_a_slot_in_use_at_a_fork_stays_lent_while_the_child_lives(pair: Pair) -> None:
-    batch = pair(torch.arange(LARGE))
-    child = Child()
-    del batch
-    assert held(pair) == 1
-    later = [pair(torch.zeros(LARGE, dtype=torch.int64)) for _ in range(5)]
-    del later
-    assert held(pair) == 1
-    child.end()
-    assert held(pair) == 0
-
-
 def test_the_childs_children_count(pair: Pair) -> None:
     batch = pair(torch.arange(LARGE))
     told, tell = os.pipe()
@@ -234,18 +222,3 @@ def test_dpex_s_own_processes_hold_nothing() -> None:
     until(lambda: (descendants.look(), descendants.forks == [])[1])
     assert int(batch[0, 0]) == 0
     assert len(list(second)) == 119
-
-
-def test_a_child_that_iterates_while_the_parent_goes_on() -> None:
-    loader = DpexDataLoader(Numbers(), batch_size=1, num_workers=1)
-    iterator = iter(loader)
-    batch = next(iterator)
-
-    def iterate() -> None:
-        again = [int(b[0, 0]) for b in DpexDataLoader(Numbers(), batch_size=1, num_workers=1)]
-        assert again == list(range(120))
-        assert batch.unique().tolist() == [0.0]
-
-    child = Child(iterate)
-    assert [int(b[0, 0]) for b in iterator] == list(range(1, 120))
-    child.end()

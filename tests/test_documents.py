@@ -199,6 +199,23 @@ def test_the_reference_has_every_variable_of_dpex() -> None:
     assert set(re.findall(r"\bDPEX_[A-Z_]+\b", sources)) == set(re.findall(r"^\| `(DPEX_[A-Z_]+)`", text, re.MULTILINE))
 
 
+def cases_of(path: str) -> set[str]:
+    """Tests of a module, and test cases that are classes under another name."""
+    body = ast.parse((ROOT / "tests" / path).read_text()).body
+    cases = {
+        node.targets[0].id for node in body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return cases | {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize(("page", "least"), [("drills", 60), ("frameworks", 30)])
+def test_what_a_table_says_is_shown_by_tests_that_exist(page: str, least: int) -> None:
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    named = re.findall(r"^\| .* \| `([\w/]+\.py)::(\w+)` \|$", text, re.MULTILINE)
+    assert len(named) == text.count(".py::") > least
+    assert [(path, name) for path, name in named if name not in cases_of(path)] == []
+
+
 def hook() -> Any:
     spec = importlib.util.spec_from_file_location("commands_hook", ROOT / "docs" / "_hooks" / "commands.py")
     assert spec is not None

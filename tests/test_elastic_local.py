@@ -99,16 +99,6 @@ def two_epochs() -> torch.Tensor:
     return driven(elastic(Augmented(150), 0, batch_size=4, shuffle=True), {}, epochs=2)
 
 
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [pytest.param(1, {}, marks=pytest.mark.smoke), (2, {"prefetch_factor": 1}), (7, {"prefetch_factor": 9})],
-    ids=str,
-)
-def test_any_number_of_workers(two_epochs: torch.Tensor, workers: int, options: dict[str, Any]) -> None:
-    loader = elastic(Augmented(150), workers, batch_size=4, shuffle=True, **options)
-    assert_same(driven(loader, {}, epochs=2), two_epochs)
-
-
 RESIZES: dict[str, tuple[int, dict[int, Step]]] = {
     "grow": (1, {5: resized(local=4)}),
     "shrink": (4, {5: resized(local=1)}),
@@ -243,15 +233,6 @@ def fixed(dataset: Any, workers: int, **options: Any) -> DpexDataLoader[Any]:
     return DpexDataLoader(dataset, num_workers=workers, generator=seeded(), **options)
 
 
-@pytest.mark.parametrize(
-    ("workers", "persistent"), [(1, True), pytest.param(2, False, marks=pytest.mark.smoke), (5, True)]
-)
-def test_the_same_as_torch(workers: int, persistent: bool) -> None:
-    options: dict[str, Any] = {"batch_size": 3, "shuffle": True, "persistent_workers": persistent}
-    wanted = torchs(Augmented(100), workers, 2, **options)
-    assert_same(driven(fixed(Augmented(100), workers, **options), {}, 2), wanted)
-
-
 DEATHS: dict[str, tuple[int, dict[int, Step]]] = {
     "early": (2, {0: killed()}),
     "one": (2, {30: killed()}),
@@ -273,12 +254,6 @@ def test_many_tiny_batches_are_replayed_after_a_death(at: int) -> None:
     """More replays than one socket takes at once."""
     wanted = torchs(Augmented(1500), 1, batch_size=1)
     assert_same(driven(fixed(Augmented(1500), 1, batch_size=1), {at: killed()}), wanted)
-
-
-def test_a_death_after_a_snapshot_is_replayed_from_it() -> None:
-    """Snapshots of the random state come every quarter of a second; this epoch takes several."""
-    wanted = torchs(Augmented(240), 2, batch_size=2)
-    assert_same(driven(fixed(Augmented(240, 0.005), 2, batch_size=2), {70: killed(), 110: killed(1)}), wanted)
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -314,23 +289,6 @@ def test_another_number_of_workers_is_refused_with_the_remedy() -> None:
 
 
 # -- growing and shrinking ---------------------------------------------------------------------------------------------
-
-
-def test_growth_is_forked_from_the_template_while_the_consumer_holds_batches() -> None:
-    loader = elastic(WhoMadeIt(4000, 0.001), 1, batch_size=2)
-    iterator = iter(loader)
-    held = [next(iterator) for _ in range(5)]
-    loader.resize(local=3)
-    makers: set[int] = set()
-    while len(makers) < 3:  # bounded by the length of the dataset
-        held.append(next(iterator))
-        makers.add(int(held[-1][0, 1]))
-    rows = torch.cat(held)
-    parent = template_pid(iterator)
-    assert set(rows[:, 2].tolist()) == {parent}
-    assert psutil.Process(parent).ppid() == psutil.Process().pid
-    assert rows[:, 0].tolist() == list(range(len(rows)))
-    loader.close()
 
 
 def test_workers_that_leave_finish_what_they_hold_and_end() -> None:
@@ -372,26 +330,6 @@ def test_resize_from_another_thread_without_end() -> None:
         thread.join()
     assert not errors
     assert_same(got, stacked(elastic(Augmented(400), 0, batch_size=2)))
-
-
-def test_a_new_worker_takes_the_place_of_one_that_ended_in_the_list_of_workers() -> None:
-    """All news of workers are taken in by `next`, so batches are taken until they are there."""
-    loader = elastic(WhoMadeIt(10**6, 0.001), 2, batch_size=1)
-    iterator = iter(loader)
-
-    def pids() -> list[int | None]:
-        next(iterator)
-        return [worker.pid for worker in iterator._workers]
-
-    for _ in range(3):
-        first, second = until(lambda: all(found := pids()) and found)
-        kill(first)
-        while first in pids():
-            pass
-        successor, other = until(lambda: all(found := pids()) and found)
-        assert other == second
-        assert successor != first
-    loader.close()
 
 
 def test_many_workers_at_once_are_forked_a_few_at_a_time() -> None:
@@ -564,11 +502,6 @@ def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> N
     assert max(large[15:]) <= 4
 
 
-def test_a_budget_smaller_than_one_batch_still_makes_progress() -> None:
-    loader = elastic(Augmented(60, extra=1000), 2, batch_size=4, worker_config=WorkerConfig(memory_budget=1000))
-    assert_same(stacked(loader), stacked(elastic(Augmented(60, extra=1000), 0, batch_size=4)))
-
-
 def test_the_death_of_one_iterators_worker_does_not_touch_the_other() -> None:
     loader = elastic(WhoMadeIt(100, 0.0005), 2, batch_size=2)
     first, second = iter(loader), iter(loader)
@@ -602,82 +535,3 @@ def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning(tmp
     loader.resize(local=3)
     got += list(iterator)
     assert torch.cat(got).tolist() == list(range(600))
-
-
-# -- full sockets ------------------------------------------------------------------------------------------------------
-
-
-def _many_words(indices: list[int]) -> list[str]:
-    return ["x" * 10] * 3500 + [str(indices[0])]  # 42 kB, which travel in the message itself
-
-
-class Indices(Dataset[int]):
-    """Hands on what it was asked for."""
-
-    def __len__(self) -> int:
-        return 1 << 30
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def test_a_question_is_queued_while_both_directions_of_a_socket_are_full() -> None:
-    """Trainer and worker once waited for each other to read. The question comes after the tickets sent before it."""
-    from dpex.pools.local.clean_server import starter_for
-    from dpex.pools.local.pool import LocalPool
-    from dpex.pools.local.worker_process import WorkerPlan
-    from dpex.schedule.events import Snapshot, TicketMade
-    from dpex.schedule.schedule import Ticket
-    from dpex.worker.setup import WorkerSetup
-
-    setup = WorkerSetup(
-        dataset=Indices(),
-        collate_fn=_many_words,
-        worker_init_fn=None,
-        iterable=False,
-        auto_collation=True,
-        drop_last=False,
-        num_workers=1,
-        base_seed=1,
-        per_batch_seed=False,
-    )
-    pool = LocalPool(starter_for(None, WorkerPlan(setup, False)), shared_queue=False, first_workers=1)
-    try:
-        pool.new_epoch(0)
-        until(lambda: pool.poll() is not None and pool.counts.running)
-        pool.poll().clear()
-        (worker,) = pool.workers()
-        pool.adopt(worker, 0, None)
-        sent = refused = 0
-
-        def is_full() -> bool:
-            """The worker takes nothing any more: it waits for the trainer to read its results."""
-            nonlocal sent, refused
-            took = pool.send([Ticket(sent, [sent] * 15000, 0)], 0, worker)
-            sent += took
-            refused = 0 if took else refused + 1
-            return refused == 200
-
-        until(is_full)
-        pool.ask_state(worker, 0)
-        assert pool._workers[worker].outbox
-        assert not pool.send([Ticket(sent, [sent], 0)], 0, worker)
-        heard: list[Any] = []
-
-        def answered() -> bool:
-            """Everything was made, and the state after all of it has come: others come now and then."""
-            events = pool.poll()
-            heard.extend(events)
-            events.clear()
-            return isinstance(heard[-1], Snapshot) and len(numbers()) == sent
-
-        def numbers() -> list[int]:
-            return [event.number for event in heard if isinstance(event, TicketMade)]
-
-        until(answered)
-        assert numbers() == list(range(sent))
-        assert heard[-1].number == sent - 1
-        assert pool.send([Ticket(sent, [sent], 0)], 0, worker)
-        until(lambda: any(isinstance(event, TicketMade) and event.number == sent for event in pool.poll()))
-    finally:
-        pool.close()

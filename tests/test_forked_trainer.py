@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import traceback
 from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
+import forks
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked, template_pid
@@ -28,25 +27,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def in_a_child(body: Callable[[], Any]) -> None:
-    """Run ``body`` in a forked child that then ends as programs do; its traceback is the parent's AssertionError."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        text = ""
-        try:
-            body()
-            gc.collect()
-            util._exit_function()  # type: ignore[attr-defined]  # what `multiprocessing` does as an interpreter ends
-        except BaseException:
-            text = traceback.format_exc()
-        os.write(writer, text.encode()[-4000:])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    assert os.waitpid(child, 0)[1] == 0
-    assert not text, text
+    """Run ``body`` in a forked child that then ends as programs do."""
+
+    def run() -> None:
+        body()
+        gc.collect()
+        util._exit_function()  # type: ignore[attr-defined]  # what `multiprocessing` does as an interpreter ends
+
+    forks.in_a_child(run)
 
 
 def loader_of(kind: str) -> DpexDataLoader[Any]:

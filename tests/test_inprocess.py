@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import warnings
@@ -14,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from families import seeded
+from forks import in_a_child
 from torch.utils.data import Dataset
-from waiting import until
 from workload import wait_as_work
 
 from dpex import DpexDataLoader, batch_seed
@@ -105,10 +104,7 @@ def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -
     assert begun.wait(60.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if not pid:
-        os._exit(0 if process().make(lambda _: 42, None, 0, EPOCH) == 42 else 1)
-    until(lambda: (found := os.waitpid(pid, os.WNOHANG))[0] == pid and found[1] == 0)
+        in_a_child(lambda: process().make(lambda _: 42, None, 0, EPOCH))
     finish.set()
     thread.join()
 

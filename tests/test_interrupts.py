@@ -7,6 +7,7 @@ met, where a timer would leave it to chance.
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import signal
 import sys
@@ -20,13 +21,12 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
-from moved_generators import fingerprints
 from torch.utils.data import Dataset
 from waiting import until
 
 import dpex
 from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
-from dpex.system.interrupts import is_interrupt, with_lock
+from dpex.system.interrupts import is_interrupt
 from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.setup import modes_here
 
@@ -135,6 +135,15 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
             errors.append(type(error))
     assert errors == [TickError, InterruptedSamplerError]
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
+
+
+def fingerprints() -> dict[str, Any]:
+    """Return values by name that are unequal (``!=``) once a global generator has moved."""
+    return {
+        "python": hash(random.getstate()),
+        "numpy": pickle.dumps(np.random.get_bit_generator().state),  # type: ignore[attr-defined]
+        "torch": torch.default_generator.get_state().numpy().tobytes(),
+    }
 
 
 @pytest.mark.usefixtures("handler")
@@ -285,17 +294,3 @@ def test_what_a_handler_raises_is_known_by_its_traceback(handler: Callable[..., 
         signal.signal(signal.SIGUSR1, former)
     assert not is_interrupt(caught.value)  # by now it is nobody's handler
     assert is_interrupt(KeyboardInterrupt())
-
-
-def test_a_lock_is_released_after_an_exception_and_not_taken_by_force() -> None:
-    lock = threading.Lock()
-    with pytest.raises(TickError):
-        with_lock(lock, raising)
-    assert not lock.locked()
-    got: list[bool] = []
-    with lock:
-        with_lock(lock, got.append)
-        with_lock(lock, got.append, 0.01)
-        assert lock.locked()
-    with_lock(lock, got.append)
-    assert got == [False, False, True]

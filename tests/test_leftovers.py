@@ -31,6 +31,11 @@ def test_what_is_left_in_shared_memory_is_seen(family: Forker) -> None:
     family.assert_nothing_is_left()
 
 
+PRETEND = """
+import pytest
+from accelerator import pretended
+accelerator = next(made := pretended(pytest.MonkeyPatch()))
+"""
 ENDS = {
     "normal": "assert len(list(loader(60))) == 30",
     "two epochs": "data = loader(60)\nfor _ in range(2): assert len(list(data)) == 30\ndel data",
@@ -61,6 +66,17 @@ try:
 except ValueError as error:
     del error
 """,
+    "pinned": f"{PRETEND}assert len(list(loader(60, pin_memory=True))) == 30",
+    "pinned, break": "for batch in loader(pin_memory=True): break\ndel batch",
+    "pinned, close": "data = loader(pin_memory=True); it = iter(data); next(it); data.close(); data.close()",
+    "pinned, persistent": "data = loader(60, pin_memory=True, persistent_workers=True)\n"
+    "list(data); next(iter(data)); del data",
+    "pinned, with a sampler that fails": """
+try:
+    iter(loader(pin_memory=True, sampler=(1 / 0 for _ in "1")))
+except ZeroDivisionError:
+    pass
+""",
 }
 
 
@@ -78,6 +94,12 @@ def test_nothing_is_left_while_the_process_lives_on(family: Forker) -> None:
 
 SLOW_STEP = "wait_as_work(0.02)"
 """A training step that takes so long that what a loop does meanwhile is asked of the kernel."""
+PINNED = f"""{PRETEND}
+accelerator.before = lambda batch: sum(range(100_000))
+data = loader(pin_memory=True)
+it = iter(data)
+next(it)
+"""
 LATE = {
     "iterator still alive": "it = iter(loader()); next(it)",
     "persistent": "data = loader(persistent_workers=True); next(iter(data))",
@@ -93,6 +115,8 @@ LATE = {
     "spawned, starting": "it = iter(loader(multiprocessing_context='spawn'))",
     "in-process, counted": "data = loader(num_workers=0); it = iter(data); data.diagnose(); next(it)"
     f"; {SLOW_STEP}; next(it)",
+    "pinned": PINNED,
+    "pinned, in a cycle": f"{PINNED}data.own = [data, it]",
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch.utils.data import default_collate
+from families import setup_of
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
@@ -27,11 +27,10 @@ from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
-from dpex.schedule.events import Notice, TicketMade, WorkerGone
+from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
 from dpex.schedule.events import PoolEvent as Event
 from dpex.schedule.schedule import Ticket
 from dpex.worker.fetch import Failure
-from dpex.worker.setup import WorkerSetup
 
 pytestmark = pytest.mark.timeout(240)
 DEADLINE_S = 30.0
@@ -55,17 +54,7 @@ class Driver:
     """Stands in for the engine: sends tickets, and takes down what happens."""
 
     def __init__(self, workers: int, *, shared_queue: bool, dataset: Any = None, **setup_fields: Any) -> None:
-        setup = WorkerSetup(
-            dataset=dataset or Rows(),
-            collate_fn=default_collate,
-            iterable=setup_fields.pop("iterable", False),
-            auto_collation=True,
-            drop_last=False,
-            num_workers=workers,
-            base_seed=11,
-            per_batch_seed=shared_queue,
-            **{"worker_init_fn": None, **setup_fields},
-        )
+        setup = setup_of(dataset or Rows(), num_workers=workers, per_batch_seed=shared_queue, **setup_fields)
         context = multiprocessing.get_context("fork")
         self.pool = LocalPool(
             starter_for(context, WorkerPlan(setup, shared_queue)), shared_queue=shared_queue, first_workers=workers
@@ -279,18 +268,10 @@ def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
 def test_without_a_single_worker_the_error_says_why(gate: Path, options: dict[str, Any]) -> None:
     gate.touch()
     with pytest.raises(WorkerDiedError, match=r"no local worker can be started: .*Resource temporarily.*num_workers=0"):
-        list(DpexDataLoader(Rows32(), batch_size=4, **{"num_workers": 2, **options}))
+        list(DpexDataLoader(range(32), batch_size=4, **{"num_workers": 2, **options}))
 
 
-class Rows32:
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Ids(Rows32):
+class Ids:
     """Sample: the number of the worker that made it."""
 
     def __getitem__(self, index: int) -> int:
@@ -324,6 +305,43 @@ def test_workers_that_nobody_asked_for_are_done_without_where_the_init_function_
         driver.listen_until(lambda: len(driver.of(TicketMade)) == 40)
         failed = [made for made in driver.of(TicketMade) if isinstance(made.value(), Failure)]
         assert most == 5 or not failed
+
+
+class Indices:
+    """Hands on what it was asked for."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def many_words(indices: list[int]) -> list[str]:
+    return ["x" * 10] * 3500 + [str(indices[0])]  # 42 kB, which travel in the message itself
+
+
+def test_a_question_is_queued_while_both_directions_of_a_socket_are_full() -> None:
+    """Trainer and worker once waited for each other to read. The question comes after the tickets sent before it."""
+    with driven(1, shared_queue=False, dataset=Indices(), collate_fn=many_words) as driver:
+        pool, (worker,) = driver.pool, driver.pool.workers()
+        sent = refused = 0
+
+        def is_full() -> bool:
+            """The worker takes nothing any more: it waits for the trainer to read its results."""
+            nonlocal sent, refused
+            took = pool.send([Ticket(sent, [sent] * 15000, 0)], 0, worker)
+            sent += took
+            refused = 0 if took else refused + 1
+            return refused == 200
+
+        until(is_full)
+        pool.ask_state(worker, 0)
+        assert pool._workers[worker].outbox
+        assert not pool.send([Ticket(sent, [sent], 0)], 0, worker)
+        # Everything was made, and the state after all of it has come: others come now and then.
+        driver.listen_until(lambda: len(driver.of(TicketMade)) == sent and isinstance(driver.events[-1], Snapshot))
+        assert [made.number for made in driver.of(TicketMade)] == list(range(sent))
+        assert driver.of(Snapshot)[-1].number == sent - 1
+        driver.send(sent, worker=worker)
+        driver.listen_until(lambda: driver.of(TicketMade)[-1].number == sent)
 
 
 def test_a_worker_that_nobody_needs_is_freed_without_a_garbage_collection() -> None:

@@ -1,4 +1,4 @@
-"""Datasets that raise anything when they are asked for what torch does not ask for: their batches are torch's."""
+"""Datasets that raise what torch does not ask for, or have threads that a fork does not copy: all samples come."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -82,3 +83,28 @@ def test_each_sample_comes_once_in_each_epoch(kind: Any, workers: Any) -> None:
     with DpexDataLoader(kind(), batch_size=4, num_workers=workers) as loader:
         for _ in range(2):
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(20))
+
+
+class Resized:
+    """Resizes an image in the worker, as the trainer did before."""
+
+    def __init__(self) -> None:
+        self.image = np.zeros((1500, 2000, 3), np.uint8)
+        self.resize()
+
+    def resize(self) -> torch.Tensor:
+        import cv2
+
+        return torch.from_numpy(cv2.GaussianBlur(cv2.resize(self.image, (700, 500)), (9, 9), 2))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.resize()
+
+
+def test_opencv_s_threads_were_running_when_the_worker_was_forked() -> None:
+    """Setting OpenCV's thread count in a forked worker once waited for ever for threads the fork had not copied."""
+    pytest.importorskip("cv2")
+    assert len(list(DpexDataLoader(Resized(), batch_size=2, num_workers=2))) == 4

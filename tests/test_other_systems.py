@@ -10,7 +10,7 @@ import torch
 from families import Augmented, seeded
 from torch.utils.data import DataLoader
 
-from dpex import AutotuneConfig, DpexDataLoader
+from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError
 
 
@@ -38,10 +38,3 @@ def test_a_resize_that_nobody_would_carry_out_is_refused(seeding: Any) -> None:
             loader.resize(**sizes)
     loader.resize(local=0, remote=2)
     assert loader._current_sizes().remote == 2
-
-
-@pytest.mark.usefixtures("on_a_mac")
-def test_nothing_is_tuned() -> None:
-    loader = DpexDataLoader(range(8), num_workers="auto", autotune=AutotuneConfig())
-    assert sorted(int(batch) for batch in loader) == list(range(8))
-    assert not loader.decisions

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
+import re
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from families import descriptors, kill, living_workers
@@ -135,8 +135,11 @@ def test_attributes_travel_with_what_they_hold(pair: Pair) -> None:
 
 
 def test_what_is_part_of_a_graph_is_refused_as_torch_refuses_it(pair: Pair) -> None:
-    with pytest.raises(Exception, match="Cowardly refusing to serialize non-leaf tensor"):
-        pair([torch.ones(3, requires_grad=True) * 2])
+    part = torch.ones(3, requires_grad=True) * 2
+    with pytest.raises(RuntimeError) as theirs:
+        torchs_own(part)
+    with pytest.raises(Exception, match=re.escape(str(theirs.value))):
+        pair([part])
     gc.collect()
     assert pair.slots_held() == 0
 
@@ -174,12 +177,6 @@ def test_modules_and_storages(pair: Pair) -> None:
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 
-def test_a_module_and_its_parameter_stay_one(pair: Pair) -> None:
-    layer = torch.nn.Linear(3, 2)
-    again, weight = pair([layer, layer.weight])
-    assert weight is again.weight
-
-
 def test_what_shares_memory_shares_it_afterwards(pair: Pair) -> None:
     base = torch.arange(100.0)
     mine = [base[:50], labelled(base[40:60]), base[90:], base[45:46].detach().requires_grad_(), base.untyped_storage()]
@@ -203,12 +200,6 @@ def test_views_far_apart_share_a_storage_as_torchs_do(pair: Pair) -> None:
     ]
 
 
-def test_an_array_and_a_longer_one_over_the_same_memory(pair: Pair) -> None:
-    array = np.arange(100)
-    parts = pair(Point(torch.from_numpy(array[:5]), torch.from_numpy(array)))
-    assert parts.y.tolist() == array.tolist()
-
-
 # -- no more than what is viewed ---------------------------------------------------------------------------------------
 
 
@@ -229,16 +220,6 @@ def test_spans_keep_their_alignment(pair: Pair, dtype: torch.dtype) -> None:
     for start, part in zip(starts, again, strict=True):
         assert torch.equal(part, data[start : start + 3])
         assert part.storage_offset() * part.itemsize % SPAN_ALIGN == start * part.itemsize % SPAN_ALIGN
-
-
-def test_a_collated_tensor_in_an_odd_container_is_not_copied(pair: Pair) -> None:
-    tensor = pair.arena.tensor((LARGE,), torch.float32)
-    again = pair(Point(tensor.fill_(3), 1)).x
-    tensor[0] = 8
-    assert again[0] == 8
-    del tensor, again
-    gc.collect()
-    assert pair.slots_held() == 0
 
 
 def test_slots_come_back(pair: Pair) -> None:

@@ -186,10 +186,38 @@ def test_a_sampler_of_the_users_own_is_left_alone() -> None:
     assert "EveryOther" in stats.why_no_overlap
 
 
-def test_a_training_that_draws_random_numbers_between_epochs() -> None:
-    stats = assert_exact(SAMPLERS["shuffled"], lambda *_: torch.randn(5))
-    assert (stats.overlapped_epochs, stats.used_ahead) == (0, 0)
-    assert stats.dropped_ahead >= EPOCHS - 1
+def grow(loader: Any, epoch: int) -> None:
+    loader.dataset.samples += epoch == 2
+
+
+def reweigh(loader: Any, epoch: int) -> None:
+    loader.sampler.weights[0] += 1000.0 * (epoch == 2)
+
+
+def validate(_: Any, __: int) -> None:
+    list(DpexDataLoader(Noisy(8), batch_size=4))
+
+
+CHANGES: dict[str, tuple[Callable[[Any], dict[str, Any]], Between, int]] = {
+    "the dataset grows": (lambda data: {"sampler": SequentialSampler(data)}, grow, EPOCHS - 2),
+    "weights change": (SAMPLERS["weighted"], reweigh, EPOCHS - 2),
+    "numbers are drawn": (SAMPLERS["shuffled"], lambda *_: torch.randn(5), 0),
+    "numbers are drawn beside a generator": (
+        SAMPLERS["shuffled by a generator"],
+        lambda *_: torch.randn(5),
+        EPOCHS - 1,
+    ),
+    "a validation, expected from the second time on": (SAMPLERS["shuffled"], validate, EPOCHS - 2),
+    "more workers": (SAMPLERS["shuffled"], lambda loader, epoch: loader.resize(local=1 + epoch % 3), EPOCHS - 1),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_happens_between_epochs(what: str) -> None:
+    make_sampler, between, overlapped = CHANGES[what]
+    stats = assert_exact(make_sampler, between)
+    assert stats.overlapped_epochs == overlapped
+    assert overlapped or (stats.used_ahead == 0 and stats.dropped_ahead >= EPOCHS - 1)
 
 
 def test_predictions_that_are_always_wrong_are_given_up() -> None:
@@ -197,17 +225,6 @@ def test_predictions_that_are_always_wrong_are_given_up() -> None:
     assert stats.overlapped_epochs == 0
     assert stats.dropped_ahead <= MISSES * SAMPLES // 4
     assert "in another way than predicted" in stats.why_no_overlap
-
-
-def test_random_numbers_that_are_drawn_between_epochs_do_not_matter_to_a_generator() -> None:
-    stats = assert_exact(SAMPLERS["shuffled by a generator"], lambda *_: torch.randn(5))
-    assert stats.overlapped_epochs == EPOCHS - 1
-
-
-def test_a_validation_in_between_is_expected_from_the_second_time_on() -> None:
-    held_out = DpexDataLoader(Noisy(8), batch_size=4)
-    stats = assert_exact(SAMPLERS["shuffled"], lambda *_: list(held_out))
-    assert stats.overlapped_epochs == EPOCHS - 2
 
 
 def test_two_loaders_in_turn() -> None:
@@ -227,36 +244,11 @@ def test_two_loaders_in_turn() -> None:
     assert [each.overlapped_epochs for each in stats] == [2, 3]
 
 
-def test_other_numbers_of_workers_between_epochs() -> None:
-    def resize(loader: Any, epoch: int) -> None:
-        loader.resize(local=1 + epoch % 3)
-
-    stats = assert_exact(SAMPLERS["shuffled"], resize)
-    assert stats.overlapped_epochs == EPOCHS - 1
-
-
 def test_a_budget_bounds_both_epochs_together() -> None:
     config = WorkerConfig(memory_budget=300)  # a batch has 48 bytes
     stats = assert_exact(SAMPLERS["shuffled"], worker_config=config)
     assert stats.overlapped_epochs == EPOCHS - 1
     assert stats.used_ahead <= 6 * (EPOCHS - 1)
-
-
-def test_a_dataset_that_grows_between_epochs() -> None:
-    def grow(loader: Any, epoch: int) -> None:
-        loader.dataset.samples += epoch == 2
-
-    stats = assert_exact(lambda data: {"sampler": SequentialSampler(data)}, grow)
-    assert stats.overlapped_epochs == EPOCHS - 2
-
-
-def test_weights_that_change_between_epochs() -> None:
-    def reweigh(loader: Any, epoch: int) -> None:
-        if epoch == 2:
-            loader.sampler.weights[0] = 1000.0
-
-    stats = assert_exact(SAMPLERS["weighted"], reweigh)
-    assert stats.overlapped_epochs == EPOCHS - 2
 
 
 def test_an_epoch_that_is_broken_off() -> None:

@@ -1,18 +1,16 @@
 """The thread that pins: the batches stay what they were, it goes no further than it may, and it always ends.
 
-`parity.test_pinning` compares errors, timeouts and the device with torch's.
+`parity.test_pinning` compares errors, timeouts and the device with torch's, and `test_leftovers` has all ways to end.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,16 @@ import pytest
 import torch
 from accelerator import Accelerator, pretended
 from families import Augmented, assert_same, kill, seeded, stacked, worker_pids
-from torch.utils.data import IterableDataset, get_worker_info
+from forks import in_a_child
 from torch_features import HAS_ACCELERATOR
-from trainers import Forker
 from waiting import ManualClock, until
 
 import dpex.device.pinning
 import dpex.engine.delivery
 import dpex.engine.engine
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.device.feed import MOST, USUAL
-from dpex.device.pinning import Pinner, _Job
+from dpex.device.feed import USUAL
+from dpex.device.pinning import Pinner
 from dpex.options import WorkerConfig
 from dpex.schedule.schedule import Schedule
 
@@ -54,16 +51,6 @@ def pinning(dataset: Any, workers: int = 2, **options: Any) -> DpexDataLoader[An
     return DpexDataLoader(dataset, num_workers=workers, **options)
 
 
-class Halves(IterableDataset[torch.Tensor]):
-    """Worker k yields 100 k, 100 k + 1, ..., each with a random number."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        info = get_worker_info()
-        worker = info.id if info else 0
-        for k in range(7 + 4 * worker):
-            yield torch.tensor([100.0 * worker + k, random.random()])
-
-
 # -- the same batches --------------------------------------------------------------------------------------------------
 
 
@@ -73,9 +60,8 @@ class Halves(IterableDataset[torch.Tensor]):
         (Augmented(40), {"seeding": "batch"}),
         (Augmented(40, extra=2000), {"seeding": "batch", "worker_config": WorkerConfig(memory_budget=100_000)}),
         (Augmented(40, extra=2000), {"seeding": "worker", "worker_config": WorkerConfig(memory_budget=100_000)}),
-        (Halves(), {"seeding": "batch", "persistent_workers": True}),
     ],
-    ids=["small", "large", "large of logical workers", "stream"],
+    ids=["small", "large", "large of logical workers"],
 )
 def test_same_batches_in_the_same_order(accelerator: Accelerator, dataset: Any, options: dict[str, Any]) -> None:
     """`parity.test_pinning` compares with torch's, under seeding="worker"."""
@@ -132,21 +118,6 @@ def test_a_killed_worker_s_warning_points_at_the_user_s_line(accelerator: Accele
     assert {Path(warning.filename).name for warning in said} & {Path(__file__).name, "families.py"}
 
 
-@pytest.mark.smoke
-def test_persistent_workers_keep_one_thread_over_broken_off_epochs(accelerator: Accelerator) -> None:
-    runs = []
-    for pin in (True, False):
-        with pinning(Augmented(50), pin_memory=pin, persistent_workers=True, shuffle=True) as loader:
-            threads, rows = set(), []
-            for most in (50, 1, 7, 50):
-                for _, batch in zip(range(most), loader, strict=False):
-                    rows.append(batch)
-                    threads.update(pin_threads())
-        assert len(threads) == pin
-        runs.append(stacked(rows))
-    assert_same(*runs)
-
-
 # -- how far ahead -----------------------------------------------------------------------------------------------------
 
 
@@ -177,35 +148,7 @@ def test_it_pins_ahead_of_the_consumer_but_not_far(accelerator: Accelerator) -> 
         next(iterator)
 
 
-def test_of_small_batches_it_pins_several_each_time_it_is_woken(accelerator: Accelerator) -> None:
-    """It sleeps while more than half of what it may hold is left, however many batches are made."""
-    pinner, schedule, listened = Pinner("cuda"), Schedule(prefetch=40), []
-
-    def listen() -> list[int]:
-        pinner.hand_over(schedule, pinner.ahead)
-        listened.append(len(pinner._stock))
-        return []
-
-    for number in range(40):
-        schedule.draw(number)
-    for ticket in schedule.take(40):
-        schedule.done(ticket.number, partial(torch.tensor, ticket.number), 1, 16_000)
-    pinner.start(listen)
-    until(lambda: listened == [USUAL, MOST, MOST])  # the size of batches is known from the first on
-    del listened[:]
-    taken = []
-    for left in (MOST - 1, MOST - 2, MOST - 3, MOST // 2):
-        assert listened == []
-        job = pinner.first(schedule)
-        assert schedule.pop()
-        assert job is not None
-        taken.append(int(job()))
-        assert left in (len(pinner._stock), MOST // 2)
-    until(lambda: listened == [MOST, MOST])
-    assert (taken, accelerator.pinned) == ([0, 1, 2, 3], MOST + 4)
-    pinner.close(nothing)
-
-
+@pytest.mark.smoke
 def test_the_thread_keeps_no_batch(accelerator: Accelerator) -> None:
     iterator = iter(pinning(Augmented(4), 1))
     seen: list[weakref.ref[Any]] = []
@@ -333,81 +276,7 @@ def test_a_batch_whose_reading_was_interrupted_is_read_again_and_then_never_more
     pinner.close(nothing)
 
 
-def test_a_job_that_was_queued_twice_is_pinned_once() -> None:
-    pinned: list[int] = []
-    job = _Job(lambda: 7)
-    job.open()
-    for _ in range(2):
-        job.run(lambda value: pinned.append(value) or value, "")
-    assert (job(), pinned) == (7, [7])
-
-
-def test_a_batch_that_cannot_be_read_fails_in_its_place() -> None:
-    job = _Job(lambda: [][1])
-    job.open()
-    job.run(pytest.fail, "")
-    with pytest.raises(IndexError):
-        job()
-
-
 # -- ends --------------------------------------------------------------------------------------------------------------
-
-
-def _exhausted() -> None:
-    loader = pinning(Augmented(9))
-    list(loader)
-    assert pin_threads() == []
-    del loader
-
-
-def _broken_off() -> None:
-    for _ in pinning(Augmented(90)):
-        break
-
-
-def _closed() -> None:
-    loader = pinning(Augmented(90))
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    assert pin_threads() == []
-    loader.close()
-    with pytest.raises(RuntimeError, match="this iterator was closed"):
-        next(iterator)
-
-
-def _persistent() -> None:
-    loader = pinning(Augmented(9), persistent_workers=True)
-    list(loader)
-    next(iter(loader))
-    assert len(pin_threads()) == 1
-
-
-def _training_fails() -> None:
-    def train() -> None:
-        for _ in pinning(Augmented(90)):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-
-
-def _sampler_fails_at_once() -> None:
-    def indices() -> Iterator[int]:
-        raise LookupError
-        yield 0
-
-    with pytest.raises(LookupError):
-        iter(pinning(Augmented(90), sampler=indices()))
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    "way", [_exhausted, _broken_off, _closed, _persistent, _training_fails, _sampler_fails_at_once]
-)
-def test_no_thread_is_left(accelerator: Accelerator, way: Callable[[], None]) -> None:
-    way()
-    assert pin_threads() == []
 
 
 def test_no_thread_is_left_when_it_still_had_work(accelerator: Accelerator) -> None:
@@ -468,42 +337,16 @@ def test_an_iterator_in_a_cycle_may_be_collected_by_the_thread_itself(accelerato
 
 def test_a_forked_trainer(accelerator: Accelerator) -> None:
     """The child has no such thread: it can drop the iterator, and start anew; the parent does not notice."""
-    iterator = iter(pinning(Augmented(30), batch_size=2))
+    iterator: Any = iter(pinning(Augmented(30), batch_size=2))
     first = next(iterator)
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            del iterator
-            code = 0 if stacked(pinning(Augmented(6)))[:, 0].tolist() == list(range(6)) else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def start_anew() -> None:
+        nonlocal iterator
+        iterator = None
+        assert stacked(pinning(Augmented(6)))[:, 0].tolist() == list(range(6))
+
+    in_a_child(start_anew)
     assert stacked([first, *iterator])[:, 0].tolist() == list(range(30))
-
-
-PREAMBLE = """
-from accelerator import pretended
-def begin(**options):
-    global loader, iterator
-    loader = DpexDataLoader(Augmented(400), num_workers=2, pin_memory=True, **options)
-    iterator = iter(loader)
-    return next(iterator)
-"""
-PRETEND = "import pytest; accelerator = next(made := pretended(pytest.MonkeyPatch()))"
-EXITS = {
-    "iterator alive": "batch = begin()",
-    "persistent": "begin(persistent_workers=True)",
-    "in a cycle": "begin(); loader.own = [loader, iterator]",
-    "sys.exit": "begin(); sys.exit(0)",
-    "busy": "accelerator.before = lambda batch: sum(range(100_000)); begin()",
-}
-
-
-def test_the_interpreter_ends_without_a_word(tmp_path: Path) -> None:
-    with closing(Forker(tmp_path, PREAMBLE)) as forker:
-        ended = {how: forker.run(f"{PRETEND}\n{body}") for how, body in EXITS.items()}
-    assert ended == dict.fromkeys(EXITS, (0, "", ""))
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

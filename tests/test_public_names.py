@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -11,11 +12,10 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
 import dpex
 from dpex import errors, stats
-from dpex.dataloader import DpexDataLoader
+from dpex.errors import DpexError
 
 ROOT = Path(__file__).parents[1]
 NAMES = dpex.__all__
@@ -47,16 +47,6 @@ def test_every_error_and_every_value_of_stats_is_public(module: object) -> None:
     assert {name for name in public if not name.startswith("_")} <= set(NAMES)
 
 
-def test_the_loader_takes_torchs_arguments_in_torchs_order() -> None:
-    assert issubclass(DpexDataLoader, DataLoader)
-    theirs = [p for p in inspect.signature(DataLoader).parameters.values() if p.name != "in_order"]
-    ours = inspect.signature(DpexDataLoader).parameters
-    assert list(ours)[: len(theirs)] == [p.name for p in theirs]
-    assert {p.name: (p.kind, p.default) for p in theirs} == {
-        p.name: (ours[p.name].kind, ours[p.name].default) for p in theirs
-    }
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'dpex' has no attribute 'DataLoader'"):
         _ = dpex.DataLoader
@@ -71,3 +61,26 @@ def test_the_version_is_the_projects() -> None:
     project = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert project is not None
     assert dpex.__version__ == project[1]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+PUBLIC = [value for value in vars(errors).values() if inspect.isclass(value)]
+
+
+@pytest.mark.parametrize("error", PUBLIC)
+def test_a_public_error_is_a_dpex_error_and_a_built_in_one(error: type[Exception]) -> None:
+    assert issubclass(error, DpexError)
+    assert [base.__module__ for base in error.__bases__ if base is not DpexError] == ["builtins"]
+
+
+@pytest.mark.parametrize("error", PUBLIC)
+def test_a_public_error_travels_between_processes(error: type[Exception]) -> None:
+    again = pickle.loads(pickle.dumps(error("value=3: give 4")))
+    assert (type(again), str(again)) == (error, "value=3: give 4")
+
+
+def test_the_tree_in_the_documentation_is_that_of_the_classes() -> None:
+    drawn = dict(re.findall(r"[├└]── (\w+)\((\w+)\)", errors.__doc__ or ""))
+    assert drawn == {error.__name__: error.__bases__[1].__name__ for error in PUBLIC if error is not DpexError}

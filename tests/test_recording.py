@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import Augmented
+from families import Augmented, train_until
+from forks import in_a_child
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.runtime.recorder import VARIABLE, check, wanted
@@ -28,14 +29,6 @@ from dpex.errors import OptionError
 
 ENDLESS = 10**7
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
-
-
-def train(loader: Any, enough: Callable[[], Any], patience_s: float = 30.0) -> None:
-    deadline = time.monotonic() + patience_s
-    for number, _ in enumerate(loader):
-        if number % 8 == 0 and enough():
-            return
-        assert time.monotonic() < deadline, f"{loader.decisions}, {loader.stats()}"
 
 
 def slow_work(**options: Any) -> Any:
@@ -52,7 +45,7 @@ def has_lines(path: Path, count: int) -> Callable[[], bool]:
 def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with slow_work(autotune=replace(QUICK, trace=str(path))) as loader:
-        train(loader, lambda: any(decision.outcome for decision in loader.decisions))
+        train_until(lambda: any(decision.outcome for decision in loader.decisions), loader, iter(loader))
     trace = load(str(path))
     assert list(trace.decisions) == loader.decisions
     assert trace.header.machine["pid"] == os.getpid()
@@ -117,22 +110,18 @@ def test_a_fixed_number_of_workers_records_nothing(tmp_path: Path, monkeypatch: 
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     loader = slow_work(autotune=replace(QUICK, trace=str(path)))
-    train(loader, has_lines(path, 3))
+    train_until(has_lines(path, 3), loader, iter(loader))
     loader.close()
     gc.collect()
     before = path.read_bytes()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            samples: list[Sample] = []
-            tell = Recorder.sample
-            Recorder.sample = lambda self, sample: (samples.append(sample), tell(self, sample))  # type: ignore[method-assign]
-            train(loader, lambda: len(samples) > 3)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def train_in_a_child() -> None:
+        samples: list[Sample] = []
+        tell = Recorder.sample
+        Recorder.sample = lambda self, sample: (samples.append(sample), tell(self, sample))  # type: ignore[method-assign]
+        train_until(lambda: len(samples) > 3, loader, iter(loader))
+
+    in_a_child(train_in_a_child)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -180,40 +169,32 @@ def test_a_bad_name_is_refused_before_training(
 
 def test_a_folder_that_may_not_be_written_to_is_refused() -> None:
     """Tried by nobody in particular, as root may write everywhere."""
+
+    def check_it() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with pytest.raises(OptionError, match="no file can be made in"):
+            check(AutotuneConfig(trace=f"{folder}/trace.jsonl"), {})
+
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)  # noqa: PTH101
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                if os.geteuid() == 0:
-                    os.setuid(65534)
-                with pytest.raises(OptionError, match="no file can be made in"):
-                    check(AutotuneConfig(trace=f"{folder}/trace.jsonl"), {})
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        in_a_child(check_it)
 
 
 def test_a_full_disk_leaves_what_was_whole(tmp_path: Path) -> None:
     """A limit on the size of files is met as a full disk is: a line is written in part, and no more after that."""
     path = tmp_path / "trace.jsonl"
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            said: list[str] = []
-            logger = logging.getLogger("dpex")
-            logger.addFilter(lambda record: said.append(record.levelname) or False)
-            file = TraceFile(path)
-            for _ in range(4):
-                file.write({"kind": "x" * 600})
-            code = 0 if said == ["WARNING"] else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def write() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        said: list[str] = []
+        logging.getLogger("dpex").addFilter(lambda record: said.append(record.levelname) or False)
+        file = TraceFile(path)
+        for _ in range(4):
+            file.write({"kind": "x" * 600})
+        assert said == ["WARNING"]
+
+    in_a_child(write)
     text = path.read_bytes()
     assert len(text) == 1000
     assert text.count(b"\n") == 1

@@ -1,4 +1,4 @@
-"""Streams whose dataset has a state: they survive the death of their worker, move, and end as they would have."""
+"""Streams in a later run or after the death of their worker: they go on as they would have."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver
+from checkpoints import loaded, saved
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dpex import DpexDataLoader, WorkerDiedError
+from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
 from dpex.options import WorkerConfig
 
 LENGTH = 60
@@ -138,16 +138,104 @@ def test_a_resumed_stream_survives_a_death_before_it_has_told_anything_new() -> 
         assert batches + list(iterator) == undisturbed[7:]
 
 
-def _until_nine(work: Any) -> Any:
-    if work.state >= 9:
-        raise StopIteration
-    return work
+# -- streams that some workers read and others decode ------------------------------------------------------------------
 
 
-def test_streams_stay_where_they_are() -> None:
-    driver = Driver(logicals=2, iterable=True, local=2, make=_until_nine)
-    driver.begin(count=100)
-    driver.work()
-    driver.resize(local=0, remote=2)
-    assert [(work.logical, work.state) for work in driver.finish()] == [(k % 2, k // 2) for k in range(18)]
-    assert "remote" not in driver.pools
+EACH = 9
+
+
+class Shards(IterableDataset[Any]):
+    """Two shards, the second one longer; every sample has a draw of the worker that reads it."""
+
+    num_shards = 2
+
+    def __init__(self) -> None:
+        self.at = self.begin = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker is not None
+        begin, self.begin = self.begin, 0
+        for self.at in range(begin + 1, EACH + 4 * worker.id + 1):
+            yield worker.id, self.at, random.random()
+        self.at = 0
+
+
+class StatefulShards(Shards):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
+def decoded(sample: Any) -> Any:
+    """It has a draw of the batch, too."""
+    return [*sample, random.random()]
+
+
+def split_loader(dataset: Any, decoders: int = 1, **options: Any) -> DpexDataLoader[Any]:
+    given = {"seeding": "batch", "generator": torch.Generator().manual_seed(3), "collate_fn": list} | options
+    loader = DpexDataLoader(decode_in_workers(dataset, decoded), batch_size=2, num_workers=2, **given)
+    loader.resize(local=decoders)
+    return loader
+
+
+def recorded(loader: Any) -> tuple[list[Any], list[bytes]]:
+    """Batches, the state before each and after the last, and that at the end of the epoch."""
+    batches, states = [], [saved(loader.state_dict())]
+    for batch in loader:
+        batches.append(batch)
+        states.append(saved(loader.state_dict()))
+    return batches, [*states, saved(loader.state_dict())]
+
+
+@pytest.mark.parametrize("dataset", [Shards, StatefulShards])
+def test_the_rest_comes_once_whoever_decodes(dataset: Any) -> None:
+    with split_loader(dataset(), worker_config=WorkerConfig(snapshot_every_n_steps=2)) as loader:
+        batches, states = recorded(loader)
+    assert len(batches) == 5 + 7
+    for at, decoders in ((0, 2), (3, 3), (11, 2)):  # 11: the shorter shard has ended
+        with split_loader(dataset(), decoders) as loader:
+            loader.load_state_dict(loaded(states[at]))
+            assert list(loader) == batches[at:]
+    with split_loader(dataset()) as loader:
+        loader.load_state_dict(loaded(states[-1]))
+        following = list(loader)
+    assert len(following) == 12
+    assert following != batches, "the next epoch has draws of its own"
+
+
+def test_a_resumed_run_is_resumed_in_the_second_epoch_of_persistent_workers() -> None:
+    with split_loader(StatefulShards(), persistent_workers=True) as loader:
+        next(iter(loader))
+        list(loader)
+        batches, states = recorded(loader)
+    with split_loader(StatefulShards(), persistent_workers=True) as second:
+        second.load_state_dict(loaded(states[2]))
+        resumed = iter(second)
+        assert [next(resumed) for _ in range(3)] == batches[2:5]
+        state = second.state_dict()
+    assert state["read"]["epoch"] == state["epoch"] == 2
+    with split_loader(StatefulShards(), persistent_workers=True) as third:
+        third.load_state_dict(state)
+        assert list(third) == batches[5:]
+
+
+@pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
+def test_a_stream_with_a_state_survives_the_death_of_the_worker_that_reads_it() -> None:
+    with split_loader(StatefulShards()) as loader:
+        undisturbed = list(loader)
+    with split_loader(StatefulShards(), prefetch_factor=1) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator), next(iterator)]
+        os.kill(iterator._reader._workers[0].pid, signal.SIGKILL)
+        assert batches + list(iterator) == undisturbed
+
+
+def test_out_of_order_there_is_no_position() -> None:
+    with split_loader(Shards(), in_order=False) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with pytest.warns(RuntimeWarning, match=r"begins anew: with in_order=False .* give in_order=True"):
+        split_loader(Shards(), in_order=False).load_state_dict(state)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import descriptors
+from families import descriptors, no_descriptor_left
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
@@ -83,15 +83,10 @@ def address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def without_descriptors() -> contextlib.AbstractContextManager[None]:
-    """The lowest number that is free is out of bounds, and so are all others.
-
-    What earlier tests left is collected first: a descriptor that garbage gives back meanwhile could be used.
-    """
+@pytest.fixture(autouse=True)
+def no_garbage() -> None:
+    """A descriptor that garbage of an earlier test gives back meanwhile could be used."""
     gc.collect()
-    free = os.dup(0)
-    os.close(free)
-    return lowered(resource.RLIMIT_NOFILE, free)
 
 
 def until_error(iterator: Any) -> tuple[list[Any], OSError]:
@@ -113,7 +108,7 @@ def test_no_descriptor_left_in_the_trainer(seeding: Any) -> None:
     iterator = iter(DpexDataLoader(Growing(), batch_size=1, num_workers=1, seeding=seeding))
     got = numbers([next(iterator)])
     before = descriptors()
-    with without_descriptors():
+    with no_descriptor_left():
         more, error = until_error(iterator)
         again, _ = until_error(iterator)
     assert "Too many open files" in str(error)
@@ -160,7 +155,7 @@ def test_tickets_that_could_not_be_sent_are_sent_later() -> None:
         Plain(), batch_sampler=batches, num_workers=1, prefetch_factor=1, collate_fn=list, seeding="batch"
     )
     iterator = iter(loader)
-    with without_descriptors():
+    with no_descriptor_left():
         got, error = until_error(iterator)
     assert "Too many open files" in str(error)
     got += list(iterator)

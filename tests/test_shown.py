@@ -7,26 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from decisions import a_decision
 from rich.console import Console
 from rich.progress import track
 from torch.utils.data import TensorDataset
 
 from dpex import DpexDataLoader
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Outcome, Settings
 from dpex.loader.shown import DecisionList
 from tests.unit.diagnose.test_report import Tags
 
-DECISION = Decision(
-    at=1.0,
-    old=Settings(),
-    new=Settings(local=2, prefetch=4),
-    reason="too few",
-    text="<more>",
-    evidence={},
-    predicted_rate=10.0,
-    predicted_wait=0.1,
-    outcome=Outcome(rate=9.0, wait=0.2, kept=True, at=2.0),
-)
+OUTCOME = Outcome(rate=9.0, wait=0.2, kept=True, at=2.0)
+DECISION = a_decision(old=Settings(), text="<more>", outcome=OUTCOME)
 DATA = TensorDataset(torch.arange(400))
 
 
@@ -65,7 +57,7 @@ def test_what_a_loader_tells_fits_a_terminal_and_a_notebook() -> None:
         assert "\n" not in repr(one)
     assert all(
         line in repr(DecisionList([DECISION]))
-        for line in ("1. in-process → 2 local", "measured 9 batches/s with a wait of 20 %, kept")
+        for line in ("1. in-process → 4 local", "measured 9 batches/s with a wait of 20 %, kept")
     )
     assert "<ol><li" in html_of(DecisionList([DECISION]))
     assert repr(DpexDataLoader.__new__(DpexDataLoader)).startswith("<dpex.dataloader.DpexDataLoader object")

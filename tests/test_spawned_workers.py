@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import Augmented, assert_same, is_alive, kill, seeded, stacked, worker_pids
-from torch.utils.data import Dataset
-from torch.utils.data._utils.collate import default_collate
+from families import Augmented, assert_same, is_alive, kill, seeded, setup_of, stacked, worker_pids
+from torch.utils.data import DataLoader, Dataset
 from waiting import meet, until
 
 from dpex import DpexDataLoader
@@ -20,7 +20,6 @@ from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.schedule.events import Notice
-from dpex.worker.setup import WorkerSetup
 
 pytestmark = pytest.mark.timeout(240)
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -151,18 +150,7 @@ class CannotBeUnpickled(Augmented):
 
 
 def pool_of(dataset: Any, workers: int) -> LocalPool:
-    setup = WorkerSetup(
-        dataset=dataset,
-        collate_fn=default_collate,
-        worker_init_fn=None,
-        iterable=False,
-        auto_collation=True,
-        drop_last=False,
-        num_workers=workers,
-        base_seed=11,
-        per_batch_seed=True,
-    )
-    plan = WorkerPlan(setup, True)
+    plan = WorkerPlan(setup_of(dataset, num_workers=workers, per_batch_seed=True), True)
     return LocalPool(starter_for(multiprocessing.get_context("spawn"), plan), shared_queue=True, first_workers=workers)
 
 
@@ -216,7 +204,9 @@ def test_workers_that_stay_are_killed_when_the_pool_is_closed(is_up: bool) -> No
 def test_a_script_without_a_guard_is_told_so_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that imports such a script comes to its loader again."""
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(RuntimeError, match="current process has finished its bootstrapping phase"):
+    with pytest.raises(RuntimeError) as theirs:
+        iter(DataLoader(Augmented(8), num_workers=1, multiprocessing_context="spawn"))
+    with pytest.raises(RuntimeError, match=re.escape(str(theirs.value))):
         iter(loader_of(Augmented(8), "spawn"))
 
 

@@ -6,20 +6,10 @@ import gc
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Dataset
+from families import Augmented
 
 from dpex import DpexDataLoader
-from dpex.stats import LastStats, LoaderStats
-
-
-class Rows(Dataset[Any]):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((3,), float(index))
-
+from dpex.stats import LoaderStats
 
 LOADERS: dict[str, dict[str, Any]] = {
     "workers": {"num_workers": 1, "seeding": "batch"},
@@ -33,7 +23,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 def loader(name: str) -> DpexDataLoader[Any]:
     options = dict(LOADERS[name])
     measured = options.pop("measured", False)
-    made: DpexDataLoader[Any] = DpexDataLoader(Rows(), batch_size=2, **options)
+    made: DpexDataLoader[Any] = DpexDataLoader(Augmented(40), batch_size=2, **options)
     if measured:
         made.diagnose()
     return made
@@ -93,13 +83,3 @@ def test_times_are_known_of_what_was_measured() -> None:
 
 def test_before_the_first_iterator_there_is_nothing() -> None:
     assert loader("workers").stats() == LoaderStats()
-
-
-def test_what_ended_keeps_the_first_of_its_last_figures() -> None:
-    figures = [LoaderStats(batches=3), LoaderStats(batches=4)]
-    kept = LastStats(lambda: figures[0])
-    kept.end()
-    figures.pop(0)
-    kept.end()
-    kept.end(LoaderStats(batches=9))
-    assert kept.read().batches == 3

@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from families import setup_of
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from dpex.measure.batch_times import StepRow
 from dpex.measure.sampling import FIRST_S, REST, SamplingSchedule
 from dpex.profile import call_timer, live_timer
-from dpex.profile.call_timer import Costs, StepWatch
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
-from dpex.worker.setup import WorkerSetup
 
 
 class Compose:
@@ -109,18 +107,7 @@ class AlwaysTimer(TicketTimer):
 
 
 def fetcher(dataset: Any, timer: TicketTimer | None, collate_fn: Callable[[Any], Any] = torch.stack) -> Fetcher:
-    setup = WorkerSetup(
-        dataset=dataset,
-        collate_fn=collate_fn,
-        worker_init_fn=None,
-        iterable=isinstance(dataset, IterableDataset),
-        auto_collation=True,
-        drop_last=False,
-        num_workers=1,
-        base_seed=0,
-        per_batch_seed=False,
-    )
-    return Fetcher(setup, timer)
+    return Fetcher(setup_of(dataset, collate_fn=collate_fn), timer)
 
 
 def rows(dataset: Any, index: Any = (0, 1), **options: Any) -> dict[str, StepRow]:
@@ -151,22 +138,6 @@ def test_seconds_add_up_to_the_stages() -> None:
     assert 0.999 * stages.load_s <= load_s < 1.5 * stages.load_s  # the cost of timing is an estimate
     collate_s = sum(row[2] for row in stages.steps if row[0] == "collate")
     assert 0 < collate_s < 1.5 * stages.collate_s
-
-
-def test_batches_are_the_same() -> None:
-    def run(timer: TicketTimer | None) -> tuple[list[Any], Any]:
-        random.seed(1)
-        torch.manual_seed(1)
-        data = Pictures()
-        making = fetcher(data, timer)
-        made = [making.fetch([number, number + 1])[0] for number in range(20)]
-        return made, (random.random(), data.read, data.jitter.calls)
-
-    timer = AlwaysTimer()
-    with_it, without = run(timer), run(None)
-    assert timer.taken == 20
-    assert with_it[1] == without[1]
-    assert all(torch.equal(one, other) for one, other in zip(with_it[0], without[0], strict=True))
 
 
 class LostError(Exception):
@@ -254,35 +225,6 @@ def test_a_collate_function_of_the_dataset_is_no_part_of_getting_samples() -> No
     found = rows(data, collate_fn=lambda samples: data.transform(torch.stack(samples)))
     assert found["collate > Compose > half"][1] == 1
     assert found["Pictures.__getitem__ > Compose > half"][1] == 2
-
-
-class Meeting(Dataset[Any]):
-    """Its transform waits for the other thread's."""
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=30)
-        self.transform = Compose([self.meet, Jitter()])
-
-    def meet(self, value: Any) -> Any:
-        self.barrier.wait()
-        return value
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(torch.tensor(float(index)))
-
-
-def test_of_threads_each_is_told_of_its_own_calls() -> None:
-    data, found = Meeting(), []
-
-    def work() -> None:
-        found.append(fetcher(data, AlwaysTimer()).fetch([0, 1])[1].steps)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [{row[1] for row in steps if row[0] != "collate"} for steps in found] == [{2}, {2}]
 
 
 def shifted(by: float) -> Callable[[Any], Any]:
@@ -425,29 +367,10 @@ def test_a_batch_of_very_many_calls_is_left_alone(monkeypatch: pytest.MonkeyPatc
     assert timer.taken == 1
 
 
-def test_what_being_told_costs_is_not_the_steps() -> None:
-    """However many calls there are in a step, for each of which the thread is told something."""
-    watch = StepWatch(Costs(event_s=1.0, booking_s=10.0))
-    watch.add(half, "half")
-    assert watch.start()
-    half(1)
-    watch.stop()
-    assert watch.is_whole
-    assert watch.steps == {("half",): (1, 0.0, 0.0)}
-    assert watch.cost_s >= 12.0
-
-
 def test_only_the_costliest_of_very_many_are_told() -> None:
     steps = [type(f"Step{number}", (Jitter,), {})() for number in range(100)]
     found = rows(Pictures(*steps))
     assert len(found) == live_timer.MOST_ROWS + 2
-
-
-def test_switched_off() -> None:
-    assert live_timer.is_switched_on({})
-    assert not live_timer.is_switched_on({live_timer.SWITCH: "0"})
-    making = fetcher(Pictures(), TicketTimer(is_on=False))
-    assert not any(making.fetch([0])[1].steps for _ in range(50))
 
 
 # -- when --------------------------------------------------------------------------------------------------------------

@@ -1,18 +1,24 @@
-"""How many streams an iterable dataset is read in, and that nothing changes it."""
+"""How many streams an iterable dataset is read in under "auto", and that each sample comes once, split or not."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+import torch.utils.data
+from checkpoints import kept
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-from dpex import AutotuneConfig, DpexDataLoader
+from dpex import AutotuneConfig, DpexDataLoader, StateError, decode_in_workers
 from dpex.loader.sizing import choose_streams, named_shards
+from dpex.options import WorkerConfig
 
 
 class Shards(IterableDataset[torch.Tensor]):
@@ -175,14 +181,6 @@ def test_shards_are_read_once_each_and_the_number_of_streams_stays(cpus: Any, ca
     assert first.text in said[0]
 
 
-def test_what_a_dataset_yields_is_what_torch_yields_with_as_many_workers(cpus: Any) -> None:
-    cpus(2)
-    with DpexDataLoader(Numbers(), batch_size=4, num_workers="auto") as loader:
-        for _ in range(3):
-            ours = torch.cat(list(loader))
-            assert torch.equal(ours, torch.cat(list(DataLoader(Numbers(), batch_size=4, num_workers=2))))
-
-
 @pytest.mark.parametrize("dataset", [[1, 2], Numbers()])
 def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
     monkeypatch: pytest.MonkeyPatch, dataset: Any
@@ -194,3 +192,274 @@ def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
         assert DpexDataLoader(dataset, num_workers="auto").num_workers == 1000
     with pytest.warns(UserWarning, match="will create 1000 worker processes"):
         DpexDataLoader(dataset, num_workers=1000)
+
+
+# -- datasets that split themselves, and those that do not -------------------------------------------------------------
+
+
+LENGTH = 40
+STREAMS = 3
+AUTO = AutotuneConfig(max_streams=STREAMS)
+
+
+class Plain(IterableDataset[torch.Tensor]):
+    """It knows of no workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor(number) for number in range(LENGTH))
+
+
+class SplitsAtOnce(Plain):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (torch.tensor(number) for number in range(first, LENGTH, step))
+
+
+class SplitsInItsGenerator(Plain):
+    """By a name that was imported before."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        yield from map(torch.tensor, range(first, LENGTH, step))
+
+
+class SplitsLate(Plain):
+    """Only what comes after its first five samples, in the middle of a batch."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from map(torch.tensor, range(5))
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        yield from map(torch.tensor, range(5 + first, LENGTH, step))
+
+
+class SplitsOnce(Plain):
+    """Persistent workers keep what was read in their first epoch."""
+
+    part: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.part is None:
+            info = get_worker_info()
+            self.part = (0, 1) if info is None else (info.id, info.num_workers)
+        yield from map(torch.tensor, range(self.part[0], LENGTH, self.part[1]))
+
+
+SPLIT = (SplitsAtOnce, SplitsInItsGenerator, SplitsOnce)
+KINDS = (Plain, *SPLIT, SplitsLate)
+
+
+def auto(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
+    return DpexDataLoader(dataset, num_workers="auto", **{"batch_size": 4, "autotune": AUTO, **options})
+
+
+def samples(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch.reshape(-1)]
+
+
+def wanted(loader: DpexDataLoader[Any]) -> int:
+    return loader.stats().pools["local"].wanted
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"persistent_workers": True}, {"batch_size": None, "in_order": False}], ids=str
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_sample_comes_once_in_each_epoch(kind: Any, options: dict[str, Any]) -> None:
+    with auto(kind(), **options) as loader:
+        for _ in range(3):
+            assert sorted(samples(loader)) == list(range(LENGTH))
+            assert wanted(loader) == (STREAMS if kind in SPLIT else 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_it_does_where_others_decode(kind: Any) -> None:
+    with auto(decode_in_workers(kind(), int)) as loader:
+        for _ in range(2):
+            assert sorted(samples(loader)) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_what_splits_itself_comes_in_torchs_order(kind: Any) -> None:
+    with auto(kind()) as loader:
+        assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=STREAMS))
+
+
+def test_one_line_of_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dpex")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with auto(Plain()) as loader:
+            for _ in range(3):
+                list(loader)
+    said = [record.message for record in caplog.records if "is read in one stream, as it did not" in record.message]
+    assert len(said) == 1
+    assert "num_workers" in said[0]
+    caplog.clear()
+    with auto(SplitsAtOnce()) as loader:
+        list(loader)
+    assert not [record for record in caplog.records if "is read in one stream, as it did not" in record.message]
+
+
+def test_the_tuner_learns_that_there_is_one_stream() -> None:
+    with auto(Plain(), autotune=AutotuneConfig(max_streams=3, interval_s=0.05), persistent_workers=True) as loader:
+        for _ in range(10_000):
+            list(loader)
+            if loader.decisions[-1].new.workers == 1:
+                break
+        first, *_, last = loader.decisions
+        assert (first.reason, first.new.local) == ("start", 3)
+        assert (last.reason, last.old.local, last.new.local) == ("limit", 3, 1)
+        assert "in one stream" in last.text
+
+
+# -- a later run -------------------------------------------------------------------------------------------------------
+
+
+class Stateful(Plain):
+    def __init__(self) -> None:
+        self.at = self.begin = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        begin, self.begin = self.begin, 0
+        for self.at in range(begin + 1, LENGTH + 1):
+            yield torch.tensor(self.at - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
+class StatefulSplit(Stateful):
+    """It reads its place at its beginning, and not where it goes on."""
+
+    part = (0, 1)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if not self.begin:
+            info = get_worker_info()
+            self.part = (0, 1) if info is None else (info.id, info.num_workers)
+        begin, self.begin = self.begin or self.part[0], 0
+        for number in range(begin, LENGTH, self.part[1]):
+            self.at = number + self.part[1]
+            yield torch.tensor(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "part": list(self.part)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin, self.part = state["at"], tuple(state["part"])
+
+
+@pytest.mark.parametrize("batches", [0, 1, 7])
+@pytest.mark.parametrize("kind", [Plain, SplitsLate, Stateful, SplitsInItsGenerator, StatefulSplit])
+def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None:
+    with auto(kind()) as loader:
+        whole = list(loader)
+    with auto(kind()) as loader:
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(batches)]
+        state = kept(loader.state_dict())
+    with auto(kind()) as loader:
+        loader.load_state_dict(state)
+        assert samples(first + list(loader)) == samples(whole)
+        assert sorted(samples(loader)) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("kind", [Plain, SplitsInItsGenerator])
+def test_the_next_epoch_of_persistent_workers_has_as_many_streams(kind: Any) -> None:
+    with auto(kind(), persistent_workers=True) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with auto(kind(), persistent_workers=True) as loader:
+        loader.load_state_dict(state)
+        assert sorted(samples(loader)) == list(range(LENGTH))
+        assert wanted(loader) == (STREAMS if kind in SPLIT else 1)
+
+
+def state_after(batches: int, dataset: Any) -> dict[str, Any]:
+    with auto(dataset) as loader:
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    "options", [{"autotune": AutotuneConfig(max_streams=5)}, {"num_workers": 1, "seeding": "batch", "autotune": None}]
+)
+@pytest.mark.parametrize("kind", [Plain, Stateful])
+def test_what_was_read_in_one_stream_goes_on_with_any_number_of_cpus(kind: Any, options: dict[str, Any]) -> None:
+    state = state_after(3, kind())
+    with DpexDataLoader(kind(), **{"batch_size": 4, "num_workers": "auto", **options}) as loader:
+        loader.load_state_dict(state)
+        assert samples(loader) == list(range(12, LENGTH))
+
+
+def test_a_state_of_one_stream_is_none_of_two_workers_and_one_of_three_streams_none_of_one() -> None:
+    state = state_after(3, Plain())
+    with pytest.raises(StateError, match=r"num_workers=1.*num_workers=2"):
+        DpexDataLoader(Plain(), batch_size=4, num_workers=2, seeding="batch").load_state_dict(state)
+    state = state_after(3, SplitsAtOnce())
+    with pytest.raises(StateError, match=r"num_workers=3.*num_workers=5"):
+        auto(SplitsAtOnce(), autotune=AutotuneConfig(max_streams=5)).load_state_dict(state)
+
+
+def test_a_stream_that_others_decode_goes_on_in_one() -> None:
+    state = state_after(3, decode_in_workers(Plain(), int))
+    with auto(decode_in_workers(Plain(), int), autotune=AutotuneConfig(max_streams=5)) as loader:
+        loader.load_state_dict(state)
+        assert samples(loader) == list(range(12, LENGTH))
+
+
+@pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
+@pytest.mark.parametrize(("kind", "worker"), [(Stateful, 0), (StatefulSplit, 0), (StatefulSplit, 1)])
+def test_the_death_of_a_worker_changes_nothing(kind: Any, worker: int) -> None:
+    with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
+        whole = list(loader)
+    with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
+        iterator: Any = iter(loader)
+        first = [next(iterator) for _ in range(4)]
+        os.kill(iterator._workers[worker].pid, signal.SIGKILL)
+        assert samples([*first, *iterator]) == samples(whole)
+        assert loader.stats().deaths == 1
+
+
+# -- who else reads streams --------------------------------------------------------------------------------------------
+
+
+def test_torchs_own_workers_begin_at_once_so_there_is_one_unless_the_dataset_names_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Named(SplitsAtOnce):
+        num_shards = 2
+
+    monkeypatch.setattr("sys.platform", "darwin")
+    for kind, streams in ((Plain, 1), (SplitsAtOnce, 1), (Named, 2)):
+        loader: Any = auto(kind())
+        assert loader.num_workers == streams
+        assert sorted(samples(loader)) == list(range(LENGTH))
+
+
+class AsksItself(IterDataPipe[int]):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        yield from range(first, LENGTH, step)
+
+
+def numbers(count: int = LENGTH) -> Any:
+    return IterableWrapper(range(count))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("pipe", [numbers, lambda: numbers().sharding_filter(), AsksItself])
+def test_a_datapipe_has_one_stream(pipe: Any) -> None:
+    loader: Any = auto(pipe())
+    assert loader.num_workers == 1
+    assert sorted(samples(loader)) == list(range(LENGTH))

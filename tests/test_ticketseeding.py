@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, seeded
-from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.schedule.seeding import epoch_key, ticket_seed
@@ -52,32 +51,10 @@ def as_it_was() -> Iterator[None]:
     before.put_back()
 
 
-def what_comes_next() -> list[Any]:
-    """Draws of each generator, in pairs, so that a lost or left normal number shows."""
-    words = [random.random(), np.random.rand(), torch.rand(()).item()]
-    return [*two_normals(), torch.randn(()).item(), *words, *two_normals(), torch.randn(()).item()]
-
-
 def half_a_pair() -> None:
     """Leave a normal number in each library's keeping."""
     two_normals()
     torch.randn(())
-
-
-# -- keeping the states, and putting them back -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-@pytest.mark.parametrize("kept", [False, True])
-def test_put_back_is_as_it_was(draw: Callable[[], Any], kept: bool) -> None:
-    seed_ticket(1)
-    if kept:
-        half_a_pair()
-    before = KeptStates()
-    expected = what_comes_next()
-    draw()
-    before.put_back()
-    assert what_comes_next() == expected
 
 
 # -- one ticket --------------------------------------------------------------------------------------------------------
@@ -184,53 +161,3 @@ def test_libraries_and_consecutive_tickets_are_independent(firsts: np.ndarray[An
         grid = (x * 8).astype(int) * 8 + (y * 8).astype(int)
         assert abs(chi_square(np.bincount(grid, minlength=64))) < BOUND
         assert abs(np.corrcoef(x, y)[0, 1]) * np.sqrt(TICKETS) < BOUND
-
-
-def words_of(seed: int) -> np.ndarray[Any, Any]:
-    """The words of all three states but `random`'s first, which is a constant: uint32 (1871,)."""
-    seed_ticket(seed)
-    of_numpy: Any = np.random.get_state()[1]
-    of_torch = torch.get_rng_state().numpy()[24:].view(np.uint64)[:624]
-    return np.concatenate([np.array(words, np.uint32) for words in (random.getstate()[1][1:-1], of_numpy, of_torch)])
-
-
-def test_no_word_is_shared_between_libraries_or_tickets() -> None:
-    """Of 200 tickets: 374,200 words of 32 bits, of which chance repeats some 16."""
-    words = np.concatenate([words_of(ticket_seed(epoch_key(BASE_SEED, EPOCH), number)) for number in range(200)])
-    assert len(words) - len(np.unique(words)) < 48
-    ones = np.unpackbits(words.view(np.uint8)).reshape(len(words), 32).sum(axis=0)
-    assert (abs(ones - len(words) / 2) / np.sqrt(len(words) / 4)).max() < BOUND
-
-
-# -- loaders -----------------------------------------------------------------------------------------------------------
-
-
-class SeldomRandom(Dataset[torch.Tensor]):
-    """Sample: float64 (4,): the index, and a number of each library for those from ``late`` on."""
-
-    def __init__(self, late: int) -> None:
-        self.late = late
-        self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return 80
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.asked.append(index)
-        numbers = [np.random.normal(), random.gauss(0, 1), torch.randn(()).item()] if index >= self.late else [0.0] * 3
-        return torch.tensor([index, *numbers], dtype=torch.float64)
-
-
-def batches(data: Dataset[torch.Tensor], workers: int = 0) -> list[torch.Tensor]:
-    loader = DpexDataLoader(data, 2, num_workers=workers, seeding="batch", generator=seeded())
-    return [batch for _ in range(2) for batch in loader]
-
-
-@pytest.mark.parametrize("late", [0, 60, 80])
-def test_batches_do_not_depend_on_the_number_of_workers(late: int) -> None:
-    expected = batches(SeldomRandom(late))
-    assert len(torch.cat(expected)[:, 1:].unique()) == (2 * 3 * (80 - late) or 1) + (0 < late < 80)
-    for workers in (1, 2):
-        found = batches(SeldomRandom(late), workers)
-        assert len(found) == len(expected) == 80
-        assert all(map(torch.equal, found, expected))

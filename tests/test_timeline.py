@@ -9,24 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
+from families import Augmented
 from workload import wait_as_work
 
 from dpex import DpexDataLoader, OptionError
 
 Events = dict[tuple[int, int], list[dict[str, Any]]]
 SAMPLE_S = 0.002
-
-
-class Waiting(Dataset[int]):
-    """Samples that each wait for 2 ms."""
-
-    def __len__(self) -> int:
-        return 48
-
-    def __getitem__(self, index: int) -> int:
-        wait_as_work(SAMPLE_S)
-        return index
 
 
 def parsed(path: Path) -> tuple[Events, dict[tuple[int, int], str]]:
@@ -65,7 +54,7 @@ def outer(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 def test_each_batch_is_there_with_its_stages_and_the_loop_with_its_steps(seeding: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    with DpexDataLoader(Waiting(), batch_size=4, num_workers=2, seeding=seeding) as loader:
+    with DpexDataLoader(Augmented(48, SAMPLE_S), batch_size=4, num_workers=2, seeding=seeding) as loader:
         with loader.timeline(path):
             for _ in loader:
                 wait_as_work(0.001)
@@ -88,7 +77,7 @@ def test_each_batch_is_there_with_its_stages_and_the_loop_with_its_steps(seeding
 
 
 def test_a_pass_that_runs_already_is_recorded_from_then_on(tmp_path: Path) -> None:
-    with DpexDataLoader(Waiting(), batch_size=4, num_workers=1) as loader:
+    with DpexDataLoader(Augmented(48, SAMPLE_S), batch_size=4, num_workers=1) as loader:
         batches = iter(loader)
         next(batches)
         with loader.timeline(tmp_path / "run.json"):
@@ -99,4 +88,4 @@ def test_a_pass_that_runs_already_is_recorded_from_then_on(tmp_path: Path) -> No
 
 def test_without_workers_there_is_nothing_to_record(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no workers of dpex's own"):
-        DpexDataLoader(Waiting()).timeline(tmp_path / "run.json")
+        DpexDataLoader(Augmented(48, SAMPLE_S)).timeline(tmp_path / "run.json")

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decisions import a_decision
 from families import Augmented
 from rich.console import Console
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Outcome, Settings
 from dpex.cli import main, top
 from dpex.cli.top import ProcessWatch, WatchedProcess, screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
@@ -33,14 +34,10 @@ from dpex.telemetry.http.frames import COLUMNS
 from dpex.telemetry.http.history import encoded
 
 ROOT = Path(__file__).parents[1]
-DECISION = Decision(
-    at=1.0,
+DECISION = a_decision(
     old=Settings(local=2, prefetch=4),
     new=Settings(local=5, prefetch=10),
-    reason="too few",
     text="40 % of the time is lost",
-    evidence={},
-    predicted_rate=10.0,
     predicted_wait=0.02,
     outcome=Outcome(rate=9.0, wait=0.04, kept=True, at=2.0),
 )
@@ -126,13 +123,6 @@ def test_before_the_first_batch_and_between_passes() -> None:
     assert "It waits. (confidence 0.90 of 1) No batches are asked for right now." in shown(watched(state="idle"))
     assert "Not diagnosed yet." in shown(watched(name="other"))
     assert "No loader has been iterated yet." in shown(WatchedProcess("http://x"))
-
-
-def test_a_new_process_at_an_address_begins_anew() -> None:
-    one = watched(number=99)
-    assert (one.since, one.diagnoses) == (98, {"train": DIAGNOSED})
-    one.take(state(1, pid="2"))
-    assert (one.since, one.diagnoses) == (0, {})
 
 
 # -- whom it asks ------------------------------------------------------------------------------------------------------

@@ -42,14 +42,6 @@ def wakes(wakeup: Wakeup) -> bool:
     return not sleeper.is_alive() and bool(wakeup._poll.poll(0))
 
 
-def test_a_ring_wakes_who_sleeps(wakeup: Wakeup) -> None:
-    wakeup.watch(())
-    sleeper = asleep(wakeup)
-    wakeup.ring()
-    sleeper.join(60.0)
-    assert not sleeper.is_alive()
-
-
 def test_a_ring_before_the_sleep_is_not_lost_and_several_are_one(wakeup: Wakeup) -> None:
     wakeup.watch(())
     assert not wakes(wakeup)

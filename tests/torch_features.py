@@ -12,11 +12,9 @@ import torch.multiprocessing
 from torch._C._profiler import _ExperimentalConfig
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 HAS_ACCELERATOR = hasattr(torch, "accelerator")
 """A name for whatever accelerator there is; before, `torch.cuda` was asked in its place."""
-EXPLAINS_PREFETCH_FACTOR = "prefetch_factor must be" in inspect.getsource(_MultiProcessingDataLoaderIter.__init__)
 
 
 def _sends_meta() -> bool:

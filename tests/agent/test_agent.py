@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, assert_same, seeded
-from local_nodes import make_pool
 from torch.utils.data import DataLoader
 from waiting import until
 
+from benchmarks.network.nodes import ProcessNodes
 from dpex import DpexDataLoader
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import ClusterConfig
@@ -39,7 +39,13 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def make(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
         if name == "remote":
-            return make_pool(setup, shared_queue, count, rooms, self.compression)
+            return RemotePool(
+                ProcessNodes(setup, rooms),
+                shared_queue=shared_queue,
+                first_workers=count,
+                probe_index=0,
+                compression=self.compression,
+            )
         return local(self, name, count, setup, shared_queue)
 
     monkeypatch.setattr(PoolFactory, "__call__", make)

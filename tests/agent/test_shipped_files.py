@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +22,6 @@ def read(path: str) -> bytes:
 @pytest.fixture
 def files() -> ShippedFiles:
     return ShippedFiles()
-
-
-def test_the_newest_shipment_can_be_opened_and_no_other(files: ShippedFiles) -> None:
-    files.expect(0)
-    first = files.put(0, parts(b"first"))
-    assert read(first) == b"first"
-    opened = os.open(first, os.O_RDONLY)
-    files.expect(1)
-    assert not Path(first).exists()
-    assert read(files.put(1, parts(b"second"))) == b"second"
-    assert bytes(map_shipped(opened)[0]) == b"first"
-    os.close(opened)
-    files.expect(2)
 
 
 def test_forgetting_that_comes_late_leaves_the_newer_one(files: ShippedFiles) -> None:

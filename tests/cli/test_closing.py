@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
+from decisions import a_decision
 
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.run.install import RunOptions
-from dpex.run.served import Served, lines, note, report_all
+from dpex.run.served import Served, lines
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
@@ -23,18 +22,9 @@ class Tuner:
 
     def __init__(self, before: float, after: float) -> None:
         self.settings = Settings(local=7, prefetch=14)
-        self.decisions: list[Decision] = [
-            Decision(
-                at=1.0,
-                old=Settings(local=2, prefetch=4),
-                new=self.settings,
-                reason="too few",
-                text="why",
-                evidence={"wait": before},
-                predicted_rate=40.0,
-                predicted_wait=0.0,
-                outcome=Outcome(rate=40.0, wait=after, kept=True, at=2.0),
-            )
+        outcome = Outcome(rate=40.0, wait=after, kept=True, at=2.0)
+        self.decisions = [
+            a_decision(old=Settings(local=2, prefetch=4), new=self.settings, evidence={"wait": before}, outcome=outcome)
         ]
 
 
@@ -49,28 +39,9 @@ class Source:
         return diagnose(self.facts)
 
 
-class Loader:
-    """Something that dies."""
-
-    batch_size = 4
-
-    def __init__(self, num_workers: int = 2) -> None:
-        self.dataset, self.num_workers = [1], num_workers
-
-
-class Proxy:
-    """What of a proxy is read."""
-
-    _is_auto, num_workers = False, 2
-
-    def _diagnosis_source(self) -> Source:
-        return Source()
-
-
 def served(source: Any, given: int = 2, served_by: int | None = None) -> Served:
-    loader = weakref.ref(Loader())
     return Served(
-        loader=loader,
+        loader=weakref.ref(set()),  # which is gone
         kind=(),
         words="a D of a R",
         given=given,
@@ -105,33 +76,8 @@ def test_a_number_that_stays_is_not_said_to_become_something() -> None:
         assert printed(loader)[0].startswith(f"dpex run: a D of a R: {words}")
 
 
-def test_advice_that_the_tuner_follows_by_itself_comes_with_its_command() -> None:
-    *_, why, command = printed(served(Source()), command="diagnose", script=("train.py", "--name", "a b"))
-    assert why == "dpex finds that by itself, and adapts it as the work changes:"
-    assert command == "  dpex run train.py --name 'a b'"
-
-
 def test_few_loaders_are_shown_and_one_is_reported_on() -> None:
     told = printed(*(served(Source(), given=number) for number in range(9)), command="diagnose")
     assert [line.split(": ")[2].split()[0] for line in told[:6]] == ["0", "1", "2", "3", "4", "5"]
     assert told[6:8] == ["dpex diagnose: 3 more loaders were served, in which less time passed", ""]
     assert sum(line.startswith("dpex diagnosis of") for line in told) == 1
-
-
-def test_other_ranks_say_nothing_and_a_loader_made_anew_is_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("dpex.run.served._served", [])
-    monkeypatch.setattr("dpex.run.served._pid", os.getpid())
-    options = RunOptions()
-    for rank in (0, 0, 1):
-        loader = Loader(2 + rank)
-        monkeypatch.setenv("RANK", str(rank))
-        note(loader, Proxy(), options)
-    report_all(options)
-    line, *_ = lines_ = capsys.readouterr().err.splitlines()
-    package = __name__.partition(".")[0]
-    assert line.startswith(f"dpex run: a Loader ({package}) of a list: 2 workers, ")
-    assert sum("dpex run: a Loader" in one for one in lines_) == 1
-    report_all(options)
-    assert capsys.readouterr().err == ""

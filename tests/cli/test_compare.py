@@ -6,22 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from torch.utils.data import Dataset
-from workload import wait_as_work
+from families import Augmented
 
 from dpex import DpexDataLoader
 from dpex.cli.main import main
-
-
-class Waiting(Dataset[int]):
-    """Samples that each wait for 4 ms."""
-
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, index: int) -> int:
-        wait_as_work(0.004)
-        return index
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +20,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def written(path: Path, workers: int) -> str:
-    with DpexDataLoader(Waiting(), batch_size=4, num_workers=workers) as loader:
+    with DpexDataLoader(Augmented(400, 0.004), batch_size=4, num_workers=workers) as loader:
         for _ in loader:
             pass
         path.write_text(json.dumps(loader.diagnose().to_dict()))

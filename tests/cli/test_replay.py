@@ -19,7 +19,7 @@ from dpex.autotune.law import law_for
 from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin, line
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
-from dpex.cli.replay import load, replay, report, run
+from dpex.cli.replay import load, replay, run
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
@@ -125,27 +125,6 @@ def test_a_run_is_explained(shift: Path) -> None:
         assert f"why {decision.text}" in words
     assert "replayed the same" in words
     assert lines[-1] == "This version of dpex decides the same on these windows."
-
-
-def test_what_was_never_judged_is_said_to_be_so(shift: Path) -> None:
-    trace = load(str(shift))
-    bare = replace(trace, decisions=tuple(replace(each, outcome=None) for each in trace.decisions))
-    assert sum("not judged yet" in text for text in report(bare, replay(bare))) == len(trace.decisions)
-
-
-def test_a_trace_without_windows_is_explained(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    recorded(recorder(path)).announce()
-    code, lines = shown(path)
-    assert code == 0
-    assert any("no window was recorded" in text for text in lines)
-
-
-def test_a_torn_trace_is_replayed_and_said_to_be_torn(shift: Path) -> None:
-    shift.write_bytes(shift.read_bytes()[:-9])
-    code, lines = shown(shift)
-    assert code == 0
-    assert any("the last line is incomplete" in text for text in lines)
 
 
 # -- otherwise ---------------------------------------------------------------------------------------------------------

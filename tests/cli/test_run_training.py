@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import SCRIPTS, dpex, python
+from tests.cli.commands import dpex, python
 
 ITERATORS = "dpex.engine.with_workers"
 AUGMENTED = ("shuffled", "again", "module", "subclass", "unpickled", "in process", "persistent")
@@ -79,13 +79,6 @@ def test_a_line_for_each_loader_and_one_report_say_at_the_end_what_came_of_it(au
     assert any("an InfiniteLoader of a Rows: 2 workers" in line for line in lines)
     assert len(lines) <= 8
     assert (auto.stderr.count("dpex diagnosis of"), auto.stderr.count("First: ")) == (1, 1)
-
-
-def test_the_scripts_arguments_are_its_own(auto: Any) -> None:
-    found = told(auto)
-    assert found["argv"] == ["train.py", "--", "--num-workers", "9"]
-    assert (found["file"], found["path"]) == (str(SCRIPTS / "train.py"), str(SCRIPTS))
-    assert found["name"] == "__main__"
 
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"

@@ -17,14 +17,7 @@ from dpex.run.install import RunOptions
 from dpex.run.served import iterator, stand_in
 
 TORCHS = DataLoader._get_iterator
-
-
-class Numbers:
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return index
+NUMBERS = range(12)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +45,7 @@ def test_options_travel_as_text() -> None:
 
 def test_what_the_script_set_is_taken_over_and_what_it_changes_too() -> None:
     generator = torch.Generator()
-    loader: Any = DataLoader(Numbers(), 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
+    loader: Any = DataLoader(NUMBERS, 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
     made = stand_in(loader, RunOptions())
     assert made._is_auto
     assert (made.generator, made.prefetch_factor, made.timeout) == (generator, 3, 9)
@@ -66,7 +59,7 @@ def test_what_the_script_set_is_taken_over_and_what_it_changes_too() -> None:
 
 
 def test_a_stand_in_ends_with_its_loader() -> None:
-    loader: Any = DataLoader(Numbers(), num_workers=2)
+    loader: Any = DataLoader(NUMBERS, num_workers=2)
     stand_in(loader, RunOptions())
     key = id(loader)
     assert key in proxies._known
@@ -85,7 +78,7 @@ class OwnSampler(DataLoader[Any]):
     ("loader", "reason"),
     [
         (lambda: DataLoader(IterableWrapper([1, 2, 3])), "DataPipes are left to it"),
-        (lambda: OwnSampler(Numbers(), batch_size=2), "its class defines _index_sampler"),
+        (lambda: OwnSampler(NUMBERS, batch_size=2), "its class defines _index_sampler"),
     ],
     ids=["datapipe", "own sampler"],
 )

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.engine.snapshots import LoaderCounters
 from tests.diagnose.planted import Planted
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -66,19 +65,3 @@ def test_a_pickled_loader_begins_anew() -> None:
     loader = DpexDataLoader(Planted(8), num_workers=1)
     list(loader)
     assert pickle.loads(pickle.dumps(loader)).diagnose().facts.batches == 0
-
-
-def test_ended_pages_are_folded() -> None:
-    class Ended:
-        def sums(self) -> Any:
-            return DpexDataLoader(Planted(1), num_workers=0) and _sums
-
-    with DpexDataLoader(Planted(8), batch_size=4, num_workers=1) as loader:
-        iterator = iter(loader)
-        list(iterator)
-        _sums = iterator._engine.sums()  # type: ignore[attr-defined]
-    book = LoaderCounters()
-    for _ in range(5):
-        book.open(Ended()).end()
-    assert len(book._pages.entries) <= 2
-    assert book.read().batches == 10

@@ -13,11 +13,10 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import diagnose
-from dpex.measure.sampling import SLOWEST, SlowestSamples, SlowIndex, merged
-from dpex.measure.sums import Sums
+from dpex.measure.sampling import SLOWEST, SlowestSamples, SlowIndex
 from dpex.schedule.sample_policy import AS_TORCH
 from dpex.worker import fetch
-from dpex.worker.fetch import Fetcher, SampleClock
+from dpex.worker.fetch import Fetcher
 from tests.unit.diagnose.test_verdict import PLANTED
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -102,16 +101,6 @@ def quick_and_slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_first_sample_is_left_out(quick_and_slow: Clock) -> None:
-    samples = SampleClock()
-    assert samples.samples(quick_and_slow, [0, 1, 9]) == [0, 1, 9]
-    assert samples.slowest(0.501, 3) == (pytest.approx(1e-3), 2)
-    assert samples.is_on
-    assert samples.samples(quick_and_slow, [0, 9]) == [0, 9]
-    assert samples.slowest(0.501, 2) == (pytest.approx(0.5), 0)
-    assert samples.slowest(0.501, 2) == ()
-
-
 def test_samples_of_little_time_are_not_timed(quick_and_slow: Clock) -> None:
     options = {"iterable": False, "auto_collation": True, "drop_last": False, "samples": AS_TORCH}
     setup = SimpleNamespace(dataset=quick_and_slow, collate_fn=list, **options)
@@ -156,15 +145,6 @@ def test_whatever_a_dataset_is_asked_for_can_be_shown() -> None:
     long, unshowable, pair = (slow.shown for slow in slowest.found())
     assert (unshowable, pair) == ("<Unshowable>", "('a', 1)")
     assert len(long) < 200
-
-
-def test_pages_are_added_up() -> None:
-    slowest = SlowestSamples()
-    slowest.add(2.0, [3], 0)
-    once = slowest.found()
-    account = Sums(slow_samples=once).then(Sums(slow_samples=once))
-    assert [(slow.shown, slow.times) for slow in account.slow_samples] == [("3", 2)]
-    assert account.since(Sums()).slow_samples == account.slow_samples == merged([*once, *once])
 
 
 @pytest.mark.parametrize(("times", "ratio", "is_named"), [(3, 20.0, True), (1, 20.0, False), (3, 2.0, False)])

@@ -18,10 +18,10 @@ from dpex.diagnose.facts import Facts, TransformFacts
 from dpex.diagnose.verdict import dominant
 from dpex.measure import sampling
 from dpex.measure.batch_times import StepSums
-from dpex.measure.sums import NodeStats, PoolStats
+from dpex.measure.sums import PoolStats
 from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Compose, Transformed
-from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, READING, facts, pool
+from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, facts, pool
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -181,12 +181,6 @@ def test_a_transform_that_takes_most_is_named() -> None:
     assert told(measured, steps(own=0.9)).verdict.where == "the dataset"
 
 
-def test_a_transform_that_waits_is_named_where_waiting_is_the_cause() -> None:
-    measured = facts({"read": 6.0, "transform": 0.1}, READING)
-    waits = {"D.__getitem__ > Download": StepSums(calls=9, wall_s=1.0, cpu_s=0.01)}
-    assert told(measured, steps(own=0.02, Crop=0.1) | waits).verdict.where.endswith("the transform Download")
-
-
 def test_a_step_of_the_collate_function_is_named_where_that_is_the_cause() -> None:
     measured = facts({"transform": 0.6, "collate": 5.4}, COLLATING)
     found = told(measured, steps(own=0.1, Crop=0.9, collate=0.1, mixup=0.9))
@@ -212,18 +206,3 @@ def test_pools_stand_for_themselves() -> None:
     found = Facts(pools=pools).transforms
     assert [one.all_wall_s for one in found] == pytest.approx([32.0, 48.0])
     assert [one.all_cpu_s for one in found] == pytest.approx([31.0, 39.0])
-
-
-def test_machines_worst_first() -> None:
-    quick = NodeStats(tickets=100, busy_s=1.0, cpu_s=0.9, queued_s=0.1, asked_s=1.0)
-    slow = NodeStats(tickets=50, busy_s=2.5, cpu_s=0.5)
-    measured = facts({"read": 6.0}, READING)
-
-    def full(**nodes: NodeStats) -> str:
-        return diagnose(replace(measured, pools={"remote": replace(READING, nodes=nodes)})).full
-
-    text = full(quick=quick, slow=slow)
-    assert text.index("  slow ") < text.index("  quick ")
-    assert "Slowest machines" in text
-    assert "All batches were made on one machine: quick." in full(quick=quick)
-    assert "chines" not in diagnose(measured).full

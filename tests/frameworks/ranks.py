@@ -31,7 +31,7 @@ import dpex
 from dpex import DpexDataLoader, loader_behind
 from dpex.loader import hook
 from dpex.run.install import RunOptions, install
-from tests.frameworks import stream_ways
+from tests.frameworks import lightning_parts, stream_ways
 from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -117,31 +117,9 @@ def plain(way: str, batches: list[Any]) -> tuple[Any, Any]:
 
 def lightning(way: str, batches: list[Any]) -> tuple[Any, Any]:
     """Lightning's Trainer puts the DistributedSampler in."""
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Model(batches)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return self.model(**batch)["loss"]
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = lightning_parts.trainer(devices=2, strategy="ddp", max_epochs=EPOCHS)
     loader = loader_of(way, shuffle=True)
-    trainer.fit(Module(), loader)
+    trainer.fit(lightning_parts.module(Model(batches), lambda model, batch: model(**batch)["loss"]), loader)
     return loader, trainer.train_dataloader
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dpex import AutotuneConfig, DpexDataLoader
+from tests.frameworks import lightning_parts
 
 STREAMS = 2
 """Workers of torch's, and streams of dpex's."""
@@ -87,35 +88,18 @@ def hugging_face(urls: list[str], rank: int, *, is_auto: bool) -> Read:
 
 def lightning(urls: list[str], rank: int, *, is_auto: bool) -> Read:
     """Lightning leaves streams to the dataset, and prepares the loader of each rank."""
-    import lightning as library
     from datasets.distributed import split_dataset_by_node
 
     batches: list[str] = []
 
-    class Module(library.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
+    def loss(layer: Any, batch: Any) -> Any:
+        batches.append(str(batch))
+        return layer(batch["twice"].float()[:, None]).mean()
 
-        def training_step(self, batch: Any, index: int) -> Any:
-            batches.append(str(batch))
-            return self.layer(batch["twice"].float()[:, None]).mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-    trainer = library.Trainer(
-        accelerator="cpu",
-        devices=2 if torch.distributed.is_initialized() else 1,
-        strategy="ddp" if torch.distributed.is_initialized() else "auto",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    ranks: dict[str, Any] = {"devices": 2, "strategy": "ddp"} if torch.distributed.is_initialized() else {}
     dataset = split_dataset_by_node(streaming().map(doubled), rank, 2)
-    trainer.fit(Module(), loader_of(dataset, is_auto=is_auto, batch_size=2))
+    module = lightning_parts.module(torch.nn.Linear(1, 1), loss)
+    lightning_parts.trainer(**ranks).fit(module, loader_of(dataset, is_auto=is_auto, batch_size=2))
     return batches
 
 

@@ -69,39 +69,6 @@ def test_draws_are_distinct_and_the_same_in_each_run(noise: Any) -> None:
     assert len(set(two)) == 24
 
 
-class Wrapped:
-    """A transform of the user's. MONAI's ``Compose`` does not reach what is in it."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __call__(self, image: Any) -> Any:
-        return self.transform(image)
-
-
-def smart_cache(transforms: Any) -> Any:
-    from monai.data import SmartCacheDataset
-
-    images = [np.full((1, 4, 4), 0.5, np.float32)] * 16
-    transform = transforms.Compose([transforms.RandGaussianNoise(prob=1.0)])
-    return SmartCacheDataset(images, transform, replace_rate=0.25, cache_num=12, shuffle=False, progress=False)
-
-
-def wrapped(transforms: Any) -> Any:
-    return Images(transforms.Compose([Wrapped(transforms.RandGaussianNoise(prob=1.0))]))
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("error:.*random generator")
-@pytest.mark.parametrize("make", [smart_cache, wrapped])
-def test_what_monai_does_not_reach_is_reseeded(make: Any) -> None:
-    """A SmartCacheDataset has a generator of its own, and leaves those of its transforms alone."""
-    dataset = make(pytest.importorskip("monai.transforms", reason="needs MONAI: pip install monai"))
-    one, two, auto = drawn(dataset, 1), drawn(dataset, 2), drawn(dataset, "auto")
-    assert one == two == auto
-    assert len(set(one)) == 24
-
-
 @pytest.mark.parametrize("noise", NOISE)
 def test_below_dpex_run_draws_are_those_of_auto(noise: Any) -> None:
     dataset = Images(noise())

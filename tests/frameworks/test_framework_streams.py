@@ -73,12 +73,6 @@ def goes_on(dataset: Any) -> None:
         assert [str(batch) for batch in loader] == rest
 
 
-def test_webdataset_goes_on_in_the_middle_of_an_epoch(urls: list[str]) -> None:
-    import webdataset as wds
-
-    goes_on(decode_in_workers(wds.WebDataset(urls, shardshuffle=False), number))
-
-
 def test_streaming_of_hugging_face_goes_on_in_the_middle_of_an_epoch(streaming: Any) -> None:
     goes_on(decode_in_workers(streaming, doubled))
 

@@ -13,9 +13,11 @@ from packages import need
 from torch.utils.data import TensorDataset
 
 from dpex import DpexDataLoader, loader_behind
+from tests.frameworks.lightning_parts import module, trainer
 
 need("lightning", "needs Lightning: pip install 'dpex[lightning]'")
 DATA = TensorDataset(torch.arange(64.0).reshape(-1, 1))
+LAYER = torch.nn.Linear(1, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -25,28 +27,8 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def module(loader: Any = None) -> Any:
-    import lightning
-
-    class Model(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            return self.layer(batch[0]).pow(2).mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-    return Model()
-
-
-def trainer(**options: Any) -> Any:
-    import lightning
-
-    plain = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "enable_model_summary": False}
-    return lightning.Trainer(**{**plain, "enable_checkpointing": False, "logger": False, "max_epochs": 2, **options})
+def squares(layer: Any, batch: Any) -> Any:
+    return layer(batch[0]).pow(2).mean()
 
 
 def test_the_callback_logs_and_prints_the_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +38,7 @@ def test_the_callback_logs_and_prints_the_diagnosis(tmp_path: Path, capsys: pyte
 
     loader = DpexDataLoader(DATA, 4, shuffle=True, num_workers="auto", name="train")
     callback = dpex.lightning.DpexCallback(every_n_steps=8)
-    trainer(callbacks=[callback], logger=CSVLogger(tmp_path)).fit(module(), loader)
+    trainer(callbacks=[callback], logger=CSVLogger(tmp_path), max_epochs=2).fit(module(LAYER, squares), loader)
     assert loader.stats().batches == 16
     (written,) = tmp_path.rglob("metrics.csv")
     header, *rows = written.read_text().splitlines()
@@ -90,12 +72,11 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_with_the_batches_that_fo
         expected = [batch[0].flatten().tolist() for batch in whole]
     seen: list[Any] = []
 
-    class Noting(type(module())):  # type: ignore[misc]
-        def training_step(self, batch: Any, index: int) -> Any:
-            seen.append(batch[0].flatten().tolist())
-            return super().training_step(batch, index)
+    def noted(layer: Any, batch: Any) -> Any:
+        seen.append(batch[0].flatten().tolist())
+        return squares(layer, batch)
 
     keep = ModelCheckpoint(dirpath=tmp_path, filename="middle", every_n_train_steps=5)
-    trainer(max_steps=5, callbacks=[keep], enable_checkpointing=True).fit(Noting(), loader())
-    trainer(max_epochs=1).fit(Noting(), loader(), ckpt_path=tmp_path / "middle.ckpt")
+    trainer(max_epochs=2, max_steps=5, callbacks=[keep], enable_checkpointing=True).fit(module(LAYER, noted), loader())
+    trainer().fit(module(LAYER, noted), loader(), ckpt_path=tmp_path / "middle.ckpt")
     assert seen == expected

@@ -50,22 +50,6 @@ def numbers(loader: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("how", REBUILT)
-def test_auto_and_all_options_survive(how: str) -> None:
-    config = AutotuneConfig(max_local=2)
-    loader = DpexDataLoader(
-        DATA, 4, num_workers="auto", worker_config=WorkerConfig(memory_budget=1 << 20), autotune=config, name="train"
-    )
-    plain = REBUILT[how](loader)
-    assert type(plain) is DataLoader
-    assert numbers(plain) == list(range(60))
-    proxy = known_proxy(plain)
-    assert (proxy._is_auto, proxy.seeding, proxy.worker_config.memory_budget) == (True, "batch", 1 << 20)
-    assert (proxy.autotune, proxy.name) == (config, "train")
-    assert proxy._tuning() is loader._tuning() is not None
-    loader.close()
-
-
-@pytest.mark.parametrize("how", REBUILT)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fixed_number_gives_torchs_batches_and_the_own_loader_tells_of_them(how: str, workers: int) -> None:
     torchs = DataLoader(DATA, 7, num_workers=workers)

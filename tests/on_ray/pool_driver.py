@@ -7,11 +7,10 @@ import json
 import os
 import select
 import time
-from dataclasses import replace
 
 import psutil
 import torch
-from torch.utils.data import default_collate
+from families import setup_of
 from waiting import until
 from workload import wait_as_work
 
@@ -19,7 +18,6 @@ from dpex.pools.ray.cluster import connect, release
 from dpex.pools.ray.reservations import worker_options
 from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
-from dpex.worker.setup import WorkerSetup
 
 DEADLINE_S = 120
 
@@ -84,21 +82,6 @@ def same(value):
     return value
 
 
-def setup_of(dataset, **changes):
-    setup = WorkerSetup(
-        dataset=dataset,
-        collate_fn=default_collate,
-        worker_init_fn=None,
-        iterable=False,
-        auto_collation=True,
-        drop_last=False,
-        num_workers=2,
-        base_seed=11,
-        per_batch_seed=True,
-    )
-    return replace(setup, **changes)
-
-
 def remote_args(options=None):
     """What a worker asks of Ray: a place on the node "main", if ``options`` name no other, and no CPU, so that parked
     agents of loaders have the CPUs."""
@@ -117,7 +100,7 @@ class Driver:
         from dpex.pools.ray.nodes import ray_pool
 
         self.pool = ray_pool(
-            setup_of(dataset, **setup),
+            setup_of(dataset, per_batch_seed=True, **setup),
             "auto",
             remote_args(options),
             shared_queue=shared_queue,

@@ -6,12 +6,10 @@ import os
 import signal
 from itertools import islice
 
-import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked, worker_pids
 from test_clean_start import BROKEN, SHAPE, made_here, no_server, server_pid  # noqa: F401
-from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.pools.local import clean_server
@@ -56,15 +54,3 @@ def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeyp
         assert (pool.wanted, pool.requested, pool.running) == (2, 0, 0)
         assert "no local worker can be started" in iterator._engine.pool("local").failed
         assert_same(torch.cat([*got, *iterator]), made_here(400, 0.0))
-
-
-def test_closing_while_local_workers_start_beside_remote_ones() -> None:
-    with remote(1200) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        loader.resize(local=2)
-        server = server_pid()
-        os.kill(server, signal.SIGSTOP)
-        next(iterator)
-    os.kill(server, signal.SIGCONT)
-    until(lambda: not psutil.Process(server).children())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import uuid
-import warnings
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -17,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
 import dpex
-from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
+from dpex import DpexDataLoader, decode_in_workers
 from dpex.options import ClusterConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
@@ -179,31 +177,6 @@ def test_an_error_arrives_as_itself_and_the_other_batches_come() -> None:
         with pytest.raises(ZeroDivisionError, match="Caught ZeroDivisionError in DataLoader worker process 0"):
             next(iterator)
         assert [batch.flatten().tolist() for batch in iterator] == [[*range(i, i + 4)] for i in range(4, 20, 4)]
-
-
-class Deadly(Augmented):
-    """Kills whatever process makes sample 13."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 13:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.tensor([index])
-
-
-def test_a_ticket_that_kills_actors_is_given_up() -> None:
-    with warnings.catch_warnings(), remote(Deadly(30), batch_size=5, num_workers=2, seeding="batch") as loader:
-        warnings.simplefilter("ignore")
-        iterator, got, errors = iter(loader), [], []
-        while True:
-            try:
-                got.append(next(iterator))
-            except StopIteration:
-                break
-            except WorkerDiedError as error:
-                errors.append(str(error))
-        assert len(got) == 5
-        assert len(errors) == 1
-        assert "[10, 11, 12, 13, 14]" in errors[0]
 
 
 class NotOnNodes(Augmented):

@@ -15,7 +15,6 @@ from pool_driver import (
     DEADLINE_S,
     Driver,
     HeldBack,
-    Large,
     NodeBound,
     Numbers,
     grouped,
@@ -64,39 +63,6 @@ class FileBound:
 class Opaque:
     def __init__(self):
         self.handle = (i for i in range(3))
-
-
-def test_large_batches_are_ordinary_writable_tensors_that_last():
-    with Driver(Large(), 1, options=ASIDE) as driver:
-        driver.wait_up(1)
-        made = driver.make(grouped(12, 1, lambda i: [i] * 8))
-    for i, batch in made.items():
-        assert batch.shape == (8, 3, 128, 128)
-        assert type(batch) is torch.Tensor
-        assert (batch == i).all()
-        batch += 1
-    assert all((batch == i + 1).all() for i, batch in made.items())
-
-
-def test_rare_values_arrive_as_they_are():
-    values = {
-        0: np.arange(5000),
-        1: {"a": (1, "b", None), "n": torch.zeros(0, 3)},
-        2: torch.ones(4000, requires_grad=True),
-        3: [torch.ones(3).to_sparse(), {1, 2}],
-        4: "x" * 100_000,
-    }
-    with Driver(values, 1, auto_collation=False, collate_fn=same) as driver:
-        driver.wait_up(1)
-        made = driver.make(grouped(5, 5, lambda i: i))
-    assert np.array_equal(made[0], values[0])
-    made[0][0] = 9
-    assert made[1]["a"] == values[1]["a"]
-    assert made[1]["n"].shape == (0, 3)
-    assert made[2].requires_grad
-    assert made[3][0].is_sparse
-    assert made[3][1] == {1, 2}
-    assert made[4] == values[4]
 
 
 def test_growing_and_shrinking_while_it_works(tmp_path):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from families import is_alive
+from torch.utils.data import ChainDataset
 from trainings import BATCH, SAMPLES, SHARE, Noted, Seen, Training, alone, loader_of, notes_in, seen
 from waiting import until
 
@@ -187,19 +188,6 @@ def test_error_of_a_sample_comes_to_all(begin: Begin, notes: Path) -> None:
     assert _calls(notes)[BATCH] == 1
 
 
-def test_small_batches_travel_in_the_message(begin: Begin, notes: Path) -> None:
-    dataset = Noted(notes, extent=2)
-    one, other = _all_of([begin(dataset), begin(dataset)])
-    assert one == other
-    assert _calls(notes) == Counter(range(SAMPLES))
-
-
-def test_tuned_trainings_share(begin: Begin, notes: Path, tmp_path: Path) -> None:
-    trainings = [begin(num_workers="auto"), begin(num_workers="auto")]
-    assert _all_of(trainings) == [_expected(tmp_path)] * 2
-    assert _calls(notes) == Counter(range(SAMPLES))
-
-
 # -- what is not the same ---------------------------------------------------------------------------------------------
 
 
@@ -249,24 +237,19 @@ def test_other_order_is_told(notes: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"seeding": "worker"}, "give seeding='batch'"),
-        ({"distribute_mode": True}, "one machine"),
         ({"num_workers": 0}, "num_workers=0"),
         ({"multiprocessing_context": "spawn"}, "multiprocessing_context='fork'"),
     ],
 )
 def test_options_that_exclude_sharing(notes: Path, options: dict[str, Any], text: str) -> None:
+    """`unit/test_options.py` has those that exclude each other without a dataset."""
     with pytest.raises(OptionError, match=text):
         loader_of(Noted(notes), **options)
 
 
 def test_streams_are_not_shared() -> None:
-    class Stream(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
     with pytest.raises(OptionError, match="IterableDataset"):
-        DpexDataLoader(Stream(), num_workers=2, worker_config=WorkerConfig(share=SHARE))
+        DpexDataLoader(ChainDataset([]), num_workers=2, worker_config=WorkerConfig(share=SHARE))
 
 
 def test_interrupt_in_the_middle_of_a_message_loses_nothing(

@@ -17,21 +17,10 @@ from panels import FOLDER, RULES, Json, dashboard, filled, panels, queries, sele
 from dpex.system.directories import own_directories
 from dpex.telemetry.catalog import BY_NAME, METRICS
 
-UNITS = {"percentunit", "s", "cps", "Bps", "bytes", "none", "string", "dateTimeFromNow"}
-"""Those that are used; all are names of Grafana's."""
 PROMETHEUS_OWN = {"up", "ALERTS", "ALERTS_FOR_STATE"}
 NOT_SHOWN: dict[str, str] = {}
 """Metrics of the catalogue that no panel shows, and why."""
-EVERY_PANEL = pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
 EVERY_QUERY = pytest.mark.parametrize(("title", "expr"), queries())
-
-
-def variables() -> dict[str, Json]:
-    return {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
-
-
-def annotations() -> list[Json]:
-    return [found for found in dashboard()["annotations"]["list"] if not found["builtIn"]]
 
 
 def rules() -> list[Json]:
@@ -57,19 +46,6 @@ def test_the_file_is_what_the_script_makes() -> None:
 
 
 # -- the linter's rules ------------------------------------------------------------------------------------------------
-
-
-@EVERY_PANEL
-def test_a_panel_has_a_title_a_description_a_unit_and_the_data_source(panel: Json) -> None:
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    defaults = panel["fieldConfig"]["defaults"]
-    assert (panel["options"]["yAxis"] if panel["type"] == "heatmap" else defaults)["unit"] in UNITS
-    assert panel["targets"]
-    assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
-    letters = [target["refId"] for target in panel["targets"]]
-    assert len(set(letters)) == len(letters)
 
 
 @EVERY_QUERY

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -23,7 +22,9 @@ from typing import Any
 
 import pytest
 import torch
+from certificates import make_certificate
 from families import Augmented
+from forks import in_a_child
 from waiting import until
 from workload import wait_as_work
 
@@ -268,26 +269,6 @@ def test_closing_twice_and_pickling() -> None:
     again.close()
 
 
-def test_where_a_port_is_taken_another_is_and_prometheus_finds_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        loaders = [DpexDataLoader([1, 2], metrics_port=port, name=name) for name in ("train", "validation")]
-        for loader in loaders:
-            assert list(loader)
-        served = exporter.port
-        assert served not in (None, port)
-        assert [found["targets"] for found in announced(tmp_path / "sd")] == [[f"127.0.0.1:{served}"]]
-        assert value(scrape(), "dpex_batches_total", loader="validation") == 2
-    (said,) = caplog.messages
-    assert f"metrics: port {port} is taken on 127.0.0.1;" in said
-    assert f"serves its metrics on port {served}, and Prometheus finds it through {tmp_path / 'sd'}" in said
-    assert "DPEX_METRICS_PORT=0" in said
-    for loader in loaders:
-        loader.close()
-
-
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(OptionError, match=r"nothing can listen on host='192\.0\.2\.1', port=0: .* Give an address of"):
         iter(DpexDataLoader([1, 2], metrics_config=MetricsConfig(host="192.0.2.1")))
@@ -339,18 +320,13 @@ def test_workers_do_not_serve() -> None:
 def test_a_forked_child_does_not_serve_and_frees_the_port(tmp_path: Path) -> None:
     loader = DpexDataLoader([1, 2, 3], metrics_port=0)
     list(loader)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            loaded = list(loader) == list(DpexDataLoader([1, 2, 3], metrics_port=0))
-            threads = [thread.name for thread in threading.enumerate()]
-            loader.close()
-            os.write(writing, json.dumps([len(threads), exporter.port, loaded]).encode())
-        finally:
-            os._exit(0)
-    assert json.loads(os.read(reading, 1000)) == [1, None, True]
-    os.waitpid(pid, 0)
+
+    def train() -> None:
+        assert list(loader) == list(DpexDataLoader([1, 2, 3], metrics_port=0))
+        assert (len(threading.enumerate()), exporter.port) == (1, None)
+        loader.close()
+
+    in_a_child(train)
     assert value(scrape(), "dpex_batches_total") == 3
     assert len(announced(tmp_path / "sd")) == 1
     loader.close()
@@ -359,20 +335,10 @@ def test_a_forked_child_does_not_serve_and_frees_the_port(tmp_path: Path) -> Non
 # -- TLS ---------------------------------------------------------------------------------------------------------------
 
 
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates and is not installed")
     for name in ("server", "client"):
-        key, cert = str(tmp_path / f"{name}.key"), str(tmp_path / f"{name}.pem")
-        openssl(
-            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-        )
+        make_certificate(tmp_path / f"{name}.key", tmp_path / f"{name}.pem")
     return tmp_path
 
 

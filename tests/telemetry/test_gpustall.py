@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from families import Augmented
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 from waiting import ManualClock
-from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.system.gpu import events as cudaevents
@@ -154,20 +154,6 @@ def test_every_pass_has_a_start_of_its_own() -> None:
     assert (training.gpu.start_s, training.gpu.stall_s) == (300 * MS, 3 * MS)
 
 
-def test_nothing_is_read_before_the_stream_has_come_to_it() -> None:
-    training = Training()
-    training.visit(10 * MS)
-    training.stream.launch(100 * MS)
-    training.visit(10 * MS)
-    assert training.gpu.stall_s == 10 * MS  # the first
-    training.visit(10 * MS)
-    assert training.gpu.stall_s == 10 * MS  # the stream is busy with what came before the second
-    training.clock.advance(100 * MS)
-    training.visit(0.0)
-    assert training.gpu.stall_s == 10 * MS
-    assert training.stream.asked == 4
-
-
 def test_a_gpu_far_behind_costs_neither_marks_nor_questions() -> None:
     training = Training()
     for _ in range(10 * PENDING):
@@ -181,14 +167,6 @@ def test_a_gpu_far_behind_costs_neither_marks_nor_questions() -> None:
     assert training.stream.asked - before <= AT_ONCE + 1
 
 
-def test_marks_are_used_again() -> None:
-    training = Training()
-    for _ in range(1000):
-        training.step(Step(3 * MS, 2 * MS))
-    assert training.stream.made <= 6
-    assert training.gpu.stall_s == 3 * MS + 998 * MS
-
-
 def test_nothing_is_marked_or_asked_while_a_graph_is_captured() -> None:
     training = Training()
     training.visit(1 * MS)
@@ -198,13 +176,6 @@ def test_nothing_is_marked_or_asked_while_a_graph_is_captured() -> None:
     training.stream.capturing = False
     training.visit(0.0, over=True)
     assert training.gpu.stall_s == 1 * MS
-
-
-def test_without_a_stream_there_is_no_figure() -> None:
-    training = Training()
-    training.stream.capturing = True  # or CUDA is not initialised
-    training.visit(1 * MS, starting=True, over=True)
-    assert (training.gpu.stall_s, training.gpu.start_s) == (None, None)
 
 
 def test_no_stall_is_longer_than_the_stay() -> None:
@@ -325,15 +296,6 @@ def test_a_pass_that_ends_with_skipped_visits_counts_them() -> None:
     assert training.gpu.stall_s == pytest.approx(10 * 0.0001, rel=0.2)
 
 
-def test_a_skipped_end_under_a_captured_graph_asks_nothing() -> None:
-    training = Training(SHARE)
-    training.stream.mark_s = 10 * MARK_S
-    for number in range(10):
-        training.visit(0.0001, starting=number == 0)
-    training.stream.capturing = True
-    training.visit(0.0001, over=True)
-
-
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
@@ -405,17 +367,6 @@ def test_marks_that_do_not_follow_each_other_make_no_step(trouble: str, monkeypa
 # -- in a loader -------------------------------------------------------------------------------------------------------
 
 
-class Slow(Dataset[int]):
-    """Batches that take their time."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        wait_as_work(0.002)
-        return index
-
-
 class HostStream(Stream):
     """A stream on which nothing is queued: it misses all of every stay."""
 
@@ -437,7 +388,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[HostStream]:
 
 
 def test_an_idle_gpu_stalls_as_long_as_the_consumer_is_inside_next(streams: list[HostStream]) -> None:
-    with DpexDataLoader(Slow(), num_workers=2, seeding="batch", autotune=AutotuneConfig()) as loader:
+    with DpexDataLoader(Augmented(12, 0.002), num_workers=2, seeding="batch", autotune=AutotuneConfig()) as loader:
         iterator = iter(loader)
         for _ in iterator:
             pass
@@ -451,11 +402,11 @@ def test_an_idle_gpu_stalls_as_long_as_the_consumer_is_inside_next(streams: list
 
 
 def test_a_visit_that_raises_is_left_too(streams: list[HostStream]) -> None:
-    class Bad(Slow):
-        def __getitem__(self, index: int) -> int:
+    class Bad(Augmented):
+        def __getitem__(self, index: int) -> torch.Tensor:
             raise ValueError("bad sample")
 
-    with DpexDataLoader(Bad(), num_workers=1, seeding="batch", autotune=AutotuneConfig()) as loader:
+    with DpexDataLoader(Bad(12), num_workers=1, seeding="batch", autotune=AutotuneConfig()) as loader:
         iterator = iter(loader)
         for _ in range(3):
             with pytest.raises(ValueError, match="bad sample"):
@@ -496,13 +447,12 @@ class FakeCuda:
     """What `CudaEvents` asks torch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, used: set[int]) -> None:
-        self.used = used
-        self.initialised, self.capturing, self.device = True, False, 0
+        self.used, self.device = used, 0
         self.streams = {device: SimpleNamespace(device_index=device) for device in range(3)}
         monkeypatch.setattr("torch.cuda.Event", FakeEvent)
         monkeypatch.setattr("torch.cuda.current_stream", lambda device: self.streams[device])
-        monkeypatch.setattr("torch.cuda.is_initialized", lambda: self.initialised)
-        monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+        monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
         monkeypatch.setattr("torch.cuda.current_device", lambda: self.device)
         monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
         monkeypatch.setattr("torch._C._cuda_hasPrimaryContext", lambda device: device in self.used, raising=False)
@@ -541,13 +491,3 @@ def test_no_event_is_made_on_a_device_that_nobody_uses(
     assert events.is_open() == (marked is not None)
     if marked is not None:
         assert events.record().stream is cuda.streams[marked]
-
-
-def test_marks_wait_for_cuda_and_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, events = FakeCuda(monkeypatch, {0}), cudaevents.CudaEvents()
-    cuda.initialised = False
-    assert not events.is_open()
-    cuda.initialised = cuda.capturing = True
-    assert not events.is_open()
-    cuda.capturing = False
-    assert events.is_open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -126,28 +125,6 @@ def test_nothing_ever_shrinks(clock: ManualClock, begun: Begun) -> None:
     watch.look()
     assert watch.before[-1] > 0
     assert sums_of(batches).samples == 1201
-
-
-def test_nothing_shrinks_for_another_thread(begun: Begun) -> None:
-    batches = begun(torch.utils.data.TensorDataset(torch.zeros(10**7)), batch_size=1)
-    next(batches)
-    watch = Watch(lambda: sums_of(batches))
-    over, errors = threading.Event(), []
-
-    def read() -> None:
-        try:
-            while watch.readings < 300:
-                watch.look()
-        except BaseException as error:
-            errors.append(error)
-        over.set()
-
-    reader = threading.Thread(target=read, name="reader")
-    reader.start()
-    while not over.is_set():
-        next(batches)
-    reader.join()
-    assert not errors
 
 
 def test_an_error_is_the_users_and_is_counted(clock: ManualClock, begun: Begun) -> None:

@@ -16,7 +16,7 @@ import pytest
 from nvmlstub import built_in
 from waiting import ManualClock
 
-from dpex.system.gpu.nvml import PERIOD_S, TRIES, Gpus, cuda_devices, process_gpus
+from dpex.system.gpu.nvml import PERIOD_S, TRIES, Gpus, cuda_devices
 
 ROOT = Path(__file__).parents[2]
 REST = "-0000-0000-000000000000"
@@ -212,16 +212,6 @@ def test_without_a_driver_there_is_nothing(library: Path) -> None:
     assert run(f"say(-1, 'rc:nvmlInitWithFlags', 9); {ABSENT}", library) == [[], [], True, 1]
 
 
-def test_nvml_is_not_touched_before_cuda_is_used(library: Path) -> None:
-    script = """
-used.clear()
-early = read(), "pynvml" in sys.modules, calls("nvmlInitWithFlags")
-used[0] = "00000000-aaaa-0000-0000-000000000000"
-answer = early, len(read()), gpus._is_hopeless
-"""
-    assert run(script, library) == [[[], False, 0], 1, False]
-
-
 def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank sees the GPUs of all ranks, and uses one."""
 
@@ -272,10 +262,3 @@ say(0, "rc:nvmlDeviceGetUtilizationRates", 3); say(1, "rc:nvmlDeviceGetUtilizati
 answer = both, gpus.busy_ratio()
 """
     assert run(script, library) == [0.375, None]
-
-
-def test_a_process_has_no_gpus_if_torch_was_built_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.version.cuda", None)
-    assert process_gpus() is None
-    monkeypatch.setattr("torch.version.cuda", "13.0")
-    assert process_gpus() is process_gpus() is not None

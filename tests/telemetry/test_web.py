@@ -6,10 +6,8 @@ import contextlib
 import http.client
 import importlib
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from certificates import make_certificate
 from families import no_descriptor_left
 from waiting import until
 
@@ -231,11 +230,8 @@ def test_an_error_in_the_application_is_an_answer(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_silent_client_does_not_hold_up_tls(tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate and is not installed")
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60)
+    make_certificate(key, cert)
     body = b"x" * 3_000_000
     server = Server(
         "127.0.0.1", 0, lambda request: Answer(HTTPStatus.OK, [], body), serving.tls(str(cert), str(key), None)
