@@ -302,7 +302,10 @@ class ArenaCollate:
                 if large:
                     return self._stack_large(batch, self._arena.tensor(size, dtype))
                 return torch.stack(batch, 0, out=torch.empty(size, dtype=dtype, device="cpu"))
-        return torch.stack(batch, 0)
+        result = torch.stack(batch, 0)
+        if self._in_worker and result.dtype != first.dtype:  # torch's workers stack into memory of the first one's type
+            return torch.stack(batch, 0, out=torch.empty_like(result, dtype=first.dtype))
+        return result
 
     def _stack_large(self, batch: Any, out: torch.Tensor) -> torch.Tensor:
         threads = self._threads()

@@ -20,9 +20,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from .datasets import Of, Stream, as_is, as_tensor, epochs
-from .harness import Loader, caught, drain, parity
-
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
+from .harness import PASSES, WORKERS, Loader, caught, drain, parity
 
 
 class Pair(NamedTuple):
@@ -87,6 +85,11 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
     "None": lambda i: None,
     "complex": lambda i: complex(i, -i),
     "tuple": lambda i: (i, float(i), str(i)),
+    "tensor and int": lambda i: (torch.ones(3) * i, i),
+    "tensors of two dtypes": lambda i: (torch.ones(2, dtype=[torch.float32, torch.float64][i]),),
+    "tensors of two sizes": lambda i: (torch.ones(i + 1), i),
+    "tuples of two sizes": lambda i: (1,) * (i + 1),
+    "tuple and list": lambda i: [(torch.ones(2), 1), [torch.ones(2), 2]][i],
     "list": lambda i: [i, [i, i]],
     "empty tuple": lambda i: (),
     "empty list": lambda i: [],
@@ -239,6 +242,7 @@ def test_a_value_that_holds_itself(cls: Loader, workers: int) -> Any:
 def twins(batch: list[int]) -> Any:
     t = torch.arange(4.0)
     inner = [1, 2]
+    array, sample = np.ones(4), Sample(torch.ones(1), 1)
     return {
         "a": t,
         "b": t,
@@ -246,6 +250,8 @@ def twins(batch: list[int]) -> Any:
         "row": t.reshape(2, 2),
         "l": inner,
         "m": inner,
+        "arrays": [array, array],
+        "samples": [sample, (sample,)],
         "other": t.clone(),
     }
 
@@ -256,7 +262,13 @@ def test_what_is_shared_stays_shared(cls: Loader, workers: int) -> Any:
     batch = next(iter(cls(Of(int, 1), collate_fn=twins, num_workers=workers)))
     batch["a"][1] = 77
     batch["l"].append(3)
-    return [batch, batch["a"] is batch["b"], batch["l"] is batch["m"]]
+    same = [
+        batch["a"] is batch["b"],
+        batch["l"] is batch["m"],
+        batch["arrays"][0] is batch["arrays"][1],
+        batch["samples"][0] is batch["samples"][1][0],
+    ]
+    return [batch, same]
 
 
 @WORKERS
@@ -270,15 +282,6 @@ def test_batches_can_be_written_to(cls: Loader, workers: int) -> Any:
         batch.numpy()[1, 0, 0] = -5
     batches[0].unsqueeze_(0)
     return [batches, list(loader), [batch.is_leaf for batch in batches]]
-
-
-@WORKERS
-@parity
-def test_a_batch_takes_part_in_autograd(cls: Loader, workers: int) -> Any:
-    batch = next(iter(cls(Of(as_tensor, 2), batch_size=2, num_workers=workers)))
-    batch.requires_grad_()
-    (batch * batch).sum().backward()
-    return [batch.grad, batch]
 
 
 @WORKERS
@@ -313,12 +316,9 @@ def test_batches_outlive_iterator_and_loader(cls: Loader, workers: int) -> Any:
     return [kept, rows, arrays, again]
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_all_batches_of_some_epochs_can_be_kept(cls: Loader, workers: int, persistent: bool) -> Any:
-    if persistent and not workers:
-        return None
     loader = cls(Of(as_tensor, 300), num_workers=workers, persistent_workers=persistent)
     return epochs(loader, 2)
 
