@@ -49,18 +49,25 @@ def _copied(batch: Any) -> Any:
     return batch
 
 
-def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
-    """The body of a fixture."""
-    made = Accelerator()
+def tell_torch(monkeypatch: pytest.MonkeyPatch, index: Callable[[], int], set_index: Callable[[int], None]) -> None:
+    """Let torch believe that there is one device of kind "cuda"."""
     if HAS_ACCELERATOR:
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: made.index)
-        monkeypatch.setattr(torch.accelerator, "set_device_index", made.set_index)
+        monkeypatch.setattr(torch.accelerator, "current_device_index", index)
+        monkeypatch.setattr(torch.accelerator, "set_device_index", set_index)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     else:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: made.index)
-        monkeypatch.setattr(torch.cuda, "set_device", made.set_index)
+        monkeypatch.setattr(torch.cuda, "current_device", index)
+        monkeypatch.setattr(torch.cuda, "set_device", set_index)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    """The body of a fixture."""
+    made = Accelerator()
+    tell_torch(monkeypatch, lambda: made.index, made.set_index)
     monkeypatch.setattr(torch_pinning, "pin_memory", made.pin)
     yield made
     made.before = lambda batch: None

@@ -24,10 +24,10 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data._utils.pin_memory as torch_pinning
+from accelerator import tell_torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
-from torch_features import HAS_ACCELERATOR
 
 import dpex.device.devices
 
@@ -473,17 +473,7 @@ def _at(address: int, dtype: torch.dtype, shape: torch.Size, strides: tuple[int,
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
     """The body of a fixture: the device is there, and it has seen no hazard in the end."""
     made = AsyncDevice()
-    if HAS_ACCELERATOR:
-        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    else:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    tell_torch(monkeypatch, lambda: 0, lambda index: None)
     monkeypatch.setattr(dpex.device.devices, "device_module", lambda kind: made)
     monkeypatch.setattr(torch_pinning, "pin_memory", made.pin)
     yield made

@@ -3,14 +3,13 @@ first; and what the device would punish is indeed caught by the stand-in."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from async_device import CUDA, AsyncDevice
 
-from dpex import CapturedGraphError, OptionError
+from dpex import OptionError
 from dpex.device.devices import Device, opened
 from dpex.device.feed import Arrival, Feed, open_feed
 from dpex.loader.checks import parsed_device
@@ -36,34 +35,11 @@ def hold_copies(gpu: AsyncDevice) -> None:
 # -- in order ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_taken_before_its_copy_has_happened(gpu: AsyncDevice, feed: Feed) -> None:
-    hold_copies(gpu)
-    batch = launched(feed, torch.arange(4.0))()
-    total = batch.sum()
-    assert not feed._waits[0][1].query(), "training's work waits for the copy, its thread does not"
-    gpu.release()
-    assert total.item() == 6
-    assert gpu.hazards == []
-
-
 def test_what_is_read_without_waiting_is_caught(gpu: AsyncDevice, feed: Feed) -> None:
     arrival = launched(feed, torch.arange(4.0))
     arrival.batch.sum()
     assert gpu.hazards == ["a tensor was read before the copy or operation that fills it was waited for"]
     gpu.hazards.clear()
-
-
-def test_memory_of_the_host_is_kept_until_the_copy_has_happened(gpu: AsyncDevice) -> None:
-    feed = Feed(opened(CUDA), budget_bytes=1 << 30, pin=lambda tensor: tensor)
-    hold_copies(gpu)
-    host = gpu.pin(torch.arange(4.0))
-    batch = launched(feed, host)()
-    del host
-    gpu.release()
-    assert batch.tolist() == [0, 1, 2, 3]
-    assert gpu.hazards == []
-    feed.look()
-    assert not feed._in_flight
 
 
 def test_memory_of_the_host_that_is_given_back_too_early_is_caught(gpu: AsyncDevice) -> None:
@@ -105,13 +81,6 @@ def test_memory_of_the_device_that_is_used_anew_too_early_is_caught(
     gpu.hazards.clear()
 
 
-def test_memory_of_the_device_comes_back_in_the_end(gpu: AsyncDevice, feed: Feed) -> None:
-    for number in range(20):
-        assert launched(feed, torch.full((64,), float(number)))().sum().item() == 64 * number
-    assert gpu.reused > 10
-    assert gpu.hazards == []
-
-
 def test_an_error_in_the_middle_of_a_copy_keeps_what_was_begun(gpu: AsyncDevice, feed: Feed) -> None:
     class Refuses:
         def to(self, device: torch.device) -> None:
@@ -125,14 +94,6 @@ def test_an_error_in_the_middle_of_a_copy_keeps_what_was_begun(gpu: AsyncDevice,
     feed.settle()
     assert gpu.hazards == []
     assert not feed._in_flight
-
-
-def test_a_graph_that_is_captured_gets_no_batch(gpu: AsyncDevice, feed: Feed) -> None:
-    gpu.is_capturing = True
-    with pytest.raises(CapturedGraphError, match="cuda:0"):
-        feed.bring(torch.arange(4.0), 0)
-    gpu.is_capturing = False
-    assert feed.bring(torch.arange(4.0), 0).tolist() == [0, 1, 2, 3]
 
 
 def test_what_is_counted(gpu: AsyncDevice, feed: Feed) -> None:
@@ -149,18 +110,6 @@ def test_what_is_counted(gpu: AsyncDevice, feed: Feed) -> None:
     arrival.ready.synchronize()
     arrival()
     assert feed.late == 1
-
-
-def test_a_forked_process_waits_for_nothing(gpu: AsyncDevice, feed: Feed) -> None:
-    hold_copies(gpu)
-    arrival = launched(feed, torch.arange(4.0))
-    child = os.fork()
-    if not child:
-        feed.settle()
-        os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    gpu.release()
-    assert arrival().tolist() == [0, 1, 2, 3]
 
 
 # -- what a type does by itself ----------------------------------------------------------------------------------------

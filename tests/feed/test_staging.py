@@ -79,18 +79,3 @@ def test_batches_go_from_the_slot_to_the_device(gpu: AsyncDevice) -> None:
     del found, feed
     gc.collect()
     assert gpu.runtime.locked == {}
-
-
-def test_copies_that_wait_keep_their_slots(gpu: AsyncDevice) -> None:
-    gpu.holds_new_streams = True
-    loader = DpexDataLoader(
-        Augmented(200, extra=2000), batch_size=4, num_workers=2, seeding="batch", generator=seeded(), device="cuda"
-    )
-    iterator: Any = iter(loader)
-    batches = [next(iterator) for _ in range(20)]
-    assert len(iterator._feed._in_flight) >= 20
-    gpu.release()
-    batches += iterator
-    expected, _ = run()
-    assert torch.equal(torch.cat([batch.cpu() for batch in batches]), expected)
-    assert gpu.pinned == 0

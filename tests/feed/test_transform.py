@@ -16,7 +16,7 @@ from families import Augmented, seeded
 from waiting import until
 
 import dpex
-from dpex import DpexDataLoader, OptionError
+from dpex import DpexDataLoader
 from dpex.options import DeviceConfig
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
@@ -180,8 +180,3 @@ def test_what_is_counted(gpu: AsyncDevice) -> None:
         feed = iterator._feed
         assert feed.transform_s > 0
         assert feed.copied_bytes == 40 * 704 * 8
-
-
-def test_it_needs_a_device() -> None:
-    with pytest.raises(OptionError, match="beside device=None: give a device"):
-        DpexDataLoader([1], device_config=DeviceConfig(transform=abs))

@@ -189,7 +189,3 @@ def epochs(loader: Any, count: int) -> list[list[Any]]:
 
 def take(iterator: Iterator[Any], count: int) -> list[Any]:
     return list(itertools.islice(iterator, count))
-
-
-def drop(batch: Any) -> None:
-    """A collate function that gives None."""

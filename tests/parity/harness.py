@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -39,6 +40,8 @@ Script: TypeAlias = Callable[..., Any]
 HERE = Path(__file__).parent
 SEED = 20260
 MOST_ITEMS = 1_000
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+PASSES = pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 
 
 def candidate() -> Loader:

@@ -95,24 +95,6 @@ def test_refused_without_a_dataset(cls: Loader) -> Any:
     return "dataset" in str(caught(cls).error)
 
 
-@parity
-def test_thirteen_positional_arguments(cls: Loader) -> Any:
-    generator = torch.Generator()
-    loader = cls(MAP, 4, True, None, None, 2, None, False, True, 1.5, print, "fork", generator)
-    return [
-        loader.batch_size,
-        type(loader.sampler),
-        loader.num_workers,
-        loader.collate_fn,
-        loader.pin_memory,
-        loader.drop_last,
-        loader.timeout,
-        loader.worker_init_fn is print,
-        loader.multiprocessing_context.get_start_method(),
-        loader.generator is generator,
-    ]
-
-
 LATE: dict[str, dict[str, Any]] = {
     "timeout without workers": {"timeout": 3},
     "generator of a wrong type": {"generator": 5},

@@ -16,12 +16,11 @@ import pytest
 import torch
 from waiting import until
 
-from .datasets import GATE_GIVE_UP_S, Bulk, Counting, Failing, Gate, Gated, Of, Stream, as_is, take, worker_id
-from .harness import Caught, Loader, candidate, caught, drain, parity
+from .datasets import GATE_GIVE_UP_S, Counting, Failing, Gate, Gated, Of, Stream, as_is, take, worker_id
+from .harness import WORKERS, Caught, Loader, candidate, caught, drain, parity
 
 # torch's half-built iterators complain in __del__
 HALF_BUILT = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 class PlainError(Exception):
@@ -270,21 +269,6 @@ def test_the_collate_function_fails(cls: Loader, workers: int) -> Any:
     return drain(iter(cls(Counting(8), batch_size=2, num_workers=workers, collate_fn=bad_collate)))
 
 
-@WORKERS
-@parity
-def test_default_collate_fails(cls: Loader, workers: int) -> Any:
-    return [
-        drain(iter(cls(Of(make, 3), batch_size=2, num_workers=workers)))
-        for make in (lambda i: torch.ones(i + 1), lambda i: object, lambda i: [1] * (i + 1), lambda i: None)
-    ]
-
-
-@WORKERS
-@parity
-def test_fetching_in_bulk_fails(cls: Loader, workers: int) -> Any:
-    return drain(iter(cls(Bulk(fail_as_told, 0), batch_sampler=[["a"], ["KeyError"], ["b"]], num_workers=workers)))
-
-
 class LazyError(Exception):
     pass
 
@@ -332,19 +316,6 @@ def test_the_sampler_cannot_start(cls: Loader, workers: int) -> Any:
     return [
         caught(lambda size: list(cls(Counting(3), size, sampler=NoIterator(), num_workers=workers)), size)
         for size in (1, None)
-    ]
-
-
-@WORKERS
-@parity
-def test_the_dataset_s_length_fails(cls: Loader, workers: int) -> Any:
-    class Broken(Counting):
-        def __len__(self) -> int:
-            raise LazyError("no length")
-
-    return [
-        caught(len, cls(Broken(3), num_workers=workers)),
-        caught(lambda: list(cls(Broken(3), num_workers=workers))),
     ]
 
 

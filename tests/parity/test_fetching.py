@@ -20,9 +20,7 @@ from .datasets import (
     epochs,
     pair,
 )
-from .harness import Loader, caught, drain, parity
-
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
+from .harness import PASSES, WORKERS, Loader, caught, drain, parity
 
 
 @WORKERS
@@ -53,12 +51,6 @@ def test_an_empty_batch(cls: Loader, workers: int) -> Any:
         drain(iter(cls(Counting(3), num_workers=workers, batch_sampler=[[0], [], [1]]))),
         drain(iter(cls(Counting(3), num_workers=workers, batch_sampler=[[0], [], [1]], collate_fn=as_is))),
     ]
-
-
-@WORKERS
-@parity
-def test_single(cls: Loader, workers: int) -> Any:
-    return list(cls(Of(as_tensor, 5), batch_size=None, num_workers=workers))
 
 
 @WORKERS
@@ -178,12 +170,9 @@ class OneTime(IterableDataset[Any]):
         return self.left
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_a_stream_that_is_its_own_iterator(cls: Loader, workers: int, persistent: bool) -> Any:
-    if persistent and not workers:
-        return None
     return epochs(cls(OneTime(5), 2, num_workers=workers, persistent_workers=persistent), 2)
 
 
@@ -275,14 +264,6 @@ def test_data_pipes(cls: Loader, workers: int) -> Any:
 def test_persistent_data_pipes(cls: Loader) -> Any:
     stream = IterableWrapper(range(12)).shuffle().sharding_filter().map(square)
     return epochs(cls(stream, 3, shuffle=True, num_workers=2, persistent_workers=True), 3)
-
-
-@WORKERS
-@parity
-def test_the_batch_sampler_may_be_a_generator(cls: Loader, workers: int) -> Any:
-
-    batches = ([i, i + 1] for i in range(0, 6, 2))
-    return list(cls(Counting(6), batch_sampler=batches, num_workers=workers))
 
 
 @WORKERS

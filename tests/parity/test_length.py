@@ -94,12 +94,3 @@ def test_overrun_when_the_length_is_asked_during_the_epoch(cls: Loader) -> Any:
     first = take(iterator, 1)
     len(loader)
     return [first, list(iterator), "now the next", list(loader)]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@parity
-def test_overrun_over_epochs(cls: Loader, persistent: bool) -> Any:
-    loader = cls(SizedStream(pair, 2, 3), num_workers=1, persistent_workers=persistent)
-    first = list(loader)
-    len(loader)
-    return [first, list(loader), list(loader)]

@@ -25,9 +25,7 @@ from .datasets import (
     take,
     worker_id,
 )
-from .harness import Loader, caught, parity
-
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
+from .harness import PASSES, WORKERS, Loader, caught, parity
 
 
 def lists(batches: list[Any]) -> list[Any]:
@@ -139,14 +137,6 @@ def test_out_of_order_stream(cls: Loader) -> Any:
     return lists(first), lists(list(iterator))
 
 
-@needs_in_order
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@parity
-def test_out_of_order_gives_the_same_batches(cls: Loader, workers: int) -> Any:
-    loader = cls(Counting(23), batch_size=2, num_workers=workers, in_order=False)
-    return [sorted(batch.tolist() for batch in epoch) for epoch in epochs(loader, 2)]
-
-
 @WORKERS
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
 @parity
@@ -161,34 +151,6 @@ def test_how_far_ahead_indices_are_drawn(cls: Loader, workers: int, prefetch_fac
     for _ in range(22):
         item = caught(next, iterator)
         seen.append((item, sampler.seen))
-    return seen
-
-
-SAMPLED: dict[str, dict[str, Any]] = {
-    "batched": {"batch_size": 2},
-    "single": {"batch_size": None},
-    "stream of batches": {"batch_size": 2, "drop_last": True},
-}
-
-
-@WORKERS
-@pytest.mark.parametrize("how", SAMPLED)
-@pytest.mark.parametrize("persistent", [False, True])
-@parity
-def test_how_often_the_sampler_is_started(cls: Loader, how: str, workers: int, persistent: bool) -> Any:
-    """Once per epoch; twice with workers and batch_size=None."""
-    if persistent and not workers:
-        return None
-    sampler = Recording(range(5))
-    loader = cls(Counting(5), sampler=sampler, num_workers=workers, persistent_workers=persistent, **SAMPLED[how])
-    seen: list[Any] = []
-    for _ in range(2):
-        iterator = iter(loader)
-        seen.append(sampler.seen)
-        seen.append(caught(next, iterator))
-        seen.append(sampler.seen)
-        seen.append(list(iterator))
-        seen.append(sampler.seen)
     return seen
 
 
@@ -287,12 +249,9 @@ class Notebook:
         return worker_id(), index, self.reads
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_what_a_worker_s_copy_remembers(cls: Loader, workers: int, persistent: bool) -> Any:
-    if persistent and not workers:
-        return None
     dataset = Notebook()
     loader = cls(dataset, num_workers=workers, persistent_workers=persistent)
     return [epochs(loader, 3), dataset.reads]
@@ -372,13 +331,10 @@ class EagerBatches(Recording):
         return iter([[(i + self.started) % 5 for i in batch] for batch in self.indices])
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_samplers_that_begin_at_once(cls: Loader, workers: int, persistent: bool) -> Any:
     """With workers torch asks the index sampler twice for its first iterator and uses the second."""
-    if persistent and not workers:
-        return None
     seen: list[Any] = []
     kinds: list[tuple[str, Any, dict[str, Any]]] = [
         ("sampler", Eager(range(5)), {"batch_size": None}),

@@ -11,9 +11,8 @@ import torch
 from accelerator import Accelerator, pretended
 
 from .datasets import Counting, Failing, Of, Recording, Stream, as_tensor, augmented, epochs, pair, take
-from .harness import Loader, caught, drain, parity
+from .harness import WORKERS, Loader, caught, drain, parity
 
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
 the: Accelerator
 
 

@@ -19,9 +19,8 @@ from torch.utils.data import (
 )
 
 from .datasets import Counting, Of, Stream, augmented, augmented_element, epochs, take
-from .harness import Loader, drain, parity, random_state
+from .harness import PASSES, WORKERS, Loader, drain, parity, random_state
 
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
 MAP = Counting(8)
 
 
@@ -108,13 +107,6 @@ def test_draws_of_a_stream(cls: Loader, workers: int) -> Any:
     generator = torch.Generator().manual_seed(5)
     plain, seeded = (cls(Stream(augmented_element, 3), num_workers=workers, generator=g) for g in (None, generator))
     return [epochs(plain, 2), random_state(), epochs(seeded, 2), generator, random_state()]
-
-
-@WORKERS
-@parity
-def test_the_base_seed(cls: Loader, workers: int) -> Any:
-    loader = cls(MAP, num_workers=workers, generator=torch.Generator().manual_seed(7))
-    return [iter(loader)._base_seed for _ in range(3)]
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -217,12 +209,9 @@ class NewStyle(Counting):
         return self.rng.random(), torch.rand(1, generator=self.torch_rng)
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_a_dataset_s_own_generators(cls: Loader, workers: int, persistent: bool) -> Any:
-    if persistent and not workers:
-        return None
     return epochs(cls(NewStyle(6), num_workers=workers, persistent_workers=persistent), 2)
 
 

@@ -16,9 +16,8 @@ from torch.autograd.profiler import profile
 from torch_features import HAS_ACCELERATOR, needs_profiles_of_all_threads
 
 from .datasets import Counting, Of, as_tensor, epochs, take
-from .harness import Loader, caught, parity
+from .harness import WORKERS, Loader, caught, parity
 
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
 NO_ACCELERATOR = pytest.mark.skipif(is_available(), reason="says what happens without an accelerator")
 
 
@@ -57,20 +56,16 @@ def marks(recorded: Any) -> list[Any]:
 @WORKERS
 @parity
 def test_the_profiler_s_mark(cls: Loader, workers: int) -> Any:
-    """`enumerate(DataLoader)#<iterator>.__next__`, once for each next(), the last one included."""
-    with profile() as recorded:
-        list(cls(Counting(3), num_workers=workers))
-    return marks(recorded)
-
-
-@WORKERS
-@parity
-def test_the_profiler_s_mark_where_it_is_on_for_a_while(cls: Loader, workers: int) -> Any:
-    iterator = iter(cls(Counting(9), num_workers=workers))
+    """`enumerate(DataLoader)#<iterator>.__next__`, once for each next() while it is on, the last one included."""
+    loader = cls(Counting(9), num_workers=workers)
+    iterator = iter(loader)
     seen = take(iterator, 2)
-    with profile() as recorded:
+    with profile() as part:
         seen += take(iterator, 3)
-    return [seen + list(iterator), marks(recorded)]
+    seen += iterator
+    with profile() as whole:
+        seen += loader
+    return [seen, marks(part), marks(whole)]
 
 
 @needs_profiles_of_all_threads
@@ -95,18 +90,6 @@ def test_grad_mode_and_threads_of_this_process(cls: Loader, workers: int) -> Any
     with torch.inference_mode():
         second = list(cls(Of(as_tensor, 2), num_workers=workers))
     return [first, second, [batch.is_inference() for batch in first + second], torch.get_num_threads()]
-
-
-@WORKERS
-@parity
-def test_from_another_thread(cls: Loader, workers: int) -> Any:
-    """Trainers run loaders in a background thread to hide their latency."""
-    loader = cls(Counting(7), batch_size=2, num_workers=workers)
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.extend(caught(list, loader)))
-    thread.start()
-    thread.join()
-    return seen
 
 
 @WORKERS

@@ -19,9 +19,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from .datasets import Counting, Of, SizedStream, Stream, as_is, epochs, pair, worker_id
-from .harness import Loader, caught, drain, parity, random_state
+from .harness import PASSES, WORKERS, Loader, caught, drain, parity, random_state
 
-WORKERS = pytest.mark.parametrize("workers", [0, 2])
 sharing_strategy: Any = torch.multiprocessing.get_sharing_strategy
 SETTING: dict[str, int] = {"module global": 1}
 
@@ -75,26 +74,20 @@ def describe(dataset: Any, index: int) -> dict[str, Any]:
     }
 
 
-@WORKERS
-@parity
-def test_the_surroundings_of_a_worker(cls: Loader, workers: int) -> Any:
-    loader = cls(Curious(4), num_workers=workers, collate_fn=as_is)
-    return [list(loader), get_worker_info(), os.getpid() == MAIN]
-
-
 MAIN = os.getpid()
 
 
 @WORKERS
 @parity
-def test_what_was_set_here_before_iter_is_found_in_a_worker(cls: Loader, workers: int) -> Any:
-    loader = cls(Curious(2), num_workers=workers, collate_fn=as_is)
+def test_the_surroundings_of_a_worker(cls: Loader, workers: int) -> Any:
+    """What was set here before iter() is found there."""
+    loader = cls(Curious(4), num_workers=workers, collate_fn=as_is)
     SETTING["module global"] = 2
     os.environ["PARITY_SETTING"] = "set"
     torch.set_default_dtype(torch.float64)
     try:
         with torch.no_grad():
-            return list(loader)
+            return [list(loader), get_worker_info(), os.getpid() == MAIN]
     finally:
         SETTING["module global"] = 1
         del os.environ["PARITY_SETTING"]
@@ -156,12 +149,9 @@ def share_out(worker: int) -> None:
 
 
 @pytest.mark.smoke
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_worker_init_fn(cls: Loader, workers: int, persistent: bool) -> Any:
-    if persistent and not workers:
-        return None
     dataset = Shares(5)
     loader = cls(
         dataset,
@@ -187,13 +177,10 @@ class Counted(Counting):
         return index, list(self.calls)
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_worker_init_fn_is_a_method_of_the_dataset(cls: Loader, workers: int, persistent: bool) -> Any:
     """Called once per worker process: in each epoch anew, or once for persistent workers."""
-    if persistent and not workers:
-        return None
     dataset = Counted(6)
     loader = cls(
         dataset,
@@ -241,12 +228,9 @@ class Restarted(Stream):
         return iter([(worker_id(), self.starts)] * 2)
 
 
-@WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@PASSES
 @parity
 def test_how_often_a_stream_is_started(cls: Loader, workers: int, persistent: bool) -> Any:
-    if persistent and not workers:
-        return None
     dataset = Restarted(pair, 1)
     return [epochs(cls(dataset, num_workers=workers, persistent_workers=persistent), 3), dataset.starts]
 
@@ -352,18 +336,6 @@ def test_nothing_leaves_this_process_without_workers(cls: Loader) -> Any:
         loader.dataset is dataset,
         get_worker_info(),
     ]
-
-
-@parity
-def test_nothing_is_fetched_ahead_without_workers(cls: Loader) -> Any:
-    read: list[int] = []
-    loader = cls(Of(read.append, 6), batch_size=2, collate_fn=as_is)
-    iterator = iter(loader)
-    seen: list[Any] = [list(read)]
-    for _ in range(3):
-        next(iterator)
-        seen.append(list(read))
-    return seen
 
 
 @WORKERS

@@ -92,6 +92,9 @@ def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     log = log_of(0, 2, 4, is_stream=True)
     assert not log.is_known
     assert log.point(0, 3, undelivered=1) == LogicalPoint(batches=2)
+    later = LogicalLog(is_stream=True)
+    later.go_on(LogicalPoint(batches=2))
+    assert later.point(0, 3) == LogicalPoint(batches=2)
     log.begin_epoch()
     assert log.point(1, 0) == LogicalPoint()
 
