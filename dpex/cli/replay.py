@@ -225,8 +225,8 @@ def build(kind: type[_T], record: Any) -> _T:
 def _value(hint: Any, value: Any) -> Any:
     """Return the value of a field of type ``hint``. Numbers that JSON lacks are the strings inf, -inf and nan."""
     origin, inner = get_origin(hint), get_args(hint)
-    if hint is float:
-        return float(value)
+    if hint is float:  # whole numbers stay as they are: the scoreboard's kept results are found by how they are written
+        return value if isinstance(value, (int, float)) else float(value)
     if is_dataclass(hint):
         return build(hint, value)  # type: ignore[arg-type]
     if origin in (Union, types.UnionType):
