@@ -146,7 +146,7 @@ class CachedDataset(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        if place is None or self._memory is None or self._memory.is_random:
+        if place is None or self._memory is None or self.is_random:
             return self.dataset[index]
         began = time.perf_counter()
         found = self._kept(place)
