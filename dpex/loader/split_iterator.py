@@ -40,12 +40,12 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
     """See the module. Its workers, and all that is measured, are those that decode. Its state comes from both."""
 
     def __init__(
-        self, loader: Any, make_pool: Any, sizes: Sizes, *, resume: PassState | None = None, **options: Any
+        self, loader: Any, make_pool: Any, sizes: Sizes, *others: Any, resume: PassState | None = None, **options: Any
     ) -> None:
         readers = Sizes(local=int(loader.num_workers), remote=0, prefetch=None)
         self._reader = _DpexDataLoaderIter(_reading(loader), make_pool, readers, resume=_read_part(resume))
         self._goes_on, self._is_in_order = resume, bool(loader.in_order)
-        super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, sizes, **options)
+        super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, sizes, *others, **options)
         self._dataset_kind = DatasetKind.Iterable  # torch's `__next__` warns of wrong lengths
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
