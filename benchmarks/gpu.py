@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.course import Course, drive
 from benchmarks.works.jpeg import MEAN, STD
 from dpex.options import DeviceConfig
-from dpex.system.gpu.events import cuda_stall
+from dpex.system.gpu.stall import cuda_stall
 
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 IMAGENET_CLASSES = 1000

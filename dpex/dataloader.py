@@ -42,8 +42,7 @@ from dpex.system.user_warnings import warn
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
-    from dpex.diagnose.diagnosis import Diagnosis
-    from dpex.diagnose.source import DiagnosisSource
+    from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
     from dpex.schedule.prefetch import Sizes
@@ -245,7 +244,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         check_samples(self)
         check_cache(self)
         if Sizing(self).is_tuned:
-            from dpex.autotune.runtime.recorder import check as check_trace
+            from dpex.autotune.runtime.trace_file import check as check_trace
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)
         start_fork_server_early(self)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dpex.measure.ledger import LastReading
 from dpex.measure.readable import duration, fine_percent, size
 from dpex.measure.sums import PoolStats
 
@@ -111,10 +110,3 @@ class LoaderStats:
         for name in ("deaths", "remade", "late", "failed_samples"):
             if count := getattr(self, name):
                 yield name.replace("_", " "), f"{count:,}"
-
-
-class LastStats(LastReading[LoaderStats]):
-    """The figures of one iterator: read from ``source`` while it lives, and kept when it ends, however it ends."""
-
-    def __init__(self, source: Callable[[], LoaderStats] = LoaderStats) -> None:
-        super().__init__(source)

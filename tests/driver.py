@@ -29,15 +29,11 @@ class Driver:
         prefetch: int = 8,
         local: int = 2,
         remote: int = 0,
-        is_tuned: bool = False,
         splitting: Splitting | None = None,
         **pool: Any,
     ) -> None:
         self.options = {"shared": not logicals, **pool}
-        self.is_tuned = is_tuned
         self.now = 0.0
-        self.refused: dict[str, Exception] = {}
-        """Errors that making or resizing these pools raises."""
         rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_read_ahead=False, memory_budget=None)
         self.state = EngineState(
             logicals=logicals,
@@ -54,14 +50,12 @@ class Driver:
         self.perform(self.state.placement.open())
 
     def make_pool(self, name: str, count: int) -> FakePool:
-        if name in self.refused:
-            raise self.refused[name]
         pool = FakePool(name, **self.options)
         pool.resize(count)
         return pool
 
     def sizes(self, local: int, remote: int) -> Sizes:
-        return Sizes(local=local, remote=remote, prefetch=None, tuned_prefetch=8 if self.is_tuned else None)
+        return Sizes(local=local, remote=remote, prefetch=None)
 
     def perform(self, _: None = None) -> None:
         """Perform what the call in the brackets has left among the instructions."""
@@ -129,10 +123,6 @@ class Driver:
         self.perform(self.state.resize(self.sizes(local, remote)))
         self.state.settle_prefetch()
         self.fill()
-
-    def wait(self, cpus: int = 4) -> None:
-        self.perform(self.state.consumer_waits(cpus, self.now))
-        self.fill(starving=True)
 
     def take(self) -> Any:
         """The next batch, or `NOTHING`."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import BatchTimes
-from dpex.measure.pool_times import PoolTimes as PoolTimes
+from dpex.measure.batch_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
-from dpex.schedule.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL, REMOTE
 from dpex.schedule.progress import ALL, UNKNOWN
 from dpex.schedule.schedule import Ticket
@@ -109,7 +109,6 @@ class FakePool:
         self.crashes = 0
         self.room = room
         self.starts_slowly = starts_slowly
-        self.is_closed = False
         self._shared = shared
         self._make = make or (lambda work: work)
         self._is_split = is_split
@@ -201,7 +200,6 @@ class FakePool:
 
     def close(self, grace_s: float = 5.0) -> None:
         """See `WorkerPool.close`."""
-        self.is_closed = True
         self._workers.clear()
         self._queue.clear()
         self._events.clear()
@@ -248,10 +246,6 @@ class FakePool:
                 self._events.append(Snapshot(logical, *worker.latest[logical], worker.states[logical]))
                 return True
         return False
-
-    def say(self, text: str) -> None:
-        """Tell a warning."""
-        self._events.append(Notice(text))
 
     @property
     def is_idle(self) -> bool:

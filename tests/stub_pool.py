@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dpex.measure.pool_times import PoolTimes
+from dpex.measure.batch_times import PoolTimes
 from dpex.pools.base import PoolCounts
 from dpex.schedule.events import PoolEvent, TicketMade
 from dpex.schedule.schedule import Ticket

@@ -18,8 +18,7 @@ from families import Augmented, train_until
 from forks import in_a_child
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.runtime.recorder import VARIABLE, check, wanted
-from dpex.autotune.runtime.trace_file import TraceFile
+from dpex.autotune.runtime.trace_file import VARIABLE, TraceFile, check, wanted
 from dpex.autotune.trace import Recorder
 from dpex.autotune.types import Sample
 from dpex.cli.main import main

@@ -20,15 +20,14 @@ from families import Augmented, assert_same, seeded, stacked, train_until
 from waiting import ManualClock, until
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start, within
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample, Settings
 from dpex.errors import OptionError
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import Sizes
-from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_runnable
+from dpex.system.machine import MachineMeter, busy_s, cpu_used
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -97,7 +96,7 @@ def test_batches_are_the_same_whatever_is_decided(monkeypatch: pytest.MonkeyPatc
 
     options = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
     plain = stacked(DpexDataLoader(Augmented(2_000), num_workers=0, generator=seeded(), **options))
-    monkeypatch.setattr("dpex.autotune.runtime.tuner.law_for", Restless)
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.Law", Restless)
     options |= {"persistent_workers": True}  # else the start of workers is a limit, with another law
     data = Augmented(2_000, 0.0005)
     with DpexDataLoader(data, num_workers="auto", generator=seeded(), **options) as loader:
@@ -268,10 +267,6 @@ def test_an_engine_shows_where_time_went() -> None:
     list(iterator)
     ended = iterator._engine.look().times
     assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
-
-
-def test_what_psutil_does_not_read_is_parsed() -> None:
-    assert parse_runnable("4.18 3.22 1.51 5/126 21870\n") == 4
 
 
 def test_busy_time_is_that_of_the_cpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

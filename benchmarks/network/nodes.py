@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.network.links import Network
-from dpex.autotune.room import RoomFound, RoomWanted
+from dpex.autotune.types import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.connection import AdmissionServer
 from dpex.pools.agent.nodes import NodeNews, link_over, wake_nobody
@@ -134,11 +134,11 @@ class Room:
         pass
 
     def look(self, wanted: RoomWanted) -> RoomFound:
-        """See `dpex.autotune.room.Room.look`."""
+        """See `dpex.autotune.types.Room.look`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
 
     def rest(self) -> None:
-        """See `dpex.autotune.room.Room.rest`."""
+        """See `dpex.autotune.types.Room.rest`."""
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dpex.measure.pool_times import RECENT
+from dpex.measure.batch_times import RECENT
 from dpex.measure.samples import PoolSample
 from dpex.system.run_queue import RunQueueTimes
 

@@ -14,8 +14,7 @@ from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision, Settings
-from dpex.measure.consumer_time import EngineLook, Tally
-from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
+from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, EngineLook, Tally
 from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
 from dpex.schedule.prefetch import REMOTE_WINDOW, Sizes
 from dpex.system.gpu.stall import GpuSteps

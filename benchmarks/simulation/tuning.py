@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.simulation.history import Mark
 from benchmarks.simulation.steering import Steering
-from dpex.autotune.runtime.window_sample import Window
-from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
+from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows, Window
 from dpex.autotune.types import Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import MachineSample, PoolSample
@@ -57,7 +56,7 @@ class Tuning:
         if isinstance(found, float):
             self._loop.after(found, self._turn)
             return
-        sample = self._measured(Window(*found))
+        sample = self._measured(found)
         self._look_back(sample)
         decision = self._steering.step(sample)
         if decision is not None:

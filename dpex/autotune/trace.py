@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import Law
+from dpex.autotune.law.law import Law
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.measure.samples import PoolSample
 

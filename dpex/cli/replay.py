@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import law_for
+from dpex.autotune.law.law import Law
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.main import add_command
@@ -269,7 +269,7 @@ def replay(trace: Trace) -> list[ReplayedWindow]:
 
 def _decide(section: TraceSection) -> list[Decision | None]:
     """Return the decision of a new law on each sample, with the outcome that the law found later."""
-    law = law_for(section.origin.config, section.origin.start)
+    law = Law(section.origin.config, section.origin.start)
     decided = [law.step(step.sample) for step in section.steps]
     judged = iter(law.decisions)
     return [None if decision is None else next(judged) for decision in decided]

@@ -1,8 +1,8 @@
 """Gives every second of the training loop's wait one cause, from sums over a run. Pure.
 
-`dpex.measure.wait_causes` gives each second a name when it is measured: the stage of a batch, the order, the start, or
-what ``next()`` did. Here each rule of `RULES` takes the seconds of its cause from what the rules before it have left.
-The last one takes the rest. So the seconds add up to the wait.
+`dpex.measure.consumer_time` gives each second a name when it is measured: the stage of a batch, the order, the start,
+or what ``next()`` did. Here each rule of `RULES` takes the seconds of its cause from what the rules before it have
+left. The last one takes the rest. So the seconds add up to the wait.
 
 Sums know better than single waits:
 
@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from dpex.diagnose import causes
 from dpex.diagnose.causes import Cause
 from dpex.diagnose.facts import Facts, queueing_s
+from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
 from dpex.measure.sums import PoolStats
-from dpex.measure.wait_causes import STAGE_CAUSES, by_stage
 from dpex.schedule.names import INLINE
 
 Seconds = Mapping[str, float]
-"""Seconds by what was measured: the names of `dpex.measure.wait_causes.CAUSES`, and `_TAKING_IN`."""
+"""Seconds by what was measured: the names of `dpex.measure.consumer_time.CAUSES`, and `_TAKING_IN`."""
 Rule = Callable[[Facts, Seconds], Seconds]
 """The seconds that a cause takes from those that are left."""
 

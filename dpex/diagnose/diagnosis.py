@@ -1,18 +1,28 @@
-"""The value that `DpexDataLoader.diagnose` returns, and the ways to show it. Pure but for `write_html`."""
+"""From a loader's counts to its diagnosis: the value that `DpexDataLoader.diagnose` returns, and the ways to show it.
+
+It needs no loader, which may have ended. Any thread may call it.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.autotune.types import Settings
-from dpex.diagnose import html, report, what_if, work
+from dpex.diagnose import report, what_if, work
 from dpex.diagnose.attribution import losses
-from dpex.diagnose.facts import Facts
+from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import TUNERS, Prediction, Run
+from dpex.engine.snapshots import LoaderCounters
+from dpex.measure.sums import Sums
+from dpex.system.cpus import local_ranks, usable_cpus
+
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.tuner import Tuner
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,7 +89,7 @@ class Diagnosis:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html.fragment(self)
+        return report.fragment(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
@@ -102,7 +112,7 @@ class Diagnosis:
             OSError: It cannot be written there.
         """
         path = Path(path).expanduser()
-        path.write_text(html.html(self, last), encoding="utf-8", errors="backslashreplace")
+        path.write_text(report.page(self, last), encoding="utf-8", errors="backslashreplace")
         return path
 
 
@@ -121,3 +131,34 @@ def diagnose(facts: Facts) -> Diagnosis:
         held_back=what_if.held_back(facts) if own else "",
         end_of_stall=what_if.end_of_stall(facts, found, model),
     )
+
+
+# -- from a loader's counts --------------------------------------------------------------------------------------------
+
+
+def facts_of(account: Sums, subject: Subject) -> Facts:
+    """Return the counts and what is known without measuring as one value."""
+    cpus = max(0.5, usable_cpus() / local_ranks(os.environ))
+    return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisSource:
+    """A loader's counts, its description, and its tuner if it has one."""
+
+    book: LoaderCounters
+    subject: Subject
+    tuner: Tuner | None = None
+
+    def diagnose(self, account: Sums | None = None) -> Diagnosis:
+        """Conclude from these counts, or from all in the book. Takes 2 ms of CPU."""
+        subject = self.subject
+        if self.tuner is not None:
+            subject = replace(
+                subject,
+                is_tuned=True,
+                config=self.tuner.config,
+                decisions=tuple(self.tuner.decisions),
+                gpu_use=self.tuner.gpu_use,
+            )
+        return diagnose(facts_of(account or self.book.read(), subject))

@@ -7,14 +7,14 @@ passes is in none of them. None: not measured, and `Facts.unmeasured` says why.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision
-from dpex.measure.batch_times import StepSums
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.sums import NodeStats, PoolStats, Sums
+from dpex.measure.sums import NodeStats, PoolStats, StepSums, Sums
 from dpex.schedule.names import LOCAL, REMOTE
 
 WITHIN = " > "
@@ -63,6 +63,7 @@ class Subject:
         dataset: The name of the dataset's class.
         batch_size: The batch size, as text.
         is_tuned: The tuner sets workers and prefetch.
+        config: The tuner's settings, the defaults without one. Predictions keep to them.
         keeps_workers: The number of workers decides what is read, so that it stays as it is.
         has_cluster: There is a Ray cluster to have workers on.
         starts_anew: Each pass starts workers of its own (``persistent_workers=False``).
@@ -77,6 +78,7 @@ class Subject:
     dataset: str = ""
     batch_size: str = ""
     is_tuned: bool = False
+    config: AutotuneConfig = field(default_factory=AutotuneConfig)
     keeps_workers: bool = False
     has_cluster: bool = False
     starts_anew: bool = False

@@ -200,7 +200,7 @@ class Run:
         facts, model, now = self.facts, self.model, self.model.now
         depth = max(CONSTANTS.depth, min(CONSTANTS.uneven * model.unevenness, CONSTANTS.most_depth))
         is_late = work.order_s(self.found) > MATTERS * facts.wall_s
-        local, remote = model.best(CONSTANTS.headroom)
+        local, remote = model.best(facts.config.headroom)
         if local + remote < now.workers and model.start is None:
             local, remote = now.local, now.remote  # fewer serve as well, and no better
         each = max(2, math.ceil(now.prefetch / now.workers)) if now.workers and not is_late else int(depth)
@@ -219,11 +219,11 @@ class Run:
 
     def _elsewhere(self) -> Iterator[Prediction]:
         """CPUs of other machines, as many as end the stall."""
-        model, now = self.model, self.model.now
-        if not model.to_end_stall().is_cpu_bound or (self.facts.is_tuned and self.facts.has_cluster):
+        model, now, missing = self.model, self.model.now, self.model.to_end_stall().more_cpus
+        if not missing or (self.facts.is_tuned and self.facts.has_cluster):
             return
-        local = max(1, now.local, model.best(CONSTANTS.headroom)[0])
-        more = math.ceil(model.to_end_stall().more_cpus / max(1e-9, model.cpu_share))
+        local = max(1, now.local, model.best(self.facts.config.headroom)[0])
+        more = math.ceil(missing / max(1e-9, model.cpu_share))
         remote = now.remote + min(_ELSEWHERE, more)
         settings = Settings(local=local, remote=remote, prefetch=2 * (local + remote))
         change = f"{remote} worker{'s' * (remote > 1)} on other nodes beside {local} here"

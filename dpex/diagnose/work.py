@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls
@@ -133,7 +132,7 @@ def _place(facts: Facts, name: str) -> Place:
 def _walls(facts: Facts, now: Settings, here: Place) -> Walls:
     """As far as advice goes: one jump of the tuner's, here where CPUs are idle, elsewhere where workers are."""
     soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
-    most = min(AutotuneConfig().max_waiting, soon)
+    most = min(facts.config.max_waiting, soon)
     local = 0 if now.remote and not now.local else most
     if here.cpu_s > _COMPUTES * here.service_s:
         served = 1 if is_full(facts) else math.ceil(facts.cpus) + _BESIDE

@@ -28,10 +28,9 @@ from dpex.engine.drawing import Drawing, ReadBatches
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import IteratorClosedError
-from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.consumer_time import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER, EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.timeline import Timeline
-from dpex.measure.wait_causes import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import REMOTE
@@ -44,8 +43,7 @@ from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
-from dpex.system.interrupts import is_interrupt, with_lock
-from dpex.system.processes import watch
+from dpex.system.interrupts import is_interrupt, watch, with_lock
 from dpex.system.run_queue import own_queue_s
 from dpex.system.wakeup import Wakeup
 
@@ -227,7 +225,7 @@ class Engine:
         self._wakeup.close()
 
     def inherited(self) -> None:
-        """See `dpex.system.processes`: here it only knows that it is closed. Its workers are the parent's."""
+        """See `dpex.system.interrupts`: here it only knows that it is closed. Its workers are the parent's."""
         self._closed = True
         self._lock, self._turn = threading.RLock(), threading.RLock()
 

@@ -18,21 +18,19 @@ from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled
 from dpex.engine.pass_state import Drawn, PassRecorder, begin_pass, go_on_in_process, in_process_state, point_for
-from dpex.measure.batch_times import CACHE_USE, BatchTimes
-from dpex.measure.consumer_time import Tally
+from dpex.measure.batch_times import CACHE_USE, BatchTimes, PoolTimes
+from dpex.measure.consumer_time import SAMPLER, Tally
 from dpex.measure.ledger import LastReading
-from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
-from dpex.measure.wait_causes import SAMPLER
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.events import Notice, Raise
 from dpex.schedule.names import INLINE
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import SamplePolicy
-from dpex.stats import LastStats, LoaderStats
+from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
-from dpex.system.gpu.events import cuda_stall
+from dpex.system.gpu.stall import cuda_stall
 from dpex.system.interrupts import taken
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
@@ -94,7 +92,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if maker is not None:
             self._seed_batches(maker)
         alive = weakref.ref(self)
-        self.last_stats = LastStats((lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats)
+        self.last_stats = LastReading((lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats)
         self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
 
     def _seed_batches(self, maker: InProcessMaker) -> None:

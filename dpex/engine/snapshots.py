@@ -19,12 +19,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.batch_times import RECENT, PoolTimes
+from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
 from dpex.measure.ledger import LastReading, Ledger
-from dpex.measure.pool_times import RECENT, PoolTimes
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import PoolStats, Sums
-from dpex.measure.wait_causes import STARTUP
 from dpex.schedule.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import run_queue
@@ -118,7 +117,6 @@ class EngineView:
             remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
-            nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
             has_one_stream=self._state.logicals.has_one_stream,
             pass_batches=self._plan.pass_batches,
             start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
@@ -185,11 +183,11 @@ class CounterSource(Protocol):
         """Return the counts so far. Any thread may call it."""
 
 
-class Page:
+class Page(LastReading[Sums]):
     """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it."""
 
     def __init__(self, source: CounterSource) -> None:
-        self._whole = LastReading(partial(self._measured, source))
+        super().__init__(partial(self._measured, source))
         self._base = Sums()
         self._began_at = monotonic()
         self._cpu_s = time.process_time()
@@ -197,22 +195,13 @@ class Page:
         self._queued = run_queue.look((), self._thread)
         self._used = _used(())
 
-    def end(self) -> None:
-        """Keep the counts, and release the engine."""
-        self._whole.end()
-
-    @property
-    def has_ended(self) -> bool:
-        """True once the iterator has ended, so that the counts stay as they are."""
-        return self._whole.has_ended
-
     def read(self) -> Sums:
         """Return the counts since the page was made, or since `restart`."""
-        return self._whole.read().since(self._base)
+        return super().read().since(self._base)
 
     def restart(self) -> None:
         """Count from now on."""
-        self._base = self._whole.read()
+        self._base = super().read()
 
     def _measured(self, source: CounterSource) -> Sums:
         """Return the counts, with the CPU time of this process and its workers.

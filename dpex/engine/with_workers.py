@@ -20,9 +20,7 @@ from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place
 from dpex.schedule.progress import Splitting
-from dpex.stats import LastStats
-from dpex.system.gpu.events import cuda_stall
-from dpex.system.gpu.stall import SHARE
+from dpex.system.gpu.stall import SHARE, cuda_stall
 from dpex.worker.setup import WorkerSetup, modes_here
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             sizes,
         )
         self._recorder, self._resume = self._new_recorder(loader), resume
-        self.last_stats = LastStats(self._engine.stats)
+        self.last_stats = LastReading(self._engine.stats)
         self.last_state: LastReading[PassState | None] = LastReading(
             partial(worker_state, self._engine, self._recorder)
         )

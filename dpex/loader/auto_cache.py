@@ -18,8 +18,7 @@ from dpex.measure.sums import Sums
 from dpex.system.clock import Clock, monotonic
 
 if TYPE_CHECKING:
-    from dpex.diagnose.diagnosis import Diagnosis
-    from dpex.diagnose.source import DiagnosisSource
+    from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 
 logger = logging.getLogger("dpex")
 

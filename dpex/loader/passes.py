@@ -17,7 +17,7 @@ from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
-    from dpex.diagnose.source import DiagnosisSource
+    from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.engine.next_epoch import OverlapRecord
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
@@ -161,9 +161,11 @@ def _pool_factory(loader: Any) -> PoolFactory:
 
 def _exported(loader: Any) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
-    metrics: LoaderMetrics | None = loader._runtime.metrics(loader)
+    runtime = loader._runtime
+    metrics: LoaderMetrics | None = runtime.metrics(loader)
     if metrics is not None:
-        metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
+        metrics.tuner, metrics.case = runtime.tuner, diagnosis_source(loader)
+        metrics.beside = () if runtime.auto_cache is None else runtime.auto_cache.decisions
         metrics.cache_bytes = _cache_bytes_of(loader.dataset)
     return metrics
 
@@ -176,8 +178,8 @@ def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
 
 def diagnosis_source(loader: Any) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
+    from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
-    from dpex.diagnose.source import DiagnosisSource
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import get_worker_info
 
 from dpex.engine.snapshots import LoaderCounters
+from dpex.measure.ledger import LastReading
 from dpex.measure.timeline import Timeline
 from dpex.profile.live_timer import TicketTimer, is_switched_on
-from dpex.stats import LastStats
+from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.transport.arena import ArenaCache
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.loader.auto_cache import AutoCache
-    from dpex.measure.ledger import LastReading
     from dpex.schedule.progress import Splitting
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -59,7 +59,7 @@ class LoaderRuntime:
     def __init__(self) -> None:
         self.iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
         self.arenas = ArenaCache()
-        self.last_stats = LastStats()
+        self.last_stats = LastReading(LoaderStats)
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
         self.auto_cache: AutoCache | None = None

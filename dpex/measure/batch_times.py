@@ -1,22 +1,22 @@
-"""The record of a batch's times, from the worker that makes it to the sums that metrics export. PURE.
+"""The record of a batch's times, from the worker that makes it, and the sum over the batches of a pool. PURE.
 
-A worker fills in a `BatchTimes` and sends it with the batch. `dpex.measure.pool_times.PoolTimes` adds the records of a
-pool up, and `StageSums` is the sum. To count something else per batch: add a field to `BatchTimes` and a counter of the
-same name to `StageSums`, and set it where the worker measures it (`dpex.worker.fetch`).
+A worker fills in a `BatchTimes` and sends it with the batch. `PoolTimes` adds the records of a pool up, and
+`dpex.measure.sums.StageSums` is the sum. To count something else per batch: add a field to `BatchTimes` and a counter
+of the same name to `StageSums`, and set it where the worker measures it (`dpex.worker.fetch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from dpex.measure.record import Record, counter
+from dpex.measure.sums import STEP_BUCKETS, LinkSums, NodeStats, PoolStats, StageSums, StepSums
 
 StepRow = tuple[str, int, float, float]
 """A step: its name, calls, and wall and CPU seconds in them without the steps within; "a > b" is step b within a."""
-_WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
 
 
 class BatchTimes(NamedTuple):
@@ -111,68 +111,97 @@ _NO_USE = (0, 0, 0.0)
 CACHE_USE = CacheUse()
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageSums(Record):
-    """Times of batches by stage, added up over all workers of a pool."""
+# -- sums over a pool --------------------------------------------------------------------------------------------------
 
-    tickets: int = counter("The number of batches that were made.")
-    load_s: float = counter(
-        "Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.",
-        "seconds",
-        stage="load",
-        metric=_WALL,
-    )
-    load_cpu_s: float = counter(
-        "CPU seconds of that, those of libraries' threads included.", "seconds", stage="load", metric=_CPU
-    )
-    collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
-    collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
-    encode_s: float = counter(
-        "Wall seconds in which batches were written into shared memory.",
-        "seconds",
-        stage="encode",
-        metric=_WALL,
-    )
-    encode_cpu_s: float = counter("CPU seconds of that writing.", "seconds", stage="encode", metric=_CPU)
-    transit_s: float = counter(
-        "Seconds on the way from a remote worker, while it had nothing else to do.", "seconds", stage="transit"
-    )
-    cache_hits: int = counter(
-        "Samples that came from a cache (`dpex.cached`).",
-        metric="dpex_cache_hits_total",
-        how_to_read="Over hits and dpex_cache_misses_total: the part of the samples that cost nearly nothing.",
-    )
-    cache_misses: int = counter(
-        "Samples that a cache did not have, so that they were prepared.",
-        metric="dpex_cache_misses_total",
-        how_to_read="All of the first epoch. If it rises after that, the cache is full: the log says how much fits.",
-    )
-    cache_saved_s: float = counter(
-        "Seconds that preparing the samples of all hits would have taken, less those that reading them took.",
-        "seconds",
-        metric="dpex_cache_saved_seconds_total",
-        how_to_read="Its rate is the number of workers that the cache replaces.",
-    )
-
-    @property
-    def busy_s(self) -> float:
-        """Wall seconds for which workers were busy."""
-        return self.load_s + self.collate_s + self.encode_s
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time of all stages."""
-        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
-
-
+RECENT = 64
+"""Batches whose wall seconds a window of the tuner has one by one, and records that are added up at once, which is
+cheaper."""
+KEPT = 256
+"""Batches whose wall seconds are kept one by one: the latest. Their median is known to within three points of rank."""
 SUMMED = tuple(name for name in BatchTimes._fields if name in StageSums.declared())
 """Fields of `BatchTimes` that add up to those of `StageSums`."""
+_ADDED = (*SUMMED, "nbytes")
+_PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
+_NOTHING = tuple(NO_TIMES[at] for at in _PLACES)
+_NO_CALLS = StepSums()
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepSums(Record):
-    """A transform, or what else the dataset or the collate function does, in the batches in which steps were timed."""
+class PoolTimes:
+    """Sums over the batches that a worker pool, or the training process, has made.
 
-    calls: int = counter("Calls.")
-    wall_s: float = counter("Wall seconds in these calls, without the steps within.", "seconds")
-    cpu_s: float = counter("CPU seconds in these calls, without the steps within.", "seconds")
+    The thread that takes batches in counts them. Any thread may read: it sees all batches up to some moment.
+
+    Attributes:
+        tickets: Batches that were made.
+        shared: Of these, batches that were made for another training.
+        services_s: Wall seconds of each of the latest `KEPT` batches.
+        services: Batches by wall seconds, in the buckets of `STEP_BUCKETS`.
+        steps: Transforms and other steps, of the batches in which they were timed.
+        nodes: Sums by machine of the cluster.
+    """
+
+    __slots__ = ("_latest", "nodes", "services", "services_s", "shared", "steps", "tickets")
+
+    def __init__(self) -> None:
+        self.tickets = self.shared = 0
+        self.services_s: deque[float] = deque(maxlen=KEPT)
+        self.services = [0] * (len(STEP_BUCKETS) + 1)
+        self.steps: dict[str, StepSums] = {}
+        self.nodes: dict[str, NodeStats] = {}
+        self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
+        """Sums by `_ADDED`, and the records that are not in them yet; replaced together."""
+
+    def count(self, times: BatchTimes) -> None:
+        """Add one batch."""
+        self.tickets += 1
+        latest = self._latest[1]
+        latest.append(times)
+        if len(latest) >= RECENT:
+            self._latest = self._added(), []
+        service_s = times.busy_s
+        self.services_s.append(service_s)
+        self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
+        if times.steps:
+            self._add_steps(times.steps)
+
+    def _add_steps(self, steps: Sequence[StepRow]) -> None:
+        for name, calls, wall_s, cpu_s in steps:
+            known = self.steps.get(name, _NO_CALLS)
+            self.steps[name] = known.plus(StepSums(calls=calls, wall_s=wall_s, cpu_s=cpu_s))
+
+    def _added(self) -> tuple[Any, ...]:
+        """Sums over all batches, by `_ADDED`."""
+        sums, latest = self._latest
+        columns = list(zip(*latest, strict=False))
+        return tuple(total + sum(columns[at]) for total, at in zip(sums, _PLACES, strict=True)) if columns else sums
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all batches."""
+        return int(self._added()[-1])
+
+    def stages(self) -> StageSums:
+        """Return what making these batches took."""
+        found: dict[str, Any] = dict(zip(SUMMED, self._added(), strict=False))
+        found["encode_cpu_s"] = max(0.0, found["encode_cpu_s"])
+        return StageSums(tickets=self.tickets, **found)
+
+    def link(self) -> LinkSums:
+        """Return the sums over the links to all machines."""
+        found = LinkSums()
+        for node in list(self.nodes.values()):
+            found = found.plus(node)
+        return found
+
+    def sums(self, **others: Any) -> PoolStats:
+        """Return all that is counted here, with the fields that others count of the pool."""
+        return self.stages().narrowed(
+            PoolStats,
+            **vars(self.link()),
+            shared=self.shared,
+            services=tuple(self.services),
+            services_s=tuple(self.services_s),
+            steps=dict(self.steps),
+            nodes=dict(self.nodes),
+            **others,
+        )

@@ -1,45 +1,71 @@
-"""Count the consumer's time, which is the training loop's: waiting in ``next()``, busy there, and between two calls.
+"""Count the consumer's time, which is the training loop's, in ``next()`` and between two calls; of waits, by cause.
 
 The consumer's thread writes and any other may read. The first call of a pass is counted apart, because its time belongs
-to the start and not to the work.
+to the start and not to the work. Every second of waiting gets one cause, by these rules:
+
+1. The first call of a pass, and any wait while no worker runs: `STARTUP`.
+2. Blocked while later batches are ready and the next one in turn is not: `STRAGGLER`.
+3. Blocked until a batch is in page-locked memory: `H2D`.
+4. Blocked otherwise: split among the stages of the awaited batch, in proportion to their times. While workers are never
+   idle, batches come at ``workers / service time`` (the utilisation law: Denning and Buzen, "The Operational Analysis
+   of Queueing Network Models", 1978). So each stage costs the consumer its share of the service time, whichever stage
+   overlapped the wait.
+5. A batch made in the training process: its stages, as long as they took.
+6. Busy in ``next()`` drawing from the sampler: `SAMPLER`. Busy handing out work, and taking in what workers report:
+   `DISPATCH`.
+7. All other seconds, such as those of errors: `UNKNOWN`.
+
+Getting the samples, ``dataset[i]``, is one stage to dpex. The CPU seconds in it count as `TRANSFORM`, the rest as
+`READ`: reading waits, computing does not. So a dataset that decodes as it reads shows both, and a machine with more
+workers than processors shows some of its transform as read.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.measure.batch_times import BatchTimes
+from dpex.measure.ledger import Seqlock
 from dpex.measure.record import Record, counter
 from dpex.measure.samples import PoolSample
-from dpex.measure.seqlock import Seqlock
-from dpex.measure.sums import NodeStats, Sums
-from dpex.measure.wait_causes import (
-    CAUSES,
-    COLLATE,
-    NONE_YET,
-    READ,
-    STARTUP,
-    STRAGGLER,
-    TRANSFORM,
-    UNKNOWN,
-    split,
-)
+from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS, StageSums, Sums
 
 if TYPE_CHECKING:
     from dpex.schedule.prefetch import Sizes
 
+CAUSES = (
+    *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
+    *("sampler", "dispatch", "unknown"),
+)
+"""Names, in the order of the numbers below."""
+READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN = range(len(CAUSES))
+STAGE_CAUSES = CAUSES[: TRANSIT + 1]
+"""Causes that are stages of a batch."""
+NONE_YET = -1
+"""The cause of a wait is known when the awaited batch is there."""
 LONG_S = 0.5
 """A wait that is longer, in seconds, gets its cause from the batch before, so that the counts keep up."""
-WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-"""Upper bounds of the histogram of waits, seconds."""
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
-"""Upper bounds of the histograms of steps, and of batches in workers, seconds."""
 QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
+
+
+def by_stage(times: BatchTimes | StageSums) -> tuple[float, float, float, float, float]:
+    """Return the seconds by the causes of `STAGE_CAUSES`."""
+    transform_s = min(times.load_s, times.load_cpu_s)
+    return times.load_s - transform_s, transform_s, times.collate_s, times.encode_s, times.transit_s
+
+
+def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
+    """Split a wait for a batch by cause; the parts add up to it. Without times of the batch it is `UNKNOWN`."""
+    stages = by_stage(times) if times is not None else ()
+    total = sum(stages)
+    if total <= 0.0:
+        return [(UNKNOWN, waited_s)]
+    return [(cause, waited_s * seconds / total) for cause, seconds in enumerate(stages) if seconds > 0.0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +79,6 @@ class Times(Record):
     head_s: float = counter(
         "Seconds of the wait in which later batches were ready and the next one was not.", "seconds"
     )
-    work_squared: float = counter("The sum of the squares of the steps.", default=0.0)
 
     @property
     def seconds(self) -> float:
@@ -62,7 +87,7 @@ class Times(Record):
 
 
 class Tally:
-    """Sums of the consumer's seconds, and the causes of its waits (see `dpex.measure.wait_causes`).
+    """Sums of the consumer's seconds, and the causes of its waits.
 
     `enter` and `leave` run for each batch, so they begin and end their change of ``seqlock`` without a call.
 
@@ -92,7 +117,7 @@ class Tally:
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
         *("dropped_ahead", "overlapped_epochs", "used_ahead"),
         *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s"),
-        *("waits", "work_s", "work_squared", "_before", "_latest", "_queued_before_s"),
+        *("waits", "work_s", "_before", "_latest", "_queued_before_s"),
     )
 
     def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
@@ -110,7 +135,6 @@ class Tally:
         self.waits = [0] * (len(WAIT_BUCKETS) + 1)
         self.steps = [0] * (len(STEP_BUCKETS) + 1)
         self.starting = False
-        self.work_squared = 0.0
         self._before = (0.0, 0.0)
         self._latest: BatchTimes | None = None
         self.queue = queue
@@ -127,7 +151,6 @@ class Tally:
         if self.returned_at:
             step_s = now - self.returned_at
             self.work_s += step_s
-            self.work_squared += step_s * step_s
             if self.detailed:
                 self.steps[bisect_left(STEP_BUCKETS, step_s)] += 1
             if step_s > QUEUE_ASKED_S:
@@ -268,14 +291,8 @@ class Tally:
             if blocked_at:
                 blocked_s += max(0.0, now - blocked_at)
                 head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
-        return Times(
-            batches=batches,
-            wait_s=blocked_s,
-            own_s=max(0.0, inside_s - blocked_s),
-            work_s=work_s,
-            head_s=head_s,
-            work_squared=self.work_squared,
-        )
+        own_s = max(0.0, inside_s - blocked_s)
+        return Times(batches=batches, wait_s=blocked_s, own_s=own_s, work_s=work_s, head_s=head_s)
 
     def sums(self, now: float, **others: Any) -> Sums:
         """Return all counts, with the fields of `Sums` that others count.
@@ -329,7 +346,6 @@ class EngineLook:
         gpu_steps: Steps of the GPU's stream.
         gpu_step_s: Seconds of these steps.
         feed_wait_s: Seconds in which the stream waited for batches that were made and not on the device yet.
-        nodes: Machines of the cluster.
         pass_batches: Batches of a whole pass, 0 if unknown.
         start_s: Seconds from the beginning of the latest pass to its first batch, 0 before that.
         starts_anew: Each pass starts workers of its own.
@@ -358,5 +374,4 @@ class EngineLook:
     pass_batches: int = 0
     start_s: float = 0.0
     starts_anew: bool = False
-    nodes: Mapping[str, NodeStats] = field(default_factory=dict)
     has_one_stream: bool = False

@@ -39,8 +39,8 @@ class Quantity:
 
     stage: of a batch, where the field is about one. metric: the name that it is exported under, "" if it is not.
     how_to_read: what the metric's values mean to the user. label: the value of the metric's last label, where several
-    fields share a metric; else that is the stage. total: of a histogram, the attribute that holds the sum of what it
-    counts.
+    fields share a metric; else that is the stage. buckets, total: of a histogram, the upper bounds of its buckets, the
+    unbounded one left out, and the attribute that holds the sum of what it counts.
     """
 
     rule: Rule
@@ -50,6 +50,7 @@ class Quantity:
     metric: str = ""
     how_to_read: str = ""
     label: str = ""
+    buckets: tuple[float, ...] = ()
     total: str = ""
 
 
@@ -196,9 +197,9 @@ def latest(what: str, unit: Unit = "seconds", **more: str) -> Any:
     return _field(Rule(max, max, _as_it_is), what, unit, more, default=0.0)
 
 
-def histogram(what: str, **more: str) -> Any:
-    """Declare counts by bucket, the unbounded bucket last."""
-    return _field(_HISTOGRAM, what, "seconds", more, default=())
+def histogram(what: str, buckets: tuple[float, ...], **more: str) -> Any:
+    """Declare counts by bucket, the unbounded bucket last. ``buckets``: upper bounds of the others."""
+    return _field(_HISTOGRAM, what, "seconds", {"buckets": buckets, **more}, default=())
 
 
 def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: str) -> Any:
@@ -211,5 +212,5 @@ def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **m
     return _field(Rule(join, join, _as_it_is), what, unit, more, default=())
 
 
-def _field(rule: Rule, what: str, unit: Unit, more: Mapping[str, str], **default: Any) -> Any:
+def _field(rule: Rule, what: str, unit: Unit, more: Mapping[str, Any], **default: Any) -> Any:
     return field(**default, metadata={_DECLARED: Quantity(rule=rule, help=what, unit=unit, **more)})

@@ -58,8 +58,6 @@ class MachineSample:
         memory_free: Bytes that batches and workers may still take, below 0 if they have too many; None if unknown.
         batch_budget: The largest number of bytes of batches in flight.
         worker_bytes: Memory of a local worker, 0 if unknown.
-        runnable: Threads of all programs that have or want a CPU at the end of the window; None if unknown, or not
-            comparable with ``cpus``.
     """
 
     cpus: float = 1.0
@@ -69,7 +67,6 @@ class MachineSample:
     memory_free: int | None = None
     batch_budget: int | None = None
     worker_bytes: float = 0.0
-    runnable: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Counts of batches, of the workers that make them and of the training loop that gets them, each declared once.
 
-`dpex.measure.pool_times.PoolTimes` and `dpex.measure.consumer_time.Tally` count. These records are their counts at one
+`dpex.measure.batch_times.PoolTimes` and `dpex.measure.consumer_time.Tally` count. These records are their counts at one
 moment. ``stats()``, the exported metrics, the windows of the tuner and the facts of a diagnosis derive from them.
 Seconds are sums since the iterator was made. PURE.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dpex.measure.batch_times import StageSums, StepSums
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.sampling import FailedSample, SlowIndex, merged
 
@@ -18,8 +17,13 @@ SERVICES_KEPT = 1024
 """Times of single batches that are kept when those of several iterators come together: the latest ones."""
 FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
+WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""Upper bounds of the histogram of waits, seconds."""
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+"""Upper bounds of the histograms of steps, and of batches in workers, seconds."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
+_WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
 
 
 def latest_services(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
@@ -37,6 +41,69 @@ def _all_of_both(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
 
 def _latest_failed(one: Sequence[FailedSample], other: Sequence[FailedSample]) -> Sequence[FailedSample]:
     return (*one, *other)[-FAILED_KEPT:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSums(Record):
+    """Times of batches by stage, added up over all workers of a pool."""
+
+    tickets: int = counter("The number of batches that were made.")
+    load_s: float = counter(
+        "Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.",
+        "seconds",
+        stage="load",
+        metric=_WALL,
+    )
+    load_cpu_s: float = counter(
+        "CPU seconds of that, those of libraries' threads included.", "seconds", stage="load", metric=_CPU
+    )
+    collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
+    collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
+    encode_s: float = counter(
+        "Wall seconds in which batches were written into shared memory.",
+        "seconds",
+        stage="encode",
+        metric=_WALL,
+    )
+    encode_cpu_s: float = counter("CPU seconds of that writing.", "seconds", stage="encode", metric=_CPU)
+    transit_s: float = counter(
+        "Seconds on the way from a remote worker, while it had nothing else to do.", "seconds", stage="transit"
+    )
+    cache_hits: int = counter(
+        "Samples that came from a cache (`dpex.cached`).",
+        metric="dpex_cache_hits_total",
+        how_to_read="Over hits and dpex_cache_misses_total: the part of the samples that cost nearly nothing.",
+    )
+    cache_misses: int = counter(
+        "Samples that a cache did not have, so that they were prepared.",
+        metric="dpex_cache_misses_total",
+        how_to_read="All of the first epoch. If it rises after that, the cache is full: the log says how much fits.",
+    )
+    cache_saved_s: float = counter(
+        "Seconds that preparing the samples of all hits would have taken, less those that reading them took.",
+        "seconds",
+        metric="dpex_cache_saved_seconds_total",
+        how_to_read="Its rate is the number of workers that the cache replaces.",
+    )
+
+    @property
+    def busy_s(self) -> float:
+        """Wall seconds for which workers were busy."""
+        return self.load_s + self.collate_s + self.encode_s
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all stages."""
+        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSums(Record):
+    """A transform, or what else the dataset or the collate function does, in the batches in which steps were timed."""
+
+    calls: int = counter("Calls.")
+    wall_s: float = counter("Wall seconds in these calls, without the steps within.", "seconds")
+    cpu_s: float = counter("CPU seconds in these calls, without the steps within.", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +210,7 @@ class PoolStats(StageSums, LinkSums):
     )
     services: tuple[int, ...] = histogram(
         "How long a worker was busy with one batch.",
+        STEP_BUCKETS,
         metric="dpex_worker_batch_seconds",
         how_to_read="A long tail makes stragglers, which prefetch hides. Its count is the batches made by that pool.",
         total="busy_s",
@@ -237,6 +305,7 @@ class Sums(Record):
     )
     waits: tuple[int, ...] = histogram(
         "Waiting time of one batch, the first of each pass left out.",
+        WAIT_BUCKETS,
         metric="dpex_batch_wait_seconds",
         how_to_read="A median near 0 with a long tail means stragglers; everything shifted up, too little throughput.",
         total="waited_s",
@@ -244,6 +313,7 @@ class Sums(Record):
     waited_s: float = counter("Seconds in these waits.", "seconds")
     steps: tuple[int, ...] = histogram(
         "Time that the training loop spends between two batches, by the CPU's clock.",
+        STEP_BUCKETS,
         metric="dpex_step_seconds",
         how_to_read="The time that a batch may take without a wait; with a GPU the loop may run ahead of the device.",
         total="stepped_s",

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
-from dpex.measure.batch_times import BatchTimes
-from dpex.measure.pool_times import PoolTimes
+from dpex.measure.batch_times import BatchTimes, PoolTimes
 from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket

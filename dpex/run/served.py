@@ -25,8 +25,7 @@ from torch.utils.data import get_worker_info
 
 from dpex._torch import DatasetKind
 from dpex.dataloader import DpexDataLoader
-from dpex.diagnose.diagnosis import Diagnosis
-from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.what_if import TUNERS
 from dpex.loader.proxies import describe, proxy_of, why_not
 from dpex.measure.readable import percent, rounded

@@ -1,8 +1,8 @@
-"""Keep state whole under an exception that a signal handler raises: Ctrl-C in a notebook, a time limit by SIGALRM.
+"""Keep state whole when a signal handler raises an exception, and when the process forks; and see a process end.
 
-CPython runs signal handlers in the main thread, as a function begins, after a call, and at each turn of a loop; an
-exception of theirs comes out there. A program that catches it and goes on must find every batch, each once, and every
-lock free. Two rules make that so:
+Ctrl-C in a notebook is an exception of a signal handler, and so is a time limit by SIGALRM. CPython runs handlers in
+the main thread, as a function begins, after a call, and at each turn of a loop; an exception of theirs comes out there.
+A program that catches it and goes on must find every batch, each once, and every lock free. Two rules make that so:
 
 * What must not be torn apart is written without a call, a loop or a property: assignments, ``del``, ``+=``.
 * A value that a call takes away from elsewhere (a message out of a socket, an index out of a sampler, a batch out of
@@ -12,16 +12,22 @@ lock free. Two rules make that so:
 What was only begun is done again, and every step allows that. A sampler that is a generator of Python cannot be saved
 when the exception comes out inside it: it ends there, with any loader. That is said, as an error, instead of ending the
 epoch as if it were complete.
+
+A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a
+lock that another thread held during the fork is never released there. So `watch` calls a method of such objects in each
+child, before any of the child's own code runs. Comparing process ids instead would cost a system call for each batch.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat, starmap
 from traceback import walk_tb
 from types import GeneratorType
-from typing import Any
+from typing import Any, Protocol
 
 _NO_ARGUMENTS: tuple[tuple[()]] = ((),)
 _MOST_WRAPPED = 4
@@ -74,3 +80,38 @@ def _code_of(handler: Any) -> Any:
     function = getattr(handler, "func", handler)
     function = getattr(function, "__func__", function)
     return getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def pidfd(pid: int) -> int:
+    """Return a descriptor that turns readable when that process ends; -1 if the system has no such descriptor."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+class ProcessOwned(Protocol):
+    """Something that belongs to the process that made it."""
+
+    def inherited(self) -> None:
+        """Run in a forked child of the owner. Take no lock: another thread of the parent may hold it."""
+
+
+_owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()
+
+
+def watch(owned: ProcessOwned) -> None:
+    """Call ``owned.inherited()`` in each process that is forked from this one while ``owned`` lives."""
+    _owned.add(owned)
+
+
+def _tell_all() -> None:
+    for owned in list(_owned):
+        owned.inherited()
+    _owned.clear()
+
+
+os.register_at_fork(after_in_child=_tell_all)

@@ -1,8 +1,7 @@
 """The CPU time and memory that this machine has to spare, as they change.
 
-The readings are psutil's, except for the limits of cgroups and the number of runnable threads. `MachineMeter` is used
-by one thread, the tuner's, and limits how often it reads each source. psutil is imported with the first reading, as it
-takes 10 ms.
+The readings are psutil's, except for the limits of cgroups. `MachineMeter` is used by one thread, the tuner's, and
+limits how often it reads each source. psutil is imported with the first reading, as it takes 10 ms.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ def busy_s(cpus: Collection[int]) -> float:
     if max(cpus, default=0) < len(each):  # else some CPUs are offline, and psutil does not say which
         each = [each[number] for number in cpus]
     return float(sum(one.user + one.nice + one.system + one.irq + one.softirq + one.steal for one in each))
-
-
-def parse_runnable(loadavg: str) -> int:
-    """Return the number of threads that have or want a CPU, without the reader, from ``/proc/loadavg``'s text."""
-    return max(0, int(loadavg.split()[3].partition("/")[0]) - 1)
 
 
 def _spent_s(pids: Iterable[int]) -> float:
@@ -92,16 +86,7 @@ class MachineMeter:
             trainer_cpu_s=trainer_cpu_s,
             memory_free=self._memory,
             worker_bytes=self._worker_bytes,
-            runnable=self._runnable(),
         )
-
-    def _runnable(self) -> float | None:
-        """Return the rank's share of runnable threads; None if a quota or an affinity restricts it to some CPUs."""
-        if self._limited or sys.platform != "linux" or len(self._affinity) < (os.cpu_count() or 1):
-            return None
-        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg") as file:  # noqa: PTH123
-            return parse_runnable(file.read()) / self._ranks
-        return None
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
         """Measure the private memory of one process, and the next time of another; the largest one counts."""

@@ -13,15 +13,13 @@ labels of the scrape target name the job, rank and node (see `dpex.telemetry.dis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dpex.measure.consumer_time import STEP_BUCKETS, WAIT_BUCKETS
+from dpex.measure.consumer_time import CAUSES
 from dpex.measure.record import Record, Unit
 from dpex.measure.sums import LinkSums, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES
 from dpex.schedule.names import KNOBS, POOLS, REMOTE, WORKER_POOLS
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
@@ -75,12 +73,6 @@ class Metric:
         """Return the names of the labels, in the order of their values in a key."""
         return tuple(label.name for label in self.labels)
 
-    @property
-    def series(self) -> int:
-        """Return the largest number of series for one loader or GPU, a histogram's buckets included."""
-        each = len(self.buckets) + 3 if self.buckets else 1
-        return each * math.prod(len(label.values) or 1 for label in self.labels)
-
 
 # -- labels ------------------------------------------------------------------------------------------------------------
 
@@ -117,7 +109,6 @@ _OTHER_POOLS = {
     **dict.fromkeys(("cache_hits", "cache_misses", "cache_saved_s"), POOL),
 }
 """Fields that are not about each of the worker pools."""
-_BUCKETS = {"waits": WAIT_BUCKETS, "steps": STEP_BUCKETS, "services": STEP_BUCKETS}
 
 
 def _declared(record: type[Record]) -> Iterator[Metric]:
@@ -128,9 +119,7 @@ def _declared(record: type[Record]) -> Iterator[Metric]:
         group: Group = "consumer" if record is Sums else "network" if field in LinkSums.declared() else "workers"
         labels = {"consumer": (), "network": (CLUSTER, MACHINE), "workers": (_OTHER_POOLS.get(field, WORKER_POOL),)}
         inner = (_BY_NAME[field],) if field in _BY_NAME else ()
-        yield Metric(
-            group, one.metric, (LOADER, *labels[group], *inner), one.how_to_read, one.help, _BUCKETS.get(field, ())
-        )
+        yield Metric(group, one.metric, (LOADER, *labels[group], *inner), one.how_to_read, one.help, one.buckets)
 
 
 # -- metrics of several fields, and those that are calculated ----------------------------------------------------------

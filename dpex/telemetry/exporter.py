@@ -26,12 +26,11 @@ from dpex.options import MetricsConfig
 from dpex.schedule.names import encodable
 from dpex.system.directories import DIRECTORY_VARIABLE, own_directories
 from dpex.system.gpu.nvml import process_gpus
-from dpex.telemetry.collector import Collector
 from dpex.telemetry.discovery import Announcement, identity
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import App, Server, tls
 from dpex.telemetry.http.site import HOSTS_VARIABLE, Hosts, Site
-from dpex.telemetry.loader_metrics import LoaderMetrics
+from dpex.telemetry.loader_metrics import Collector, LoaderMetrics
 
 logger = logging.getLogger("dpex")
 

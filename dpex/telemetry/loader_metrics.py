@@ -1,26 +1,40 @@
-"""The counts of a loader over all its iterators, under the names of the catalogue.
+"""The counts of a loader over all its iterators, under the names of the catalogue, and Prometheus's families of them.
 
 The counts of an ended iterator stay in the ledger. Reading takes no lock that `watch`, a batch or the end of an
-iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change.
+iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change. Families are built when
+they are scraped, with prometheus-client, which is imported then.
 """
 
 from __future__ import annotations
 
+import importlib
+import logging
+import platform
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+import dpex
 from dpex.autotune.types import Decision
-from dpex.diagnose.source import DiagnosisSource, HasTuner
+from dpex.diagnose.diagnosis import DiagnosisSource
+from dpex.engine.snapshots import CounterSource
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.record import Record
 from dpex.measure.sums import NodeStats, Sums
 from dpex.schedule.names import KNOBS
 from dpex.system.clock import monotonic
-from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, OTHERS
+from dpex.system.gpu.nvml import Gpus
+from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, METRICS, OTHERS, Metric
+
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.tuner import Tuner
+
+logger = logging.getLogger("dpex")
 
 Key = tuple[str, ...]
 """A metric's name, and the values of its labels without the loader's."""
@@ -33,13 +47,6 @@ class Readings:
     counters: dict[Key, float] = field(default_factory=dict)
     gauges: dict[Key, float] = field(default_factory=dict)
     histograms: dict[Key, tuple[list[int], float]] = field(default_factory=dict)
-
-
-class Countable(Protocol):
-    """An iterator or its engine, as far as it is read here."""
-
-    def sums(self) -> Sums:
-        """Return its counts; from any thread."""
 
 
 class IteratorCounts(LastReading[Sums]):
@@ -57,6 +64,7 @@ class LoaderMetrics:
     Attributes:
         info: Labels of ``dpex_loader_info`` after the name.
         tuner: Of the loader that was iterated last; None if it is not tuned.
+        beside: Its decisions that are not the tuner's, such as that to cache samples; it may grow.
         case: Of the loader that was iterated last; None if it cannot be diagnosed.
         cache_bytes: Returns the fields of `Sums` about the cache of samples of that loader; empty if it has none.
     """
@@ -64,14 +72,15 @@ class LoaderMetrics:
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
         self.name = name
         self.info = tuple(info)
-        self.tuner: HasTuner | None = None
+        self.tuner: Tuner | None = None
+        self.beside: Sequence[Decision] = ()
         self.case: DiagnosisSource | None = None
         self.cache_bytes: Callable[[], dict[str, Any]] = dict
         self._ledger: Ledger[IteratorCounts] = Ledger(Sums.plus)
         self._reading = threading.Lock()
         self._seen: dict[Key, float] = {}
 
-    def watch(self, source: Countable) -> IteratorCounts:
+    def watch(self, source: CounterSource) -> IteratorCounts:
         """Count another iterator; call `IteratorCounts.end` when it has ended."""
         entry = IteratorCounts(source.sums)
         self._ledger.add(entry)
@@ -158,3 +167,87 @@ def _add_tuner(found: Readings, decisions: Sequence[Decision]) -> None:
             ("dpex_tuner_predicted_batches_per_second",): decision.predicted_rate,
             ("dpex_tuner_measured_batches_per_second",): outcome.rate,
         }
+
+
+# -- families ----------------------------------------------------------------------------------------------------------
+
+_GPU_GAUGES = {
+    "kernel_active_ratio": "dpex_gpu_kernel_active_ratio",
+    "sm_active_ratio": "dpex_gpu_sm_active_ratio",
+    "sm_occupancy_ratio": "dpex_gpu_sm_occupancy_ratio",
+    "dram_active_ratio": "dpex_gpu_dram_active_ratio",
+    "memory_used_bytes": "dpex_gpu_memory_used_bytes",
+    "memory_total_bytes": "dpex_gpu_memory_size_bytes",
+}
+"""Metrics by the field of `GpuSample` that they export."""
+
+
+def _family(metric: Metric) -> Any:
+    kinds = {"counter": "Counter", "histogram": "Histogram"}
+    core = importlib.import_module("prometheus_client.metrics_core")
+    make = getattr(core, f"{kinds.get(metric.kind, 'Gauge')}MetricFamily")
+    return make(metric.name, metric.help, labels=metric.label_names, unit=metric.unit)
+
+
+class Families(dict[str, Any]):
+    """The families of one scrape by name. A family is made with its first sample, so that none is empty."""
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = _family(BY_NAME[name])
+        return self[name]
+
+    def add(self, name: str, labels: Iterable[str], value: float) -> None:
+        """Add a sample of a counter, a gauge or an info."""
+        self[name].add_metric(list(labels), value)
+
+    def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:
+        """Add the samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
+        bounds = [*map(str, BY_NAME[name].buckets), "+Inf"]
+        self[name].add_metric(list(labels), list(zip(bounds, accumulate(counts), strict=True)), total)
+
+
+class Collector:
+    """The collector of the registry. ``gpu`` can be set at any time. GPUs have no series until one is seen."""
+
+    def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: Gpus | None = None) -> None:
+        self.gpu = gpu
+        self._ledgers = ledgers
+        self._lock = threading.Lock()
+
+    def describe(self) -> list[Any]:
+        """Return all families, without samples."""
+        return [_family(metric) for metric in METRICS]
+
+    def collect(self) -> Iterator[Any]:
+        """Return the families with their samples; scrapes take turns."""
+        with self._lock:
+            families = Families()
+            torch = str(getattr(sys.modules.get("torch"), "__version__", ""))
+            families.add("dpex_build_info", [dpex.__version__, platform.python_version(), torch], 1.0)
+            for add in (self._add_loaders, self._add_gpus):
+                try:
+                    add(families)
+                except Exception:
+                    logger.exception("some metrics could not be collected; this is an error in dpex")
+        yield from (families[metric.name] for metric in METRICS if metric.name in families)
+
+    def _add_loaders(self, families: Families) -> None:
+        for ledger in self._ledgers():
+            loader, readings = ledger.name, ledger.read()
+            for key, value in (*readings.counters.items(), *readings.gauges.items()):
+                families.add(key[0], (loader, *key[1:]), value)
+            for key, (counts, total) in readings.histograms.items():
+                families.add_histogram(key[0], (loader, *key[1:]), counts, total)
+            if ledger.info:
+                families.add("dpex_loader_info", (loader, *ledger.info), 1.0)
+
+    def _add_gpus(self, families: Families) -> None:
+        for gpu in self.gpu.latest() if self.gpu is not None else ():
+            families.add("dpex_gpu_info", [gpu.uuid, "" if gpu.index is None else str(gpu.index), gpu.model], 1.0)
+            for name, metric in _GPU_GAUGES.items():
+                value = getattr(gpu, name)
+                if value is not None:
+                    families.add(metric, [gpu.uuid], value)
+            for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
+                if value is not None:
+                    families.add("dpex_gpu_pcie_bytes_total", [gpu.uuid, direction], value)

@@ -15,7 +15,7 @@ from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import law_for
+from dpex.autotune.law.law import Law
 from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin, line
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
@@ -38,7 +38,7 @@ def recorded(
     into: Recorder, config: AutotuneConfig | None = None, start: Settings | None = None, why: str = ""
 ) -> RecordingLaw:
     config, start = config or AutotuneConfig(), start or Settings(local=2, prefetch=4)
-    return RecordingLaw(law_for(config, start), into, TraceOrigin(config=config, start=start, why=why))
+    return RecordingLaw(Law(config, start), into, TraceOrigin(config=config, start=start, why=why))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def renewed(tmp_path: Path) -> Path:
 
     start = Settings(local=2, prefetch=4)
     origin = TraceOrigin(config=AutotuneConfig(), start=start)
-    simulate(SHIFT, [Pinning(law_for(AutotuneConfig(), start), into, origin)], 20)
+    simulate(SHIFT, [Pinning(Law(AutotuneConfig(), start), into, origin)], 20)
     return path
 
 
@@ -141,7 +141,7 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr("dpex.cli.replay.law_for", Still)
+    monkeypatch.setattr("dpex.cli.replay.Law", Still)
     code, lines = shown(shift)
     assert code == 1
     (number,) = [n for n, text in enumerate(lines) if "decides otherwise" in text]

@@ -17,8 +17,7 @@ from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, TransformFacts
 from dpex.diagnose.verdict import dominant
 from dpex.measure import sampling
-from dpex.measure.batch_times import StepSums
-from dpex.measure.sums import PoolStats
+from dpex.measure.sums import PoolStats, StepSums
 from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Compose, Transformed
 from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, facts, pool

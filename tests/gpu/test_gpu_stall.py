@@ -21,9 +21,8 @@ from waiting import until
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
-from dpex.system.gpu.events import cuda_stall
 from dpex.system.gpu.nvml import Gpus, process_gpus
-from dpex.system.gpu.stall import SHARE
+from dpex.system.gpu.stall import SHARE, cuda_stall
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 from itertools import pairwise
-from statistics import fmean, pstdev
 
 import pytest
 
-from benchmarks.simulation.draws import Draws, Spells, cold
+from benchmarks.simulation.draws import Draws, Spells
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
-from benchmarks.simulation.world import Cache, Phase, Shards, Step, Work, World
+from benchmarks.simulation.world import Phase, Shards, Step, Work, World
 from dpex.autotune.types import Settings
 
 pytestmark = pytest.mark.long
@@ -58,39 +56,12 @@ def test_settings_change_nothing_about_the_work() -> None:
     assert {ticket: many[ticket] for ticket in few} == few
 
 
-def test_spread_has_mean_one_and_its_sigma() -> None:
-    found = factors(Work(wait_s=1.0, spread=0.4))
-    assert fmean(found) == pytest.approx(1.0, abs=0.01)
-    assert pstdev([math.log(factor) for factor in found]) == pytest.approx(0.4, rel=0.02)
-
-
-@pytest.mark.parametrize("length", [10.0, 50.0])
-def test_correlation_falls_to_a_third_over_its_length(length: float) -> None:
-    logs = [math.log(factor) + 0.125 for factor in factors(Work(wait_s=1.0, spread=0.5, correlation=length), 100000)]
-    lag = int(length)
-    together = fmean(a * b for a, b in zip(logs, logs[lag:], strict=False)) / 0.25
-    assert together == pytest.approx(math.exp(-1), abs=0.12)
-
-
 def test_slow_shards_have_their_share_and_length() -> None:
     found = factors(Work(wait_s=1.0, shards=Shards(share=0.25, factor=3.0, batches=50.0)), 200000)
     assert set(found) == {1.0, 3.0}
     assert found.count(3.0) / len(found) == pytest.approx(0.25, abs=0.04)
     runs = sum(a != b for a, b in pairwise(found)) / 2
     assert found.count(3.0) / runs == pytest.approx(50.0, rel=0.15)
-
-
-def test_the_page_cache_warms_up() -> None:
-    at_once, gradual = Cache(batches=100, warm=0.2), Cache(batches=100, warm=0.2, is_gradual=True)
-    assert [cold(at_once, n) for n in (0, 99, 100, 1000)] == [1.0, 1.0, 0.2, 0.2]
-    assert [cold(gradual, n) for n in (0, 50, 100)] == pytest.approx([1.0, 0.6, 0.2])
-
-
-def test_recorded_times_are_replayed_in_order_and_begin_again() -> None:
-    draws = Draws("seed")
-    work, step = Work(recorded=((0.3, 0.1), (0.2, 0.0)), read=2.0), Step(recorded=(0.5, 0.7), cpu_s=0.1)
-    assert [draws.work(work, n) for n in range(3)] == [(0.3, 0.1, 2.0), (0.2, 0.0, 2.0), (0.3, 0.1, 2.0)]
-    assert [draws.step(step, n) for n in range(3)] == [(0.5, 0.1), (0.7, 0.1), (0.5, 0.1)]
 
 
 def test_spells_are_a_function_of_time() -> None:

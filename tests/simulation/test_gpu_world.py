@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
-from benchmarks.simulation.world import Gpu, Pauses, Phase, Step, Work, World
+from benchmarks.simulation.world import Gpu, Phase, Step, Work, World
 from dpex.autotune.types import Settings
 from dpex.measure.consumer_time import EngineLook
 
@@ -53,12 +53,6 @@ def test_events_and_nvml_say_what_the_gpu_did(wait_s: float, stall: float, busy:
     assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.1, abs=0.005)
 
 
-def test_a_loop_that_runs_ahead_waits_although_its_gpu_does_not() -> None:
-    look, _ = looked(world(Gpu(queue=4), wait_s=0.0995))
-    assert look.times.wait_s > 0.6 * SECONDS
-    assert look.gpu_stall_s == pytest.approx(0.0, abs=0.02)
-
-
 def test_a_synchronised_loop_loses_what_its_gpu_loses() -> None:
     look, _ = looked(world(Gpu(sync_every=1), wait_s=0.2))
     assert look.gpu_stall_s == pytest.approx(look.times.wait_s, rel=0.05)
@@ -71,12 +65,6 @@ def test_no_more_steps_are_launched_than_the_queue_holds(queue: int) -> None:
     assert delivered - SECONDS / STEP.gpu_s == pytest.approx(queue, abs=1.5)
 
 
-def test_launching_that_takes_longer_than_the_gpu_is_the_step() -> None:
-    look, busy = looked(world(Gpu(), step=Step(gpu_s=0.01, cpu_s=0.03)))
-    assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.03, rel=0.1)
-    assert busy == pytest.approx(0.33, abs=0.05)
-
-
 def test_ranks_wait_for_each_other_and_look_busy() -> None:
     """The second has a slower loader; the first one's kernel spins meanwhile."""
     made = world(Gpu(queue=2, all_reduce_s=0.01), ranks=2, wait_s=0.05)
@@ -86,22 +74,3 @@ def test_ranks_wait_for_each_other_and_look_busy() -> None:
     assert abs(len(first.history.delivered) - len(second.history.delivered)) <= 3
     assert first.gpu is not None
     assert first.gpu.busy_ratio == pytest.approx(1.0, abs=0.05)
-
-
-def test_a_compilation_and_an_evaluation_are_no_steps() -> None:
-    evaluated = Gpu(compile_s=3.0, evaluation=Pauses(every_s=5, seconds=1.5))
-    look, _ = looked(world(evaluated))
-    assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.1, rel=0.05)
-    assert look.times.batches == pytest.approx((SECONDS - 3.0 - 3 * 1.5) / 0.1, rel=0.1)
-
-
-def test_warm_up_takes_the_gpu_longer() -> None:
-    slow, usual = (
-        len(played(world(gpu)).ranks[0].history.delivered) for gpu in (Gpu(warm_up=50, warm_up_factor=3.0), Gpu())
-    )
-    assert usual - slow == pytest.approx(100, abs=3)
-
-
-def test_what_cannot_be_had_is_not_there() -> None:
-    look, busy = looked(world(Gpu(has_events=False, has_nvml=False)))
-    assert (look.gpu_stall_s, look.gpu_steps, busy) == (None, 0, None)

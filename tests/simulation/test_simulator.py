@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from decisions import a_decision
 
 from benchmarks.simulation.event_loop import EventLoop, SharedResource
 from benchmarks.simulation.history import History
-from benchmarks.simulation.simulator import Simulator, simulate
+from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Fixed
-from benchmarks.simulation.world import Bursts, Cache, Pauses, Phase, SlowSpells, Step, Storage, Work, World
-from dpex.autotune.runtime.windows import BATCHES_IF_STARVING, SHORTEST_S
+from benchmarks.simulation.world import Pauses, Phase, Step, Storage, Work, World
 from dpex.autotune.types import Decision, Sample, Settings
 
 pytestmark = pytest.mark.long
@@ -36,16 +36,7 @@ class Recorder:
         if not self._changes or sample.at < self._changes[0][0] - 1e-9:
             return None
         new = self._changes.pop(0)[1]
-        return Decision(
-            at=sample.at,
-            old=sample.settings,
-            new=new,
-            reason="explore",
-            text="",
-            evidence={},
-            predicted_rate=0.0,
-            predicted_wait=0.0,
-        )
+        return a_decision(at=sample.at, old=sample.settings, new=new, reason="explore")
 
 
 def world(work: Work, step: Step | None = None, *, phases: Iterable[Phase] = (), **constants: Any) -> World:
@@ -183,40 +174,10 @@ def test_stragglers_hold_up_a_shallow_window() -> None:
 BUSY = world(Work(cpu_s=0.02, wait_s=0.03, spread=0.5), Step(gpu_s=0.01, cpu_s=0.002), cpus=3, own_s=0.001)
 
 
-def test_windows_are_the_tuner_s_own() -> None:
-    """Short at first, then each twice as long, up to a second; and so again after a change."""
-    changed_at = 10.0
-    starving = world(Work(wait_s=0.03), Step(gpu_s=0.01))
-    samples = recorded(starving, workers(2), (changed_at, workers(1)))
-    for since, until in ((0.0, changed_at), (changed_at, 20.0)):
-        seconds = [sample.seconds for sample in samples if since < sample.at - sample.seconds < until - 1.0]
-        assert SHORTEST_S <= min(seconds[:3]) < 0.2
-        assert seconds[-1] == pytest.approx(1.0, rel=0.05)
-
-
-def test_a_window_waits_for_batches() -> None:
-    samples = recorded(world(Work(wait_s=0.4)), workers(1))
-    assert min(sample.batches for sample in samples) >= BATCHES_IF_STARVING
-
-
-def test_the_first_batch_is_in_no_window() -> None:
-    """It is a second late, as the worker has to start."""
-    samples = recorded(world(Work(wait_s=0.1), fork_s=1.0), workers(1))
-    assert samples[0].wait_s < 0.5
-    assert sum(sample.batches for sample in samples) == pytest.approx(10 * 18.9, abs=12)
-
-
 def test_the_consumer_s_time_adds_up_but_for_what_is_under_way() -> None:
     samples = recorded(BUSY, workers(2))
     spent = sum(sample.wait_s + sample.own_s + sample.work_s for sample in samples)
     assert spent == pytest.approx(sum(sample.seconds for sample in samples), abs=0.1)
-
-
-def test_utilisation_is_rate_times_service() -> None:
-    """Little's law for the workers: those at work are the rate times what a batch takes."""
-    for sample in recorded(world(Work(wait_s=0.08), Step(gpu_s=0.02), cpus=2), workers(6))[-5:]:
-        assert sample.local.busy_s == pytest.approx(sample.local.tickets * 0.08)
-        assert sample.local.busy_s / sample.seconds == pytest.approx(sample.rate * 0.08, rel=0.05)
 
 
 def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
@@ -225,35 +186,7 @@ def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
     assert {sample.ready + sample.in_flight for sample in samples} == {10}
 
 
-def test_the_trainer_s_cpu_time() -> None:
-    made_here = recorded(world(Work(cpu_s=0.02), Step(gpu_s=0.01, cpu_s=0.005), own_s=0.5), Settings())[-1]
-    assert made_here.machine.trainer_cpu_s / made_here.batches == pytest.approx(0.025, rel=0.05)
-    handed_over = recorded(world(Work(cpu_s=0.01), Step(gpu_s=0.01, cpu_s=0.005), own_s=0.005), workers(1))[-1]
-    assert handed_over.machine.trainer_cpu_s / handed_over.batches == pytest.approx(0.01, rel=0.05)
-
-
-@pytest.mark.parametrize(("local", "others", "had"), [(1, 1.0, 1.0), (1, 8.0, 3.556), (4, 4.0, 2.0)])
-def test_others_are_a_mean_over_the_window(local: int, others: float, had: float) -> None:
-    of = world(Work(cpu_s=0.05), cpus=4)
-    sample = recorded(replace(of, phases=(*of.phases, Phase(others=others))), workers(local))[-1]
-    assert sample.machine.others == pytest.approx(had, rel=0.01)
-
-
-def test_waiting_for_the_next_in_turn_while_later_ones_are_ready() -> None:
-    even = recorded(world(Work(wait_s=0.05), Step(gpu_s=0.001)), workers(4))
-    assert sum(sample.head_s for sample in even) == pytest.approx(0, abs=0.01)
-    spread = recorded(world(Work(wait_s=0.05, spread=1.0), Step(gpu_s=0.001)), workers(4))
-    head_s, wait_s = (sum(getattr(sample, name) for sample in spread) for name in ("head_s", "wait_s"))
-    assert 0.2 * wait_s < head_s < wait_s
-
-
-def test_noise_is_on_measurements_only() -> None:
-    noisy = recorded(replace(BUSY, noise=0.2), workers(2))
-    assert [s.batches for s in noisy[:3]] == [s.batches for s in recorded(BUSY, workers(2))[:3]]
-    assert sum(s.wait_s + s.own_s + s.work_s for s in noisy) != pytest.approx(20.0, rel=1e-3)
-
-
-# -- order and prefetch ------------------------------------------------------------------------------------------------
+# -- order -------------------------------------------------------------------------------------------------------------
 
 
 def test_delivery_is_in_order() -> None:
@@ -262,20 +195,7 @@ def test_delivery_is_in_order() -> None:
     assert run(world(work), workers(4, prefetch=4), 5).delivered == pytest.approx([1.0] * 4)
 
 
-@pytest.mark.parametrize("prefetch", [1, 3, 17])
-def test_prefetch_is_never_exceeded(prefetch: int) -> None:
-    held = [sample.ready + sample.in_flight for sample in recorded(BUSY, workers(8, prefetch=prefetch))]
-    assert max(held) == prefetch
-
-
-def test_less_prefetch_is_reached_by_delivering() -> None:
-    of = world(Work(wait_s=0.05), Step(gpu_s=0.04))
-    samples = recorded(of, workers(4, prefetch=20), (5.0, workers(4, prefetch=4)))
-    assert max(s.ready + s.in_flight for s in samples if s.at <= 5.0) == 20
-    assert max(s.ready + s.in_flight for s in samples if s.at > 7.0) == 4
-
-
-# -- size --------------------------------------------------------------------------------------------------------------
+# -- size and memory ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("settings", "first"), [(workers(1), 0.3), (workers(remote=1), 2.1), (Settings(), 0.1)])
@@ -302,23 +222,11 @@ def test_lost_nodes_lose_no_batch() -> None:
     assert [history.rate(start, start + 7) for start in (3, 13, 23)] == pytest.approx([80, 30, 80], rel=0.12)
 
 
-def test_the_last_node_is_lost_while_batches_are_to_be_made_here() -> None:
-    of = world(Work(wait_s=1.0), nodes=2, phases=[Phase(at=5.5, nodes=0)])
-    simulator = Simulator(of, [Fixed(workers(remote=2))])
-    simulator.run(5.1)
-    simulator.set(Settings(prefetch=2))
-    simulator.run(6.9)
-    assert simulator.ranks[0].history.rate(7, 12) == pytest.approx(1.0, rel=0.21)
-
-
 def test_room_is_a_fair_share_of_what_is_free() -> None:
     recorders = [Recorder(workers(remote=2)), Recorder(workers(remote=4))]
     simulate(world(Work(cpu_s=0.1), nodes=8, ranks=2), recorders, 5)
     assert [recorder.samples[-1].remote.room for recorder in recorders] == [2, 0]
     assert [recorder.samples[-1].remote.running for recorder in recorders] == [2, 4]
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 def test_memory_is_workers_and_batches_in_flight() -> None:
@@ -350,38 +258,6 @@ def test_phases_change_only_what_they_name() -> None:
     assert [history.rate(start, start + 8) for start in (2, 12, 22)] == pytest.approx([20, 10, 10], rel=0.05)
 
 
-# -- what is hostile ---------------------------------------------------------------------------------------------------
-
-
-def test_a_warm_cache_makes_batches_faster() -> None:
-    history = run(world(Work(wait_s=0.1, cache=Cache(batches=100, warm=0.1))), workers(2, prefetch=8))
-    assert history.rate(0, 4) == pytest.approx(20, rel=0.05)
-    assert history.rate(10, 20) == pytest.approx(200, rel=0.02)
-
-
-def test_bursts_take_cpus_for_a_while() -> None:
-    quiet = world(Work(cpu_s=0.02), cpus=2)
-    history = run(replace(quiet, bursts=Bursts(cpus=2.0, on_s=5.0, off_s=5.0)), workers(2), 200.0)
-    rates = [history.rate(at, at + 1) for at in range(200)]
-    assert min(rates) == pytest.approx(50, rel=0.05)
-    assert max(rates) == pytest.approx(100, rel=0.05)
-    assert 0.25 < sum(rate < 60 for rate in rates) / 200 < 0.75
-
-
-@pytest.mark.parametrize("together", [1, 4])
-def test_workers_are_slow_for_a_while_alone_or_together(together: int) -> None:
-    slow = SlowSpells(share=0.3, factor=5.0, seconds=4.0, together=together)
-    history = run(world(Work(wait_s=0.1), cpus=8, slow=slow), workers(4), 200.0)
-    whole = sum(history.rate(at, at + 1) > 36 for at in range(200))
-    assert whole / 200 == pytest.approx(0.7 if together == 4 else 0.7**4, abs=0.15)
-
-
-def test_slow_nodes_leave_local_workers_alone() -> None:
-    slow = SlowSpells(share=0.9, factor=9.0, seconds=50.0, remote=True)
-    assert run(world(Work(wait_s=0.1), slow=slow), workers(4)).rate(5, 20) == pytest.approx(40, rel=0.02)
-    assert run(world(Work(wait_s=0.1), nodes=4, slow=slow), workers(remote=4)).rate(5, 20) < 30
-
-
 def test_the_trainer_pauses_between_steps_and_workers_go_on() -> None:
     of = world(Work(wait_s=0.1), Step(gpu_s=0.01), pauses=Pauses(every_s=5.0, seconds=1.0))
     history, samples = watched(of, workers(2))
@@ -389,27 +265,3 @@ def test_the_trainer_pauses_between_steps_and_workers_go_on() -> None:
     assert len(ends) == 3
     assert sum(sample.work_s for sample in samples) > 3.0
     assert [history.count(end - 1e-6, end + 0.1) >= 8 for end in ends] == [True] * 3
-
-
-def test_everything_stops_and_goes_on_where_it_was() -> None:
-    of = world(Work(cpu_s=0.05, wait_s=0.05), cpus=4, pauses=Pauses(every_s=5.0, seconds=2.0, stops_all=True))
-    still, (history, samples) = run(replace(of, pauses=None), workers(4), 14.0), watched(of, workers(4))
-    assert max(sample.seconds for sample in samples) == pytest.approx(3.0, abs=0.3)
-    assert len(history.delivered) == pytest.approx(len(still.delivered), abs=4)
-    assert [history.count(5 * n + 1e-6, 5 * n + 1.9) for n in (1, 2, 3)] == [0, 0, 0]
-
-
-def test_where_the_system_tells_nothing_of_run_queues_nothing_is_known() -> None:
-    samples = recorded(world(Work(cpu_s=0.05), cpus=2, knows_queue=False), workers(4), seconds=5.0)
-    assert {(s.local.queued_s, s.machine.trainer_queued_s) for s in samples} == {(None, None)}
-    assert recorded(world(Work(cpu_s=0.05), cpus=2), workers(4), seconds=5.0)[-1].local.queued_s
-
-
-def test_clocks_that_count_ticks_are_right_on_average() -> None:
-    coarse = world(Work(cpu_s=0.003, wait_s=0.001), Step(cpu_s=0.001), cpus=8, tick_s=0.01)
-    history, samples = watched(coarse, workers(3))
-    shown = [sample.local.cpu_s for sample in samples]
-    assert all(abs(seconds / 0.01 - round(seconds / 0.01)) < 1e-6 for seconds in shown)
-    assert sum(shown) == pytest.approx(0.003 * len(history.delivered), rel=0.05)
-    trainer_s = sum(sample.machine.trainer_cpu_s for sample in samples)
-    assert trainer_s == pytest.approx(0.001 * len(history.delivered), rel=0.05)

@@ -31,7 +31,7 @@ from workload import wait_as_work
 import dpex
 from dpex import DpexDataLoader, MetricsConfig, TLSConfig
 from dpex.errors import OptionError
-from dpex.measure.wait_causes import CAUSES
+from dpex.measure.consumer_time import CAUSES
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.exporter import exporter
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from waiting import ManualClock
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.system.gpu import events as cudaevents
-from dpex.system.gpu.stall import AT_ONCE, PENDING, SHARE, GpuStall
+from dpex.system.gpu.stall import AT_ONCE, PENDING, SHARE, CudaEvents, GpuStall, cuda_stall
 
 MS = 1 / 1024
 """A millisecond whose multiples floating point adds up exactly."""
@@ -419,7 +418,7 @@ def test_cuda_is_not_initialised_by_being_measured(monkeypatch: pytest.MonkeyPat
     """torch believes it was built with CUDA, and nobody has used it."""
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
     monkeypatch.setattr("torch.cuda._lazy_init", lambda: pytest.fail("CUDA was initialised"))
-    gpu = cudaevents.cuda_stall()
+    gpu = cuda_stall()
     assert gpu is not None
     assert gpu.enter() is None
     gpu.leave(None, 1.0, starting=False, over=True)
@@ -459,7 +458,7 @@ class FakeCuda:
 
 
 def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, events = FakeCuda(monkeypatch, {0, 1}), cudaevents.CudaEvents()
+    cuda, events = FakeCuda(monkeypatch, {0, 1}), CudaEvents()
     mine = cuda.streams[0]
     assert events.is_open()
     first = events.record()
@@ -486,7 +485,7 @@ def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pyte
 def test_no_event_is_made_on_a_device_that_nobody_uses(
     monkeypatch: pytest.MonkeyPatch, used: set[int], current: int, marked: int | None
 ) -> None:
-    cuda, events = FakeCuda(monkeypatch, used), cudaevents.CudaEvents()
+    cuda, events = FakeCuda(monkeypatch, used), CudaEvents()
     cuda.device = current
     assert events.is_open() == (marked is not None)
     if marked is not None:

@@ -19,8 +19,8 @@ from certificates import make_certificate
 from families import no_descriptor_left
 from waiting import until
 
+from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
-from dpex.diagnose.source import DiagnosisSource
 from dpex.engine.snapshots import LoaderCounters
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http.history import HistorySampler

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import pickle
 import re
@@ -13,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
-from dpex.errors import DpexError, FixedWorkersError, OptionError
+from dpex.errors import DpexError, OptionError
 from dpex.options import (
     _RAY_REMOTE_ARGS,
     DEFAULTS,
@@ -26,7 +24,6 @@ from dpex.options import (
     MetricsConfig,
     TLSConfig,
     WorkerConfig,
-    check_count,
     checked,
 )
 from dpex.schedule.sample_policy import SamplePolicy
@@ -183,12 +180,6 @@ def test_what_a_worker_needs_of_a_node() -> None:
         ClusterConfig(ray_remote_args={"num_cpus": 0})
 
 
-@pytest.mark.parametrize(("value", "least"), [(-1, 0), (0, 1), (1.0, 0), ("2", 0), (True, 0)])
-def test_counts_are_refused_by_name_and_value(value: Any, least: int) -> None:
-    with pytest.raises(OptionError, match=re.escape(f"local={value!r}: give a whole number of at least {least}")):
-        check_count("local", value, least)
-
-
 @pytest.mark.parametrize(("name", "value"), TORCHS, ids=str)
 def test_a_wrong_value_of_torchs_arguments_is_named_with_the_remedy(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: give a "):
@@ -268,19 +259,7 @@ def test_the_signature_is_the_declaration(name: str) -> None:
     assert getattr(DpexDataLoader(DATA), name) == ("worker" if name == "seeding" else DEFAULTS[name])
 
 
-def test_all_else_in_the_signature_is_torchs() -> None:
-    torchs = set(inspect.signature(torch.utils.data.DataLoader).parameters) | {"in_order"}
-    assert set(inspect.signature(DpexDataLoader).parameters) - torchs <= set(DEFAULTS)
-
-
 # -- "auto" ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader, 2))])
-def test_auto_survives_copies_of_a_loader(how: Callable[[Any], Any]) -> None:
-    again = how(DpexDataLoader(DATA, num_workers="auto"))
-    assert again._is_auto
-    assert again._tuning() is not None
 
 
 def test_a_number_that_is_set_later_is_kept() -> None:
@@ -355,16 +334,3 @@ def test_a_second_loader_wants_the_same_workers_and_prefetch(
     loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=prefetch_factor)
     assert HOWS[how](loader)._current_sizes() == loader._current_sizes()
     assert loader._current_sizes().prefetch == prefetch
-
-
-def test_resize_names_what_it_refuses_and_changes_nothing_then() -> None:
-    loader = DpexDataLoader(DATA, num_workers=3)
-    before = loader._current_sizes()
-    with pytest.raises(FixedWorkersError, match=r"local=1, remote=1.*num_workers=3"):
-        loader.resize(local=1, remote=1)
-    with pytest.raises(OptionError, match=r"remote=1\.5"):
-        loader.resize(remote=1.5)  # type: ignore[arg-type]
-    assert loader._current_sizes() == before
-    loader.resize(local=1)
-    sizes = loader._current_sizes()
-    assert (sizes.local, sizes.remote) == (1, 2)

@@ -1,4 +1,5 @@
-"""All constants of the law. ``docs/reference/controller-constants.md`` lists the regret without each."""
+"""All constants of the law that users do not set. ``docs/reference/controller-constants.md`` lists the regret without
+each. `dpex.AutotuneConfig` has the others."""
 
 from __future__ import annotations
 
@@ -15,8 +16,6 @@ class Constants:
     """Bytes of free memory for each worker at the start, as long as nothing is known of what it takes."""
     uneven_room: float = 0.1
     """Memory for batches that wait for slow ones, as a part of each worker's own."""
-    headroom: float = 1.2
-    """Capacity that is looked for, as a multiple of what the training loop takes."""
     jump: float = 4.0
     """Growth of the number of workers in one decision, at most, as a factor, where work mostly waits."""
     depth: float = 8.0
@@ -33,8 +32,6 @@ class Constants:
     """Windows after which a trial is decided by the measurements so far."""
     pause: float = 3.0
     """Time without trials after one that failed, as a multiple of its own; doubled with each failure."""
-    goal: float = 0.01
-    """Share of the training loop's time in ``next()`` that is acceptable."""
     part: float = 0.5
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     early: float = 2.0

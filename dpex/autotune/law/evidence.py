@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from dpex.autotune.law.constants import CONSTANTS, Constants
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.types import Sample
 from dpex.measure.samples import PoolSample
 from dpex.schedule.names import WORKER_POOLS
@@ -15,8 +15,8 @@ from dpex.schedule.names import WORKER_POOLS
 class Mean:
     """Seconds per batch over the latest windows."""
 
-    def __init__(self, windows: int) -> None:
-        self._rows: deque[tuple[float, int]] = deque(maxlen=windows)
+    def __init__(self) -> None:
+        self._rows: deque[tuple[float, int]] = deque(maxlen=CONSTANTS.recent)
         self.count = 0
         self.value = 0.0
 
@@ -40,8 +40,7 @@ class Mean:
 class Cusum:
     """A two-sided CUSUM on the logarithm of a time (Page, 1954)."""
 
-    def __init__(self, constants: Constants) -> None:
-        self._constants = constants
+    def __init__(self) -> None:
         self._mean = self._variance = self._up = self._down = 0.0
         self._count = 0
 
@@ -49,7 +48,7 @@ class Cusum:
         """Take in a window's mean; True if it is no longer what it was."""
         if seconds <= 0:
             return False
-        k, x = self._constants, math.log(seconds)
+        k, x = CONSTANTS, math.log(seconds)
         if self._count >= k.least:
             z = (x - self._mean) / max(k.same, math.sqrt(self._variance))
             self._up = max(0.0, self._up + min(z, k.alarm) - k.drift)
@@ -65,9 +64,9 @@ class Cusum:
 class PoolEvidence:
     """The times of a place. net: seconds of a batch without queueing for a CPU. wall: with it. cpu: its CPU seconds."""
 
-    net: Mean
-    wall: Mean
-    cpu: Mean
+    net: Mean = field(default_factory=Mean)
+    wall: Mean = field(default_factory=Mean)
+    cpu: Mean = field(default_factory=Mean)
     slowest_s: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
 
@@ -91,12 +90,11 @@ def net_s(pool: PoolSample) -> float:
 class Evidence:
     """The measurements since the work last changed."""
 
-    def __init__(self, constants: Constants) -> None:
-        self._constants = constants
-        self.step, self.trainer_cpu = Mean(constants.recent), Mean(constants.recent)
-        self.pools = {name: _pool(constants) for name in WORKER_POOLS}
-        self._watched: dict[object, Cusum] = {}
-        self._others: deque[float] = deque(maxlen=constants.recent)
+    def __init__(self) -> None:
+        self.step, self.trainer_cpu = Mean(), Mean()
+        self.pools = {name: PoolEvidence() for name in WORKER_POOLS}
+        self._watched: defaultdict[object, Cusum] = defaultdict(Cusum)
+        self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, sample: Sample, *, is_first: bool = False) -> None:
         """Take in a window. is_first: of a pass, whose first batch counts in no window while its step does."""
@@ -121,12 +119,9 @@ class Evidence:
             pool: PoolSample = getattr(sample, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
         for name, under, seconds, count in seen:
-            if count > 1 and self._watch((name, under)).add(seconds / count):
+            if count > 1 and self._watched[name, under].add(seconds / count):
                 found.append(name)
         return tuple(found)
-
-    def _watch(self, key: object) -> Cusum:
-        return self._watched.setdefault(key, Cusum(self._constants))
 
     def service_s(self, name: str) -> float:
         """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
@@ -140,11 +135,6 @@ class Evidence:
         return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
 
 
-def _pool(constants: Constants) -> PoolEvidence:
-    net, wall, cpu = (Mean(constants.recent) for _ in range(3))
-    return PoolEvidence(net=net, wall=wall, cpu=cpu)
-
-
 def stepping_s(sample: Sample) -> float:
     """Seconds of steps in the window, without what the training thread waited for a CPU."""
     total_s = sample.work_s + sample.own_s
@@ -154,11 +144,11 @@ def stepping_s(sample: Sample) -> float:
 class Record:
     """Windows under the same setting."""
 
-    def __init__(self, constants: Constants) -> None:
-        self._rows: deque[tuple[int, int, float]] = deque(maxlen=constants.recent)
+    def __init__(self) -> None:
+        self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
         self.seconds = self.wait_s = self.own_s = self.queued_s = self.head_s = self.busy_s = 0.0
-        self.wall = Mean(constants.recent)
-        self.net = Mean(constants.recent)
+        self.wall = Mean()
+        self.net = Mean()
         self.calm = 0
 
     def add(self, sample: Sample, goal: float) -> None:

@@ -23,14 +23,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpex.autotune.checked import MOST_WORKERS, SampleChecker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import wording
-from dpex.autotune.law.constants import CONSTANTS, Constants
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
-from dpex.autotune.loss_clock import LossClock
+from dpex.autotune.measured import MOST_WORKERS, LossClock, SampleChecker
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 
@@ -39,15 +38,13 @@ _ROUNDING_S = 1e-9
 GROW, PROBE, BACK, GIVE_BACK = "grow", "probe", "back", "give back"
 
 
-def start(
-    config: AutotuneConfig, cpus: float, constants: Constants = CONSTANTS, *, memory: float | None = None
-) -> Settings:
+def start(config: AutotuneConfig, cpus: float, *, memory: float | None = None) -> Settings:
     """The setting to begin with, on ``cpus`` CPUs and ``memory`` free bytes that are granted to this rank."""
     most = math.inf if config.max_local is None else config.max_local
-    room = math.inf if memory is None else max(constants.start // 2, memory // constants.worker_bytes)
-    local = int(max(config.min_local, min(constants.start, max(1, int(cpus)), most, room)))
+    room = math.inf if memory is None else max(CONSTANTS.start // 2, memory // CONSTANTS.worker_bytes)
+    local = int(max(config.min_local, min(CONSTANTS.start, max(1, int(cpus)), most, room)))
     local = max(local, int(not config.min_remote))
-    prefetch = max(1, int(constants.uneven * (local + config.min_remote)))
+    prefetch = max(1, int(CONSTANTS.uneven * (local + config.min_remote)))
     return Settings(local=local, remote=config.min_remote, prefetch=min(prefetch, config.max_prefetch or prefetch))
 
 
@@ -78,7 +75,6 @@ class Verdict:
     """On a trial. gain: relative, of the rate. is_sure: more windows would not change it."""
 
     gain: float = 0.0
-    is_good: bool = False
     is_bad: bool = False
     is_sure: bool = True
 
@@ -91,9 +87,8 @@ class Law:
         model: The model of the work; None before the first batches.
     """
 
-    def __init__(self, config: AutotuneConfig, begin: Settings, constants: Constants = CONSTANTS) -> None:
+    def __init__(self, config: AutotuneConfig, begin: Settings) -> None:
         self.config = config
-        self._k = constants
         self._begin = begin
         self._checker, self._clock = SampleChecker(), LossClock()
         self._asked_at = self._settled_at = 0.0
@@ -101,7 +96,7 @@ class Law:
         self._pass, self._started = (-1, 0.0), 1
         self._epoch = -1
         self._shrink_after, self._turn = config.shrink_after, 0
-        self._depth = constants.depth
+        self._depth = CONSTANTS.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
         self.model: Model | None = None
@@ -116,7 +111,7 @@ class Law:
         if self.model is None:
             return None
         model = self.model.with_remote(most)
-        local, remote = model.best(self._k.headroom)
+        local, remote = model.best(self.config.headroom)
         wanted = Settings(local=local, remote=remote)
         if model.rate(wanted).value <= model.rate(model.now).value * (1.0 + self.config.gain):
             return model.now.remote
@@ -153,14 +148,14 @@ class Law:
         self._before = sample.local.running
         if not self._is_settled(sample):
             return self._decide_early(sample)
-        self._record.add(sample, self._k.goal)
+        self._record.add(sample, self.config.wait_goal)
         return self._decide(sample)
 
     def _inside(self, sample: Sample) -> Settings:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
         inside = allowed(self.config, sample, sample.settings)
         if inside.prefetch >= inside.workers:
-            most = (1.0 + self._k.same) * inside.prefetch  # what is free is not known better than that
+            most = (1.0 + CONSTANTS.same) * inside.prefetch  # what is free is not known better than that
             is_near = inside.workers == sample.settings.workers and most >= sample.settings.prefetch
             return sample.settings if is_near else inside
         hard = walls(self.config, sample)
@@ -174,8 +169,9 @@ class Law:
         if trial is not None:
             return self._judge(sample, trial) if self._is_slow(trial, sample.local.running) else None
         made = sum(pool.net.count for pool in self._evidence.pools.values())
-        waits = sample.wait_s > self._k.goal * sample.seconds
-        if not self._is_fresh or not waits or not self._evidence.step.count or made < min(self._k.start, self._running):
+        waits = sample.wait_s > self.config.wait_goal * sample.seconds
+        is_known = self._evidence.step.count and made >= min(CONSTANTS.start, self._running)
+        if not self._is_fresh or not waits or not is_known:
             return None
         self.model = self._known(sample)
         return self._grow(sample)
@@ -184,8 +180,8 @@ class Law:
 
     def _forget(self) -> None:
         """The work is another: keep the setting only."""
-        self._evidence = Evidence(self._k)
-        self._record = Record(self._k)
+        self._evidence = Evidence()
+        self._record = Record()
         self._trial: Trial | None = None
         self._is_fresh = True
         self._failed: tuple[int, int] | None = None
@@ -195,12 +191,12 @@ class Law:
         """Return True if the wanted workers had been running for the time of a batch when the window began."""
         running = sample.local.running + sample.remote.running
         missing = sample.settings.workers - sample.remote.unplaced - running
-        if missing > 0 and sample.at - self._asked_at < self._k.patience_s:
+        if missing > 0 and sample.at - self._asked_at < CONSTANTS.patience_s:
             return False
         if running != self._running:
             self._running, self._settled_at = running, sample.at
-            self._record = Record(self._k)
-        since = min(self._evidence.service_s(LOCAL), self._k.patience_s)
+            self._record = Record()
+        since = min(self._evidence.service_s(LOCAL), CONSTANTS.patience_s)
         return sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
 
     def _known(self, sample: Sample) -> Model:
@@ -210,7 +206,7 @@ class Law:
         stages = seen.pools[LOCAL if seen.pools[LOCAL].net.count else REMOTE].stages
         total = sum(stages.values())
         rate, error = record.rate()
-        waits = record.wait > self._k.goal
+        waits = record.wait > self.config.wait_goal
         return Model(
             now=sample.settings,
             local=local,
@@ -237,7 +233,7 @@ class Law:
 
     def _place(self, name: str) -> Place:
         pool = self._evidence.pools[name]
-        service_s = max(self._evidence.service_s(name), pool.net.lately(self._k.latest))
+        service_s = max(self._evidence.service_s(name), pool.net.lately(CONSTANTS.latest))
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
         known = pool if pool.net.count else other
         share = known.cpu.value / max(1e-9, known.net.value)
@@ -253,7 +249,7 @@ class Law:
             decision = self._judge(sample, self._trial)
             if decision is not None or self._trial is not None:
                 return decision
-        if self._record.wait <= self._k.goal:
+        if self._record.wait <= self.config.wait_goal:
             return self._give_back(sample)
         return self._grow(sample) or self._widen(sample)
 
@@ -270,17 +266,17 @@ class Law:
         if local + remote <= now.workers:
             return None
         model, new = self.model, Settings(local=local, remote=remote)
-        if model.rate(new).value < (1.0 + self._k.same) * model.rate(now).value:
+        if model.rate(new).value < (1.0 + CONSTANTS.same) * model.rate(now).value:
             return None
         return self._change(sample, local, remote, "too few", GROW)
 
     def _target(self, sample: Sample) -> tuple[int, int]:
         """The model's best within a jump, and half-way at most to what has failed, in the ratio."""
         assert self.model is not None
-        model, k, now = self.model, self._k, sample.settings
-        wanted = dict(zip(WORKER_POOLS, model.best(k.headroom, self._most()), strict=True))
+        model, k, now = self.model, CONSTANTS, sample.settings
+        wanted = dict(zip(WORKER_POOLS, model.best(self.config.headroom, self._most()), strict=True))
         if not self.decisions:  # memory is known now
-            usual = start(self.config, model.cpus, k).local
+            usual = start(self.config, model.cpus).local
             wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.walls.most_local(model.unevenness)))
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
         if model.cpu_share > 0.5:  # the CPUs are the limit, which are known; remote workers have their own
@@ -301,7 +297,7 @@ class Law:
     def _widen(self, sample: Sample) -> Decision | None:
         """More batches in flight, or a probe."""
         assert self.model is not None
-        k, record, now, model = self._k, self._record, sample.settings, self.model
+        k, record, now, model = CONSTANTS, self._record, sample.settings, self.model
         if len(record) < k.least:
             return None
         fit = model.walls.most_local(model.unevenness)
@@ -314,7 +310,7 @@ class Law:
     def _probe(self, sample: Sample) -> Decision | None:
         """A step up, not beyond what fills the CPUs, in one place and after a failure in the other."""
         assert self.model is not None
-        k, now, model = self._k, sample.settings, self.model
+        k, now, model = CONSTANTS, sample.settings, self.model
         if sample.at < self._try_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
         fit = model.walls.most_local(model.unevenness)
@@ -331,14 +327,14 @@ class Law:
         """Fewer workers where those there are do not all work, and the loop has not waited for a while; or where they
         take the training thread's CPU."""
         assert self.model is not None
-        k, now, record, least = self._k, sample.settings, self._record, self.model.walls
+        k, now, record, least = CONSTANTS, sample.settings, self._record, self.model.walls
         if sample.at < self._try_at or len(record) * k.longest < k.least * self._shrink_after:
             return None
         local, remote = self._target(sample)
-        if record.queued > k.goal and now.local > local:
+        if record.queued > self.config.wait_goal and now.local > local:
             to = max(local, math.floor(now.local / k.step)), max(now.remote, remote)
             return self._change(sample, *to, "too many", GIVE_BACK)
-        if record.is_draining(k.headroom) or record.calm < self._shrink_after:
+        if record.is_draining(self.config.headroom) or record.calm < self._shrink_after:
             return None
         wanted = math.ceil(max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
@@ -353,7 +349,7 @@ class Law:
         """Return True if growth has made fewer batches than there would have been without it, were all that are under
         way done now: that shows before they are. Smaller growth cannot do much harm meanwhile."""
         times = running / max(1, trial.old.local)
-        if trial.kind != GROW or times < self._k.early or trial.windows < self._k.least:
+        if trial.kind != GROW or times < CONSTANTS.early or trial.windows < CONSTANTS.least:
             return False
         return trial.worker_s > times * trial.service_s * (trial.made + running)
 
@@ -361,7 +357,7 @@ class Law:
         """End a trial once its effect is known; return a decision if it must be undone."""
         is_slow = self._is_slow(trial, sample.local.running)
         verdict = self._verdict(sample, trial)
-        if not is_slow and not verdict.is_sure and len(self._record) < self._k.longest:
+        if not is_slow and not verdict.is_sure and len(self._record) < CONSTANTS.longest:
             return None
         is_bad = is_slow or verdict.is_bad
         if trial.kind == BACK:
@@ -372,7 +368,7 @@ class Law:
                 self._failed = None
             return None
         self._tries += 1
-        self._try_at = sample.at + self._k.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
+        self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
         if trial.kind == GROW:
             return self._back_to_limit(sample, trial, verdict)
         if trial.kind == PROBE:
@@ -386,7 +382,7 @@ class Law:
         bad if the rate does not and batches take longer by more than that root, or come more slowly than before. A
         probe must gain, and any other change must not lose.
         """
-        k, record, now = self._k, self._record, sample.settings
+        k, record, now, own = CONSTANTS, self._record, sample.settings, self.config
         if not len(record):
             return Verdict(is_sure=False)
         made = trial.before.is_late or record.is_late
@@ -402,10 +398,9 @@ class Law:
             is_held_up = slower > bound or gain < -k.same
             is_free = slower < bound and record.wall.count >= 2 * now.workers and now.remote <= trial.old.remote
         is_enough = len(record) >= k.least and record.wall.count >= k.start
-        is_fine = len(record) >= k.least and record.wait <= k.goal and not record.is_draining(k.headroom)
+        is_fine = len(record) >= k.least and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
         return Verdict(
             gain=gain,
-            is_good=is_fine or gain > least,
             is_bad=not is_fine and not is_free and gain <= least and is_held_up,
             is_sure=is_fine or is_free or (is_enough and abs(gain - least) > wide),
         )
@@ -423,7 +418,7 @@ class Law:
         self._failed = now.local, now.remote
         if not len(self._record):
             seen = replace(sample, batches=trial.made, seconds=sample.at - trial.at)
-            self._record.add(seen, self._k.goal)
+            self._record.add(seen, self.config.wait_goal)
         return self._change(sample, local, remote, "undo", BACK)
 
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
@@ -438,7 +433,7 @@ class Law:
     def _change(self, sample: Sample, local: int, remote: int, reason: Reason, kind: str | None) -> Decision | None:
         """Other numbers of workers, with the prefetch for them; of the prefetch alone only if it is worth it."""
         assert self.model is not None
-        k, now, model = self._k, sample.settings, self.model
+        k, now, model = CONSTANTS, sample.settings, self.model
         depth = max(self._depth, min(k.uneven * model.unevenness, k.most_depth))
         wanted = Settings(local=local, remote=remote, prefetch=model.prefetch(local, remote, depth))
         new = allowed(self.config, sample, wanted)
@@ -461,7 +456,7 @@ class Law:
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again
         decision = self._decided(sample, new, reason)
-        self._record = Record(k)
+        self._record = Record()
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at
         return decision

@@ -67,11 +67,6 @@ class EndOfStall:
     workers: int
     stage: tuple[str, float] | None = None
 
-    @property
-    def is_cpu_bound(self) -> bool:
-        """True if more CPUs are needed than this machine has."""
-        return self.more_cpus > 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Start:

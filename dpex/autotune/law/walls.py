@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.measured import MOST_WORKERS
 from dpex.autotune.types import Sample, Settings
 
 

@@ -20,18 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import Law, law_for
+from dpex.autotune.law.law import Law
 from dpex.autotune.law.wording import named
-from dpex.autotune.room import Room, RoomFound, RoomWanted
-from dpex.autotune.runtime.allowed import Limits, brought_inside, within
-from dpex.autotune.runtime.recorder import recorder
-from dpex.autotune.runtime.short_passes import quickest
-from dpex.autotune.runtime.window_sample import Window
-from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
+from dpex.autotune.measured import MOST_WORKERS
+from dpex.autotune.runtime.allowed import Limits, brought_inside, quickest, within
+from dpex.autotune.runtime.trace_file import recorder
+from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows, Window
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
-from dpex.autotune.types import Decision, Reason, Sample, Settings
+from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample, Settings
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import GpuUse, MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
@@ -78,7 +75,7 @@ class Tuner:
         clock: Clock = monotonic,
         machine: MachineMeter | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._limits = limits
         self._room = room
         self._clock = clock
@@ -100,7 +97,7 @@ class Tuner:
         self._recorder = recorder(config)
         self.gpu_use: GpuUse | None = None
         self.settings = start
-        self._law: Law | RecordingLaw = law_for(self._allowed(), start)
+        self._law: Law | RecordingLaw = Law(self._allowed(), start)
         self._renew("")
         if said := limits.streams or limits.reading:
             self._past.append(_noted(0.0, self.settings, self.settings, "start", said))
@@ -129,13 +126,13 @@ class Tuner:
             self._past += self._law.decisions
             if text:
                 self._past.append(_noted(at, old, self.settings, "limit", text))
-            self._law = self._on_record(law_for(config, self.settings), config, why)
+            self._law = self._on_record(Law(config, self.settings), config, why)
             self._windows.clear()
             self._request()
 
     def _allowed(self) -> AutotuneConfig:
         remote = self._room is not None and not self._refused
-        return within(self._config, self._limits, self.settings, remote=remote)
+        return within(self.config, self._limits, self.settings, remote=remote)
 
     def _on_record(self, law: Law, config: AutotuneConfig, why: str) -> Law | RecordingLaw:
         if self._recorder is None:
@@ -216,7 +213,7 @@ class Tuner:
                 self._law.announce(self._elapsed_s())
             if self._room is not None:
                 self._room.rest()
-            return self._config.interval_s
+            return self.config.interval_s
         if self._machine is None:
             self._machine = MachineMeter(self._clock)
             self._machine.sample((), 0.0)
@@ -224,11 +221,10 @@ class Tuner:
             self._began_at = self._looked_for_room_at = self._clock()
         cpu_s = time.process_time()
         looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
-        found = self._windows.turn(looks, cpu_s)
-        if isinstance(found, float):
+        window = self._windows.turn(looks, cpu_s)
+        if isinstance(window, float):
             self._keep_place([look for _, look in looks])
-            return found
-        window = Window(*found)
+            return window
         self._step(window.after.look, self._sample(window))
         return self._windows.pause_s
 
@@ -266,7 +262,7 @@ class Tuner:
             workers = look.local.running + look.remote.running
             batches = look.ready + min(look.in_flight, workers)
             held = batches * look.batch_bytes + look.local.requested * machine.worker_bytes
-            free = int(self._config.memory_share * (free / local_ranks(os.environ) + held) - held)
+            free = int(self.config.memory_share * (free / local_ranks(os.environ) + held) - held)
         budget = self._limits.memory_budget
         return replace(machine, memory_free=free, batch_budget=budget, trainer_queued_s=window.trainer_queued_s)
 
@@ -315,7 +311,7 @@ class Tuner:
         decision = law.step(sample)
         if decision is not None:
             self._carry_out(decision, law)
-        self._windows.go_on(sample, self._config.interval_s, is_changed=decision is not None)
+        self._windows.go_on(sample, self.config.interval_s, is_changed=decision is not None)
 
     def _learn(self, look: EngineLook, sample: Sample) -> bool:
         """Take in limits that were met; return True if another law decides now."""
@@ -383,7 +379,7 @@ class Tuner:
             stay = "The present setting stays" if old == new else back
             text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
             self._past, self._notes = [*self.decisions, _noted(self._elapsed_s(), old, new, "failed", text)], []
-            self._law = law_for(self._allowed(), new)
+            self._law = Law(self._allowed(), new)
             self.settings = new
             self._request()
 

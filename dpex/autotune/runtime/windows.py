@@ -1,4 +1,4 @@
-"""When a window of measurements begins and ends, for the tuner. Pure but for `kernel_queues`.
+"""When a window of measurements begins and ends, for the tuner, and its sample. Pure but for `kernel_queues`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
 (`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
@@ -12,12 +12,16 @@ changed. The window in progress, mostly of the work before, is then replaced by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock
 
-from dpex.autotune.types import Sample
+from dpex.autotune.types import Sample, Settings
 from dpex.measure.consumer_time import EngineLook
+from dpex.measure.readable import remainder
+from dpex.measure.samples import PoolSample
 from dpex.system import run_queue
+from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 
 SHORTEST_S = 0.05
 """The first window after a decision; they get longer from there on."""
@@ -62,6 +66,59 @@ class WindowMark:
     def waited_to(self, look: EngineLook) -> float:
         """Share of its time until then that the consumer waited; 0 to 1."""
         return (look.times.wait_s - self.look.times.wait_s) / max(1e-9, self.seconds_to(look))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The two ends of a window."""
+
+    before: WindowMark
+    after: WindowMark
+
+    @cached_property
+    def ran(self) -> RunQueueGrowth:
+        """Times on a CPU, and on run queues, within the window."""
+        return self.after.queued.since(self.before.queued)
+
+    @property
+    def trainer_cpu_s(self) -> float:
+        """CPU time of this process, without the part that fell between two passes."""
+        base, look = self.before.look, self.after.look
+        part = min(1.0, (look.times.seconds - base.times.seconds) / max(1e-6, look.at - base.at))
+        return remainder(self.after.cpu_s, self.before.cpu_s) * max(0.0, part)
+
+    @property
+    def trainer_queued_s(self) -> float | None:
+        """Seconds in which the training thread could have run and had no CPU; None where the kernel does not tell."""
+        return None if self.ran.trainer is None else self.ran.trainer.queued_s
+
+    def sample(self, began_at: float, settings: Settings) -> Sample:
+        """All but the machine, the cluster and the GPU, under settings that began at ``began_at``."""
+        base, look = self.before.look, self.after.look
+        loop = look.times.since(base.times)
+        return loop.narrowed(
+            Sample,
+            at=look.at - began_at,
+            settings=replace(settings, local=look.sizes.local, remote=look.sizes.remote),
+            epoch=look.epoch,
+            ready=look.ready,
+            in_flight=look.in_flight,
+            batch_bytes=look.batch_bytes,
+            pass_batches=look.pass_batches,
+            start_s=look.start_s,
+            starts_anew=look.starts_anew,
+            gpu_stall_s=None if look.gpu_stall_s is None else remainder(look.gpu_stall_s, base.gpu_stall_s or 0.0),
+            gpu_steps=max(0, look.gpu_steps - base.gpu_steps),
+            gpu_step_s=remainder(look.gpu_step_s, base.gpu_step_s),
+            feed_wait_s=remainder(look.feed_wait_s, base.feed_wait_s),
+            local=with_queue(look.local.since(base.local), self.ran.workers),
+            remote=look.remote.since(base.remote),
+        )
+
+
+def with_queue(pool: PoolSample, ran: RunQueueTimes | None) -> PoolSample:
+    """The pool with the time its batches were on run queues, by what those who make them had to wait for a CPU."""
+    return pool if ran is None or not pool.tickets else replace(pool, queued_s=pool.cpu_s * ran.delay)
 
 
 def kernel_queues(look: EngineLook) -> run_queue.Queued:
@@ -118,15 +175,15 @@ class MeasurementWindows:
             for known in (self._bases, self._glances, self._away):
                 known.pop(number, None)
 
-    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> tuple[WindowMark, WindowMark] | float:
-        """After a look at each engine: the window that ends with it, as its two ends, or seconds until the next look.
+    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
+        """After a look at each engine: the window that ends with it, or seconds until the next look.
 
         cpu_s: CPU time of this process so far.
         """
         with self._lock:
             return self._turn(list(looks), cpu_s)
 
-    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> tuple[WindowMark, WindowMark] | float:
+    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
         there = {number for number, _ in looks}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
@@ -147,7 +204,7 @@ class MeasurementWindows:
         for other, its_look in looks:
             self._bases[other] = self._mark(its_look, cpu_s)
         self._waited = waiting
-        return base, self._bases[number]
+        return Window(base, self._bases[number])
 
     def _mark(self, look: EngineLook, cpu_s: float) -> WindowMark:
         return WindowMark(look, cpu_s, self._queues(look))

@@ -12,7 +12,7 @@ import signal
 import socket
 
 from dpex.pools.agent.connection import TrainerAddress, connect
-from dpex.system.processes import pidfd
+from dpex.system.interrupts import pidfd
 
 
 def main(fd: int) -> None:

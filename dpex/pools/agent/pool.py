@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dpex.measure.batch_times import batch_times
-from dpex.measure.pool_times import PoolTimes
+from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.nodes import AgentLink, Arrived, NodeNews, Nodes, wake_nobody
 from dpex.pools.base import PoolCounts

@@ -44,7 +44,7 @@ from dpex.pools.local.fork_server import ForkStarter, TemplateStarter, private_p
 from dpex.pools.local.forking import fork_process, helper
 from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.worker_process import WorkerPlan
-from dpex.system.processes import pidfd
+from dpex.system.interrupts import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 

@@ -33,7 +33,7 @@ from dpex.pools.local.forking import Names, die_with_parent, fork_process, helpe
 from dpex.pools.local.handles import ProcessHandle, readable_within
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
-from dpex.system.processes import pidfd
+from dpex.system.interrupts import pidfd
 from dpex.transport import descendants
 
 MESSAGE_BYTES = 1 << 18

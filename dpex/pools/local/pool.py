@@ -20,8 +20,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from dpex.measure.batch_times import batch_times
-from dpex.measure.pool_times import PoolTimes
+from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import TemplateStarter, private_pair
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from dpex.autotune.room import RoomFound, RoomWanted, room_found
+from dpex.autotune.types import RoomFound, RoomWanted, room_found
 from dpex.pools.ray.cluster import living_nodes, own_node, slots
 from dpex.pools.ray.demand import Demand, Places
 from dpex.pools.ray.reservations import Bundles, Reservation, needs_of, worker_options
@@ -24,7 +24,7 @@ from dpex.system.ray_package import is_ray_connected
 
 
 class RemoteRoom:
-    """See the module; a `dpex.autotune.room.Room`.
+    """See the module; a `dpex.autotune.types.Room`.
 
     Args:
         weight: This loader's share relative to that of others.
@@ -43,7 +43,7 @@ class RemoteRoom:
         self._lock = threading.Lock()
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """See `dpex.autotune.room.Room.look`; None while no cluster is connected."""
+        """See `dpex.autotune.types.Room.look`; None while no cluster is connected."""
         with self._lock:
             message = ""
             if (now := monotonic()) - self._looked_at >= self._every_s:
@@ -58,7 +58,7 @@ class RemoteRoom:
             return room_found(wanted, *self._found, self._granted, message)
 
     def rest(self) -> None:
-        """See `dpex.autotune.room.Room.rest`."""
+        """See `dpex.autotune.types.Room.rest`."""
         with self._lock:
             self._looked_at = -math.inf
             self._growth.end()

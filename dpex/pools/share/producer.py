@@ -36,7 +36,7 @@ from dpex.pools.share.place import peer
 from dpex.schedule.events import Notice, PoolEvent, WorkerGone, WorkerUp, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
-from dpex.system.processes import pidfd
+from dpex.system.interrupts import pidfd
 from dpex.transport.frames import FrameReader, FrameWriter
 
 FIRST_S = 30.0

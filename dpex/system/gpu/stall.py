@@ -32,10 +32,13 @@ consumer is capturing. The sums may be read from any thread.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
+
+from dpex._torch import has_cuda_context
 from dpex.system.clock import monotonic
 
 logger = logging.getLogger("dpex")
@@ -63,7 +66,7 @@ Mark = TypeVar("Mark")
 
 
 class Events(Protocol[Mark]):
-    """Marks on a stream; `dpex.system.gpu.events` has the real ones."""
+    """Marks on a stream; `CudaEvents` are the real ones."""
 
     def is_open(self) -> bool:
         """Return True if the stream may be marked, and marks be queried, at this moment."""
@@ -331,3 +334,73 @@ class GpuStall(Generic[Mark]):
         self._pending.clear()
         self._left = None
         logger.debug("the GPU's stall is not measured any more: %s", error)
+
+
+# -- the marks of CUDA -------------------------------------------------------------------------------------------------
+
+
+class CudaMark(NamedTuple):
+    """An event, and the stream it was recorded on."""
+
+    event: torch.cuda.Event
+    stream: torch.cuda.Stream
+
+
+class CudaEvents:
+    """`Events` of CUDA, on the current stream of the calling thread. They are kept and recorded anew, each on its own
+    device. Nothing is initialised.
+
+    The device is the current one. If nothing in this process has used that, it is the only one that was used, if there
+    is one (a script that says ``"cuda:1"`` everywhere). An event on an unused device would cost hundreds of megabytes.
+    """
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[int, list[torch.cuda.Event]] = defaultdict(list)
+        self._used: set[int] = set()
+        self._device: int | None = None
+
+    def is_open(self) -> bool:
+        """Not before others have used a device, and not while this thread captures a graph."""
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            return False
+        self._device = self._device_in_use()
+        return self._device is not None
+
+    def _device_in_use(self) -> int | None:
+        current = torch.cuda.current_device()
+        if self._is_used(current):
+            return current
+        used = [device for device in range(torch.cuda.device_count()) if self._is_used(device)]
+        return used[0] if len(used) == 1 else None
+
+    def _is_used(self, device: int) -> bool:
+        if device not in self._used and has_cuda_context(device):
+            self._used.add(device)
+        return device in self._used
+
+    def record(self, like: CudaMark | None = None) -> CudaMark:
+        stream = torch.cuda.current_stream(self._device) if like is None else like.stream
+        idle = self._idle[stream.device_index]
+        event = idle.pop() if idle else torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return CudaMark(event, stream)
+
+    def is_passed(self, mark: CudaMark) -> bool:
+        return bool(mark.event.query())
+
+    def apart_s(self, first: CudaMark, second: CudaMark) -> float:
+        return float(first.event.elapsed_time(second.event)) / 1e3
+
+    def share_stream(self, first: CudaMark, second: CudaMark) -> bool:
+        return bool(first.stream == second.stream)
+
+    def reuse(self, mark: CudaMark) -> None:
+        self._idle[mark.stream.device_index].append(mark.event)
+
+
+def cuda_stall(share: float | None = None) -> GpuStall[Any] | None:
+    """For one iterator; None where torch was built without CUDA. A GPU may be used from any moment on, or never.
+
+    ``share``: part of the loop's time that marks may take, see `GpuStall`; None: every visit is marked.
+    """
+    return GpuStall(CudaEvents(), share) if torch.backends.cuda.is_built() else None

@@ -7,17 +7,17 @@ of time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
 from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES, STAGE_CAUSES, by_stage
 from dpex.schedule.names import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")
 STAGES = STAGE_CAUSES[:4]
 """Stages that workers spend time in; the way from them to the trainer is not among them."""
-_NO_POOL = PoolStats()
+_NO_POOL, _NO_NODE = PoolStats(), NodeStats()
 
 Frame = Mapping[str, Any]
 """The activity since the frame before, by column.
@@ -33,36 +33,6 @@ Frame = Mapping[str, Any]
 * ``ready``, ``prefetch``: The queue at the end of the frame.
 * ``local_*``, ``remote_*``: Workers and their batches at the end of the frame, see `LEVELS`.
 """
-
-
-class NodeLink(NamedTuple):
-    """The network from a node to this machine.
-
-    Attributes:
-        bytes_per_s: Bytes per second that arrive now.
-        bandwidth: Bytes per second while something was under way, since the node's first batch.
-        round_trip_s: Seconds for a packet there and back.
-        loss: The part of the bytes that was sent again, 0 to 1.
-    """
-
-    bytes_per_s: float
-    bandwidth: float
-    round_trip_s: float
-    loss: float
-
-
-def node_links(before: Mapping[str, NodeStats], after: Mapping[str, NodeStats], seconds: float) -> dict[str, NodeLink]:
-    """Return the network from each node that measures it, between two readings ``seconds`` apart."""
-    return {
-        place: NodeLink(
-            (now.sent_bytes - before[place].sent_bytes if place in before else now.sent_bytes) / seconds,
-            now.bandwidth or 0.0,
-            now.round_trip_s,
-            now.loss,
-        )
-        for place, now in after.items()
-        if now.links and seconds > 0
-    }
 
 
 def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> Frame:
@@ -96,11 +66,24 @@ COLUMNS = tuple(frame(0, 0.0, 0.0, Sums(), Sums()))
 
 
 def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any]]:
-    """Return the network traffic of each machine of the cluster between two readings."""
-    links = node_links(before.pools.get(REMOTE, _NO_POOL).nodes, after.pools.get(REMOTE, _NO_POOL).nodes, seconds)
+    """Return the network from each machine of the cluster that measures it, between two readings ``seconds`` apart.
+
+    * ``bytes_per_s``: Bytes per second that arrive now.
+    * ``bandwidth``: Bytes per second while something was under way, since the machine's first batch.
+    * ``round_trip_s``: Seconds for a packet there and back.
+    * ``loss``: The part of the bytes that was sent again, 0 to 1.
+    """
+    then, now = (sums.pools.get(REMOTE, _NO_POOL).nodes for sums in (before, after))
     return [
-        {"name": place, **{name: round(value, 6) for name, value in link._asdict().items()}}
-        for place, link in links.items()
+        {
+            "name": place,
+            "bytes_per_s": round(one.since(then.get(place, _NO_NODE)).sent_bytes / seconds, 6),
+            "bandwidth": round(one.bandwidth or 0.0, 6),
+            "round_trip_s": round(one.round_trip_s, 6),
+            "loss": round(one.loss, 6),
+        }
+        for place, one in now.items()
+        if one.links and seconds > 0
     ]
 
 

@@ -25,8 +25,7 @@ from typing import Any, Literal
 import dpex
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose import report
-from dpex.diagnose.diagnosis import Diagnosis
-from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.sums import Sums
 from dpex.schedule.names import REMOTE
@@ -117,7 +116,7 @@ class LoaderHistory:
         self._marks: deque[Sums] = deque(maxlen=KEEP // MARK_EVERY)
         self._frames: deque[tuple[Frame, str]] = deque(maxlen=KEEP)
         self._before: tuple[Sums, float] | None = None
-        self._seen_at: list[float] = []
+        self._seen_at: dict[tuple[float, str], float] = {}
         self._decisions: Sequence[Decision] = ()
         self._ledger: LoaderMetrics | None = None
         self._machines: list[Mapping[str, Any]] = []
@@ -127,13 +126,15 @@ class LoaderHistory:
         sums = ledger.sums()
         before, then = self._before or (Sums(), now)
         if self._ledger is not ledger:  # a new loader has the name of one that ended
-            self._ledger, self._seen_at, before = ledger, [], Sums()
+            self._ledger, self._seen_at, before = ledger, {}, Sums()
         one = frame(number, at, now - then, before, sums)
         self._frames.append((one, _compact(tuple(one.values()))))
         self._machines = machines(now - then, before, sums)
         self._before = (sums, now)
-        self._decisions = () if ledger.tuner is None else tuple(ledger.tuner.decisions)
-        self._seen_at += [round(at, 3)] * (len(self._decisions) - len(self._seen_at))
+        tuners = () if ledger.tuner is None else ledger.tuner.decisions
+        self._decisions = sorted([*ledger.beside, *tuners], key=lambda decision: decision.at)
+        for decision in self._decisions:
+            self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
         if self.case is not None and (ledger.case is None or ledger.case.book is not self.case.book):
             self._marks.clear()
         self.case = ledger.case
@@ -169,7 +170,7 @@ class LoaderHistory:
 
     def _head(self, ledger: LoaderMetrics, sums: Sums, frames: Sequence[Frame]) -> Mapping[str, Any]:
         now = summary(latest(frames, NOW_S))
-        decisions = list(enumerate(zip(self._seen_at, self._decisions, strict=False), 1))[-MOST_DECISIONS:]
+        decisions = list(enumerate(self._decisions, 1))[-MOST_DECISIONS:]
         return {
             "name": ledger.name,
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
@@ -181,7 +182,8 @@ class LoaderHistory:
             "machines": self._machines,
             "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
             "cache": _cache(sums),
-            "decisions": [encoded(number, at, decision) for number, (at, decision) in decisions],
+            "ahead": _ahead(sums),
+            "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
         }
 
 
@@ -189,17 +191,21 @@ def _cache(sums: Sums) -> Mapping[str, Any] | None:
     """Return what a cache of samples has done and has; None if no sample came through one."""
     pools = sums.pools.values()
     hits, misses = sum(pool.cache_hits for pool in pools), sum(pool.cache_misses for pool in pools)
-    return (
-        {
-            "hits": hits,
-            "misses": misses,
-            "saved_s": round(sum(pool.cache_saved_s for pool in pools), 3),
-            "memory_bytes": sums.cache_memory_bytes,
-            "disk_bytes": sums.cache_disk_bytes,
-        }
-        if hits + misses
-        else None
-    )
+    if not hits + misses:
+        return None
+    return {
+        "hits": hits,
+        "misses": misses,
+        "saved_s": round(sum(pool.cache_saved_s for pool in pools), 3),
+        "memory_bytes": sums.cache_memory_bytes,
+        "disk_bytes": sums.cache_disk_bytes,
+    }
+
+
+def _ahead(sums: Sums) -> Mapping[str, int] | None:
+    """Return what overlapping epochs have brought; None if no batch was made ahead of its epoch."""
+    found = {"epochs": sums.overlapped_epochs, "used": sums.used_ahead, "dropped": sums.dropped_ahead}
+    return found if any(found.values()) else None
 
 
 def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:

@@ -22,6 +22,6 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_what_was_measured_is_told() -> None:
-    told = page({"headroom": {"instead": "1", "all": 0.0133, "world": "one gets worse"}})
-    (row,) = [line for line in told.splitlines() if line.startswith("| `headroom`")]
+    told = page({"depth": {"instead": "1", "all": 0.0133, "world": "one gets worse"}})
+    (row,) = [line for line in told.splitlines() if line.startswith("| `depth`")]
     assert row.endswith("| 1 | 1.33 % |  | one gets worse |")

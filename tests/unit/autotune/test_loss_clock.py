@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpex.autotune.loss_clock import LOOK_S, JudgedSample, LossClock, by_events
+from dpex.autotune.measured import LOOK_S, JudgedSample, LossClock, by_events
 from dpex.autotune.types import Sample, Settings
 
 NOW = Settings(local=2, prefetch=4)

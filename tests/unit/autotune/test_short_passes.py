@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.runtime.short_passes import MOST, quickest
+from dpex.autotune.runtime.allowed import MOST, quickest
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 

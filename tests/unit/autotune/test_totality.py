@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
-from dpex.autotune.checked import LONGEST_S, SampleChecker
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law import Law, law_for
+from dpex.autotune.law.law import Law
+from dpex.autotune.measured import SampleChecker
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
@@ -54,7 +54,6 @@ MACHINES = st.builds(
     memory_free=st.none() | st.sampled_from([0, -(10**9), 10**6, 10**9, 10**10, 10**30]),
     batch_budget=st.none() | st.sampled_from([0, 1, 10**6, 10**9]),
     worker_bytes=number(1e8),
-    runnable=st.none() | number(64.0),
 )
 SAMPLES = st.builds(
     Sample,
@@ -141,7 +140,7 @@ def test_any_sequence_of_legal_samples_is_taken_and_the_limits_are_kept(
 ) -> None:
     if is_plausible:
         turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
-    for sample, decision in play(law_for(config, first(config)), turns):
+    for sample, decision in play(Law(config, first(config)), turns):
         assert_within(config, sample, decision)
 
 
@@ -152,7 +151,7 @@ class After:
     """A law that was shown something else before."""
 
     def __init__(self, turns: Sequence[tuple[Sample, bool]]) -> None:
-        self.law = law_for(AutotuneConfig(), Settings(local=2, prefetch=4))
+        self.law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
         play(self.law, turns)
 
     def begin(self) -> Settings:
@@ -178,21 +177,6 @@ def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bo
 
 def sample(**changes: object) -> Sample:
     return Sample(at=1.0, seconds=1.0, settings=Settings(), wait_s=0.5, work_s=0.5, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 2 * LONGEST_S])
-@pytest.mark.parametrize("name", ["seconds", "wait_s", "own_s", "work_s"])
-def test_a_window_whose_times_are_no_times_tells_nothing(name: str, value: float) -> None:
-    assert SampleChecker().check(replace(sample(), **{name: value})) is None
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1])
-@pytest.mark.parametrize("name", ["load_s", "cpu_s"])
-def test_a_pool_whose_times_are_no_times_has_workers_and_no_tickets(name: str, value: float) -> None:
-    pool = PoolSample(requested=3, running=2, tickets=9, queued_s=0.1, services_s=(0.1,), room=4)
-    found = SampleChecker().check(sample(local=replace(pool, **{name: value})))
-    assert found is not None
-    assert found.local == PoolSample(requested=3, running=2, room=4)
 
 
 def test_time_never_goes_back() -> None:

@@ -7,31 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from decisions import a_decision
 
-from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.evidence import Record
-from dpex.autotune.law.wording import brought, decided, measured, named
-from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.autotune.law.wording import brought, decided, measured
+from dpex.autotune.types import Outcome, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
 OLD, NEW = Settings(local=1, prefetch=2), Settings(local=20, prefetch=60)
 EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02, "cpus": 4.0, "others": 0.5}
-GROWTH = Decision(
-    at=1.0,
-    old=OLD,
-    new=NEW,
-    reason="too few",
-    text="",
-    evidence=EVIDENCE,
-    predicted_rate=48.0,
-    predicted_wait=0.04,
-)
+GROWTH = a_decision(old=OLD, new=NEW, evidence=EVIDENCE, predicted_rate=48.0, predicted_wait=0.04)
 WINDOW = Sample(at=1.0, seconds=1.0, settings=OLD, batches=12, wait_s=0.63, work_s=0.37)
 FAILED = replace(GROWTH, outcome=Outcome(rate=11.0, wait=0.66, kept=False, at=2.0))
-
-
-def changed(**changes: Any) -> Decision:
-    return replace(GROWTH, **changes)
 
 
 def test_a_decision_says_what_changes_and_why_and_what_is_expected() -> None:
@@ -43,7 +30,9 @@ def test_a_decision_says_what_changes_and_why_and_what_is_expected() -> None:
 
 
 def test_what_is_undone_says_what_it_brought() -> None:
-    text = decided(changed(old=NEW, new=OLD, reason="undo", predicted_rate=12.5, predicted_wait=0.6), WINDOW, FAILED)
+    text = decided(
+        replace(GROWTH, old=NEW, new=OLD, reason="undo", predicted_rate=12.5, predicted_wait=0.6), WINDOW, FAILED
+    )
     assert text == (
         "Back from 20 local workers (prefetch 60) to 1 local worker (prefetch 2), because it did not help "
         "(11 batches/s since the change, 12.5 batches/s before, 48 batches/s were expected). "
@@ -64,13 +53,13 @@ def test_what_is_undone_says_what_it_brought() -> None:
 def test_a_limit_is_named(remote: dict[str, Any], machine: dict[str, Any], new: Settings, why: str) -> None:
     old = Settings(remote=4, prefetch=8)
     window = replace(WINDOW, remote=PoolSample(**remote), machine=MachineSample(**machine))
-    assert f"because {why}" in decided(changed(old=old, new=new, reason="limit"), window)
+    assert f"because {why}" in decided(replace(GROWTH, old=old, new=new, reason="limit"), window)
 
 
 @pytest.mark.parametrize(("signal", "clock"), [("events", "CUDA events"), ("nvml", "NVML"), ("wait", "training loop")])
 @pytest.mark.parametrize("reason", ["too few", "too many", "spread", "explore"])
 def test_the_clock_is_named(signal: Any, clock: str, reason: Any) -> None:
-    text = decided(changed(reason=reason, signal=signal), WINDOW)
+    text = decided(replace(GROWTH, reason=reason, signal=signal), WINDOW)
     assert clock in text
     assert text.count("prefetch") == 2
     assert text.endswith(".")
@@ -78,7 +67,7 @@ def test_the_clock_is_named(signal: Any, clock: str, reason: Any) -> None:
 
 
 def test_before_anything_is_known_nothing_is_said_of_it() -> None:
-    text = decided(changed(reason="limit", evidence={}, predicted_rate=0.0), WINDOW)
+    text = decided(replace(GROWTH, reason="limit", evidence={}, predicted_rate=0.0), WINDOW)
     assert text == (
         "From 1 local worker (prefetch 2) to 20 local workers (prefetch 60), because the memory for batches allows "
         "no more."
@@ -91,11 +80,7 @@ def test_the_outcome_is_told() -> None:
 
 
 def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
-    record = Record(CONSTANTS)
+    record = Record()
     assert measured(record, WINDOW) == {"rate": 12.0, "wait": 0.63}
     record.add(replace(WINDOW, batches=20, wait_s=0.5, work_s=0.5), 0.01)
     assert measured(record, WINDOW) == {"rate": 20.0, "wait": 0.5}
-
-
-def test_settings_are_named() -> None:
-    assert named(Settings(local=2, remote=1, prefetch=9)) == "2 local workers and 1 remote worker (prefetch 9)"

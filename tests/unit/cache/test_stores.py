@@ -73,18 +73,6 @@ def test_a_change_of_a_sample_reaches_no_other_reader(place: Any, size: int) -> 
 # -- in memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_two_users_share_a_file_and_the_last_one_removes_it(tmp_path: Path) -> None:
-    path = tmp_path / "own" / "key.samples"
-    one, other = (MemoryStore(path, MANY, 1 << 20, "Data") for _ in range(2))
-    one.put(1, encoded(sample(1)), 1)
-    assert value(other.get(1)) == 1
-    assert [used for _, _, used in memory_store.stores(path.parent)] == [True]
-    del one
-    assert path.exists()
-    del other
-    assert not path.exists()
-
-
 def test_a_held_file_outlives_its_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_store, "memory_folder", lambda: tmp_path / "own")
     path = memory_store.path_of("key")

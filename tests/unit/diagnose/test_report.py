@@ -9,35 +9,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from decisions import a_decision
 
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Outcome
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.html import html
 from dpex.diagnose.report import COLUMNS
-from dpex.measure.batch_times import StepSums
+from dpex.diagnose.report import page as html
 from dpex.measure.sampling import FailedSample, SlowIndex
-from dpex.measure.sums import PoolStats
+from dpex.measure.sums import PoolStats, StepSums
 from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"
 VOID = {"meta", "br", "img", "link"}
-
-
-def a_decision(predicted: float, came: float | None) -> Decision:
-    outcome = None if came is None else Outcome(rate=9.0, wait=came, kept=True, at=2.0)
-    old, new = Settings(local=1, prefetch=2), Settings(local=4, prefetch=8)
-    return Decision(
-        at=1.0,
-        old=old,
-        new=new,
-        reason="too few",
-        text="",
-        evidence={},
-        predicted_rate=10.0,
-        predicted_wait=predicted,
-        outcome=outcome,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +36,7 @@ def full() -> Diagnosis:
         rank=3,
         slow_samples=(SlowIndex(1.2, HOSTILE, 2, 2.0),),
         pools={"local": timed},
-        decisions=(a_decision(0.1, 0.14), a_decision(0.2, None)),
+        decisions=(a_decision(outcome=Outcome(rate=9.0, wait=0.14, kept=True, at=2.0)), a_decision()),
         untimed=HOSTILE,
     )
     return diagnose(facts)

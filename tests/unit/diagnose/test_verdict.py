@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.diagnose.attribution import losses
-from dpex.diagnose.diagnosis import diagnose
+from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
-from dpex.diagnose.source import facts_of
 from dpex.diagnose.verdict import SURE, Verdict
+from dpex.measure.consumer_time import CAUSES
 from dpex.measure.samples import GpuUse
 from dpex.measure.sums import PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES
 
 N = 400
 
@@ -147,14 +146,6 @@ def test_what_the_training_thread_does_while_others_hold_the_cpus_takes_long_for
     assert judge(facts({cause: 3.0, "read": 0.2}, loop_queued_s=0.2)).cause == cause
 
 
-def test_a_training_loop_that_waits_for_a_cpu_is_neither_data_bound_nor_training_bound() -> None:
-    measured = facts({"unknown": 0.8, "read": 0.1})
-    assert judge(measured).cause == "unknown"
-    verdict = judge(replace(measured, loop_queued_s=0.8))
-    assert verdict.cause == "crowding"
-    assert "use the CPUs that the training loop itself needs" in verdict.sentence
-
-
 def test_forty_long_batches_are_enough() -> None:
     verdict = judge(facts({"transform": 12.0}, COMPUTING, work_s=3.0, batches=40))
     assert verdict.cause == "cpu"
@@ -189,11 +180,6 @@ def test_a_full_machine_that_does_not_tell_who_waits_is_no_sure_storage() -> Non
     measured = facts({"read": 4.5, "transform": 1.0}, replace(QUEUEING, queue_known_s=0.0), cpus=1.0)
     assert not judge(measured).is_sure
     assert judge(replace(measured, cpus=16.0)).confidence == pytest.approx(2 * judge(measured).confidence)
-
-
-def test_the_machine_is_said_to_be_full() -> None:
-    assert "wait for a CPU" in judge(PLANTED["queueing for CPUs"][2]).sentence
-    assert "wait for a CPU" not in judge(PLANTED["computing"][2]).sentence
 
 
 def test_more_data_and_a_clearer_cause_make_surer() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from decisions import a_decision
 
-from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.facts import Facts
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.types import Outcome, Settings
+from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
+from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction
-from dpex.measure.batch_times import StepSums
+from dpex.engine.snapshots import LoaderCounters
+from dpex.measure.sums import StepSums
+from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 
 
@@ -68,6 +71,24 @@ def told(found: Diagnosis) -> str:
 # -- predictions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("headroom", [1.0, 1.3])
+def test_advice_and_tuner_have_the_same_headroom(headroom: float) -> None:
+    config, now = AutotuneConfig(headroom=headroom), Settings(local=8, prefetch=16)
+    tuner, loader = tuned(config, service_s=0.1, step_s=0.0105, start=now, machine=Machine(cpus=16.0))
+    run(tuner, loader, 5.0)
+    first = tuner.decisions[0]
+    seen = waiting(first.evidence["step_s"], workers=first.old.local, making_s=first.evidence["service_s"])
+    found = diagnose(replace(seen, config=config))
+    assert named(found, "num_workers=").settings.local == first.new.local
+
+
+def test_a_diagnosis_keeps_to_the_configuration_of_the_tuner() -> None:
+    tuner, _ = tuned(AutotuneConfig(headroom=1.3))
+    found = DiagnosisSource(book=LoaderCounters(), subject=Subject(), tuner=tuner).diagnose()
+    assert found.facts.is_tuned
+    assert found.facts.config == tuner.config
+
+
 def test_workers_that_wait_make_batches_in_proportion_to_their_number() -> None:
     measured = waiting(step_s=0.01)
     found = diagnose(measured)
@@ -97,26 +118,13 @@ def test_no_change_is_shown_that_is_not_faster(name: str) -> None:
     assert all(one.rate_low <= one.rate <= one.rate_high for one in found.predictions)
 
 
-def test_a_full_machine_is_not_to_be_had_twice() -> None:
-    """Two CPUs, two workers that compute all the time."""
-    measured = replace(
-        PLANTED["computing"][2],
-        cpus=2.0,
-        prefetch=4,
-        pools={"local": pool(load_s=19.0, load_cpu_s=19.0, running=2)},
-    )
-    found = diagnose(measured)
-    assert predicted(measured, 4).rate < 1.1 * measured.rate
-    assert named(found, "the dataset at half").wait < measured.wait_ratio - 0.1
-
-
 def test_intervals_are_widened_by_load_by_past_misses_and_by_little_data() -> None:
     def width(measured: Facts) -> float:
         found = named(diagnose(measured), "num_workers=")
         return found.rate_high - found.rate_low
 
     many = waiting(step_s=0.001, batches=6000)
-    missed = decision(0.1, Outcome(rate=5.0, wait=0.5, kept=True, at=2.0))
+    missed = a_decision(outcome=Outcome(rate=5.0, wait=0.5, kept=True, at=2.0))
     assert width(many) < width(replace(many, others_s=40.0))
     assert width(many) < width(replace(many, decisions=(missed,)))
     assert width(many) < width(waiting(step_s=0.001, batches=60))
@@ -175,17 +183,7 @@ def test_a_saturated_machine_gets_no_more_workers() -> None:
     assert named(found, "`decode` at half its cost").rate == pytest.approx(17, abs=0.5)
     assert found.advice.startswith('`dpex.cached(dataset, upto="decode")`: 33.5 batches/s')
     assert "instead of 12, and a wait of about 0 %" in found.advice
-    end = found.end_of_stall
-    assert end.endswith("% of their cost, would end the stall. The costliest part is `decode` (60 %).")
-    rate, needed, has, more, cost, _ = map(float, re.findall(r"\d+(?:\.\d+)?", end))
-    assert has == 16
-    needs = 33.5 * (1.1 + 6.0 / 240)
-    assert (rate, needed, more) == (
-        pytest.approx(33.5, rel=0.01),
-        pytest.approx(needs, rel=0.15),
-        pytest.approx(needs - 16, rel=0.15),
-    )
-    assert cost / 100 == pytest.approx((16 - 33.5 * 6.0 / 240) / (33.5 * 1.1), rel=0.15)
+    assert found.end_of_stall.endswith("would end the stall. The costliest part is `decode` (60 %).")
 
 
 @pytest.mark.parametrize(("workers", "others", "queued_s"), [(16, 0.0, 36.0), (16, 15.0, None), (24, 4.0, 36.0)])
@@ -281,12 +279,6 @@ def test_a_step_that_lacks_cpus_is_not_training_bound() -> None:
     assert found.advice.startswith("without the other programs, which use 1.5 CPUs: ")
 
 
-def test_starting_comes_first_where_it_costs_more() -> None:
-    found = diagnose(replace(held(trainer_queued_s=1.2), causes={"startup": 4.0, "read": 0.1}, work_s=5.9))
-    assert 0.05 < found.facts.held_ratio < 0.1
-    assert found.verdict.cause == "startup"
-
-
 def test_the_loaders_own_workers_may_be_in_the_way() -> None:
     found = diagnose(held(others_s=0.0, local=pool(load_s=30.0, load_cpu_s=15.0, queued_s=15.0)))
     assert "as the loader's own workers hold 1.5 of the 2 CPUs" in found.verdict.sentence
@@ -304,12 +296,6 @@ def test_a_gpu_that_is_busy_all_the_same_lacks_no_cpu() -> None:
 # -- the tuner's own ---------------------------------------------------------------------------------------------------
 
 
-def decision(wait: float, outcome: Outcome | None) -> Decision:
-    old, new = Settings(local=4, prefetch=8), Settings(local=12, prefetch=96)
-    values: dict[str, Any] = {"reason": "too few", "text": "", "evidence": {}, "predicted_rate": 97.0}
-    return Decision(at=1.0, old=old, new=new, predicted_wait=wait, outcome=outcome, **values)
-
-
 @pytest.mark.parametrize(
     ("outcome", "why"),
     [
@@ -321,7 +307,8 @@ def decision(wait: float, outcome: Outcome | None) -> Decision:
     ],
 )
 def test_what_the_tuner_has_not_taken_is_told_with_the_reason(outcome: Outcome | None, why: str) -> None:
-    tuned = replace(waiting(step_s=0.01), is_tuned=True, decisions=(decision(0.02, outcome),))
+    growth = a_decision(new=Settings(local=12, prefetch=96), predicted_rate=97.0, predicted_wait=0.02, outcome=outcome)
+    tuned = replace(waiting(step_s=0.01), is_tuned=True, decisions=(growth,))
     found = diagnose(tuned)
     assert not {one.kind for one in found.predictions} & {"workers", "prefetch"}
     assert found.advice.startswith(why)

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 from stub_pool import StubPool
-from waiting import ManualClock
 
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
-from dpex.measure.batch_times import BatchTimes
-from dpex.schedule.events import TicketMade, WorkerGone
-from dpex.schedule.prefetch import STRAGGLER_BYTES, Sizes
-from dpex.system.clock import monotonic
+from dpex.schedule.events import WorkerGone
+from dpex.schedule.prefetch import Sizes
 
 
 def taken(engine: Engine) -> Any:
@@ -60,16 +57,6 @@ def decoded(log: list[int], number: int) -> Callable[[], str]:
     return value
 
 
-def test_batches_come_in_order_and_the_sampler_is_drawn_as_far_as_the_window(engine: Engine, pool: StubPool) -> None:
-    assert pool.numbers_sent == [0, 1, 2, 3]
-    log: list[int] = []
-    for number in (1, 0):
-        pool.says_made(number, decoded(log, number))
-    assert [taken(engine), taken(engine)] == ["batch 0", "batch 1"]
-    assert log == [0, 1]
-    assert pool.numbers_sent == [0, 1, 2, 3, 4, 5]
-
-
 def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(engine: Engine, pool: StubPool) -> None:
     """Also what waits behind a batch that is not made yet. Decoding is what gives slots their taker, who lets go."""
     log: list[int] = []
@@ -106,41 +93,6 @@ def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: Stu
     pool.says_made(0, lambda: "old", epoch=0)
     pool.says_made(0, lambda: "new", epoch=1)
     assert taken(engine) == "new"
-
-
-def test_drawing_and_dispatch_are_causes_of_waits(pool: StubPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = ManualClock(100.0)
-    for module in ("engine", "delivery", "snapshots"):
-        monkeypatch.setattr(f"dpex.engine.{module}.monotonic", clock)
-    send = pool.send
-
-    def slow_send(*arguments: Any, **options: Any) -> bool:
-        clock.advance(2.0)
-        return send(*arguments, **options)
-
-    def slow_sampler() -> Iterator[int]:
-        for index in range(20):
-            clock.advance(1.0)
-            yield index
-
-    monkeypatch.setattr(pool, "send", slow_send)
-    engine = engine_on(pool)
-    engine.begin_epoch(slow_sampler())
-    for number in (0, 1, 2):
-        pool.says_made(number, decoded([], number))
-    taken(engine)
-    start_s = engine.sums().causes["startup"]
-    assert start_s == 4 * 1.0 + 4 * 2.0 + 3.0  # the first batches, and those that the first call draws and sends
-    for _ in range(2):
-        clock.advance(5.0)
-        taken(engine)
-    causes = engine.sums().causes
-    assert {cause: seconds for cause, seconds in causes.items() if seconds} == {
-        "startup": start_s,
-        "sampler": 2 * 1.0,
-        "dispatch": 2 * 2.0,
-    }
-    engine.close()
 
 
 # -- errors are counted by kind ----------------------------------------------------------------------------------------
@@ -180,15 +132,6 @@ def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
     engine.close()
 
 
-def test_deaths_and_what_is_made_again_are_in_the_engines_counts(engine: Engine, pool: StubPool) -> None:
-    pool.said.append(WorkerGone("local", 0, 0, (0, 2), None, False, "it was killed", 4711))
-    with pytest.warns(RuntimeWarning, match="it was killed; what it held \\(2 tickets\\) is made again"):
-        engine._collect()
-    stats, sums = engine.stats(), engine.sums()
-    assert (stats.deaths, stats.remade, sums.remade, sums.pools["local"].deaths) == (1, 2, 2, 1)
-    assert pool.numbers_sent == [0, 1, 2, 3, 0, 2]
-
-
 @pytest.mark.parametrize("logicals", [0, 2])
 def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     monkeypatch: pytest.MonkeyPatch, logicals: int
@@ -216,52 +159,6 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     assert engine._state.placement.dirty == engine._state.placement.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
     assert (sorted(pool.numbers_sent), engine._state.placement.dirty) == (list(range(15)), set())
-    engine.close()
-
-
-def behind_a_straggler(pool: StubPool, **changes: Any) -> Engine:
-    """An engine of four logical workers, with all but the first batch made, that has looked whether it must wait."""
-    engine = engine_on(pool, logicals=4, base_prefetch=8, **changes)
-    engine.begin_epoch(iter(range(100)))
-    for number in range(1, 8):
-        if number != 4:  # the slow one's next
-            pool.said.append(TicketMade(0, number, 0, decoded([], number), times=BatchTimes(load_s=0.01)))
-    with engine._lock:
-        assert engine._attend([], monotonic()) is not None
-    return engine
-
-
-def test_workers_that_idle_behind_a_straggler_get_tickets_where_nobody_can_tell() -> None:
-    pool = StubPool(workers=(0, 1, 2, 3))
-    engine = behind_a_straggler(pool, may_read_ahead=True)
-    sent = {worker: [n for numbers, _, to in pool.sent if to == worker for n in numbers] for worker in range(4)}
-    assert [numbers[:2] for numbers in sent.values()] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert all(len(sent[worker]) > 2 for worker in (1, 2, 3))
-    assert all(number % 4 == worker for worker, numbers in sent.items() for number in numbers)
-    for _ in range(20):
-        for numbers, _, worker in list(pool.sent):
-            for number in numbers if worker else ():
-                pool.says_made(number, decoded([], number))
-        with engine._lock:
-            engine._attend([], monotonic())
-    assert engine.schedule.drawn == 8 * 8
-    engine.close()
-
-
-@pytest.mark.parametrize("why", ["a sampler that can tell", "prefetch_factor", "memory"])
-def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str) -> None:
-    pool = StubPool(workers=(0, 1, 2, 3))
-    engine = engine_on(pool, logicals=4, base_prefetch=8, may_read_ahead=why != "a sampler that can tell")
-    if why == "prefetch_factor":
-        engine._placement.sizes = Sizes(local=4, remote=0, prefetch=8)
-    if why == "memory":
-        engine._state.rules.nbytes = float(STRAGGLER_BYTES)
-    engine.begin_epoch(iter(range(100)))
-    for number in (1, 2, 3, 5, 6, 7):
-        pool.said.append(TicketMade(0, number, 0, decoded([], number), times=BatchTimes(nbytes=STRAGGLER_BYTES)))
-    with engine._lock:
-        assert engine._attend([], monotonic()) is not None
-    assert engine.schedule.drawn == 8
     engine.close()
 
 

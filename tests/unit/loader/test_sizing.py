@@ -15,7 +15,6 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
-from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.sizing import Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
 from dpex.options import DeviceConfig, WorkerConfig
@@ -89,13 +88,6 @@ def test_which_loaders_are_tuned(changes: dict[str, Any], is_tuned: bool, monkey
     assert options(**changes).is_tuned == is_tuned
 
 
-def test_other_systems_have_torchs_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    found = options(**TUNED)
-    assert not found.is_tuned
-    assert found.why_torch == "dpex's own workers need Linux, and this is darwin"
-
-
 def test_a_daemonic_process_has_remote_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert not options(**TUNED).is_tuned
@@ -140,20 +132,6 @@ def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
 )
 def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[str, int]) -> None:
     assert options(**changes).fixed_by_resize(NOW, *named) == fixed
-
-
-@pytest.mark.parametrize(
-    ("named", "error", "message"),
-    [
-        ((-1, None, None), OptionError, "local=-1"),
-        ((None, None, 0), OptionError, "prefetch=0: give a whole number of at least 1"),
-        ((4, None, None), FixedWorkersError, r"local=4, remote=-1.* num_workers=3"),
-        ((1, 1, None), FixedWorkersError, r"local=1, remote=1.* asks for 2 workers"),
-    ],
-)
-def test_a_resize_that_cannot_be_had_is_refused(named: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        options(seeding="worker").fixed_by_resize(NOW, *named)
 
 
 def test_what_a_resize_does_not_fix_stays() -> None:

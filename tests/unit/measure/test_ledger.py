@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from decisions import a_decision
 
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Outcome, Settings
+from dpex.measure.consumer_time import CAUSES
 from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
-from dpex.telemetry.collector import Collector
-from dpex.telemetry.loader_metrics import LoaderMetrics, readings_of
+from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, readings_of
 
 NOTHING = Sums(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
 
@@ -94,28 +94,14 @@ def test_the_way_from_each_machine_is_told_of_eight_and_of_all_others_together()
     assert found.gauges["dpex_network_round_trip_seconds", "remote", "others"] == 0.1
 
 
-def a_decision(old: Settings, new: Settings, wait: float, outcome: Outcome | None = None) -> Decision:
-    return Decision(
-        at=0.0,
-        old=old,
-        new=new,
-        reason="too few",
-        text="",
-        evidence={},
-        predicted_rate=10.0,
-        predicted_wait=wait,
-        outcome=outcome,
-    )
-
-
 def test_decisions_by_knob_and_direction_and_what_they_brought() -> None:
     few, many = Settings(local=1, prefetch=2), Settings(local=4, remote=2, prefetch=8)
 
     class Tuner:
         decisions = (
-            a_decision(few, many, 0.1, Outcome(rate=9.0, wait=0.2, kept=True, at=1.0)),
-            a_decision(many, few, 0.0, Outcome(rate=8.0, wait=0.3, kept=False, at=2.0)),
-            a_decision(few, replace(few, prefetch=3), 0.7),
+            a_decision(old=few, new=many, outcome=Outcome(rate=9.0, wait=0.2, kept=True, at=1.0)),
+            a_decision(old=many, new=few, predicted_wait=0.0, outcome=Outcome(rate=8.0, wait=0.3, kept=False, at=2.0)),
+            a_decision(old=few, new=replace(few, prefetch=3), predicted_wait=0.7),
         )
 
     ledger = LoaderMetrics("a")
@@ -158,16 +144,6 @@ def test_all_families_are_described_under_their_names() -> None:
     described = {family.name: family for family in Collector(list).describe()}
     assert set(described) == {metric.name.removesuffix("_total") for metric in METRICS}
     assert all(family.documentation for family in described.values())
-
-
-@pytest.mark.parametrize("source", [None, Gpus()])
-def test_as_long_as_no_gpu_was_seen_there_are_no_gpu_series(source: Gpus | None) -> None:
-    ledger = LoaderMetrics("a")
-    ledger.watch(Engine(batches=1))
-    collector = Collector(lambda: [ledger], source)
-    assert not [key for key in samples(collector) if "gpu" in key[0]]
-    collector.gpu = Gpus(BARE)
-    assert [key for key in samples(collector) if "gpu" in key[0]]
 
 
 def test_what_a_gpu_cannot_tell_has_no_series() -> None:

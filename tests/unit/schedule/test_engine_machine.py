@@ -112,6 +112,7 @@ class EngineMachine(PoolMachine):
         point = self.driver.state.point()
         self.driver = Driver(local=max(local, 1 - remote), remote=remote, **self.options)
         self.driver.begin(self.count, point, first_index=self.first_index)
+        assert self.driver.state.point() == point
         self.driver.state.schedule.max_tries = 1_000_000
         self.widest = max(self.widest, self.driver.state.schedule.prefetch, len(point.ahead) + self.widest)
 

@@ -10,9 +10,6 @@ from dpex.errors import WorkerDiedError
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import (
     Adopt,
-    AskState,
-    Discard,
-    EnterEpoch,
     Notice,
     PoolStatus,
     Raise,
@@ -26,7 +23,7 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.logical_workers import CROWD_AFTER_S
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import STRAGGLER_BYTES, PrefetchRules, Sizes
 from dpex.schedule.progress import START
 
 
@@ -249,15 +246,6 @@ def test_what_does_not_fill_a_message_waits_while_there_are_batches_to_take() ->
     assert not table.state.has_to_send(starving=True)
 
 
-def test_without_workers_tickets_wait() -> None:
-    table = Table()
-    table.report("local", ())
-    assert table.send(2) == []
-    assert table.state.has_to_send(starving=True)
-    table.report("local", (7,))
-    assert table.send() == [("local", None, [0]), ("local", None, [1])]
-
-
 def test_the_pool_with_the_least_on_its_way_by_worker_is_next() -> None:
     table = Table(sizes=(1, 3), prefetch=16)
     assert [pool for pool, _, _ in table.send(8)].count("remote") == 6
@@ -265,21 +253,6 @@ def test_the_pool_with_the_least_on_its_way_by_worker_is_next() -> None:
     for number in range(8):
         table.tell(made(number))
     assert table.state.placement.load == {"local": 0, "remote": 0}
-
-
-def test_a_refused_message_takes_those_behind_it_back_and_they_are_sent_again_in_order() -> None:
-    table = Table()
-    table.draw(4)
-    table.state.issue(0.0, starving=True)
-    answer = table.state.placement.instructions
-    assert shortened(answer) == [("local", None, [number]) for number in range(4)]
-    del answer[0]  # the first was sent, the second is refused
-    assert table.answer(table.state.refused(answer[0])) == []
-    assert (table.state.schedule.pending(), table.state.placement.load) == (3, {"local": 1})
-    assert table.state.has_to_send(starving=True)
-    assert table.send() == [("local", None, [1])], "a full pool is tried with one message"
-    assert table.send() == [("local", None, [2]), ("local", None, [3])]
-    assert table.state.placement.load == {"local": 4}
 
 
 def full_at_twenty() -> Table:
@@ -368,15 +341,13 @@ def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
     assert table.result() == "batch 0"
 
 
-def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_sent() -> None:
+def test_batches_that_were_handed_out_and_not_taken_come_again_in_a_later_run() -> None:
     table = Table()
     table.send(2)
-    value = made(1)
-    table.tell(value)
-    table.draw(1)
-    table.state.issue(0.0, starving=True)  # an exception came before it was sent
-    assert table.answer(table.state.begin_epoch()) == [Discard((value.value,)), EnterEpoch(1)]
-    assert (table.state.epoch, table.state.placement.load, table.state.schedule.drawn) == (1, {"local": 0}, 0)
+    for number in range(2):
+        table.tell(made(number))
+        table.result()
+    assert [table.state.point(undelivered=count).first for count in range(3)] == [2, 1, 0]
 
 
 def test_a_stream_that_has_ended_takes_no_more() -> None:
@@ -404,16 +375,13 @@ def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that
     assert (logical.state, logical.again, logical.has_ended) == ("ready again", (), True)
 
 
-def test_datasets_are_asked_for_their_states_from_the_first_wish_on() -> None:
-    table = Table(logicals=2, iterable=True)
+def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
     table.send(2)
-    assert table.answer(table.state.logicals.ask_states()) == [AskState("local", 0, 0), AskState("local", 1, 1)]
-    assert table.answer(table.state.logicals.ask_states()) == []
-    table.tell(Snapshot(0, *START, None))
-    table.dies(0, 0, working_on=0)
-    table.report(workers=(1, 2))
-    answer = table.answer(table.state.issue(0.0, starving=True))
-    assert [each for each in answer if isinstance(each, AskState)] == [AskState("local", 2, 0)]
+    table.tell(made(0))
+    table.tell(made(1, stream_end=True))
+    (logical,) = table.state.point().logicals
+    assert (logical.again, logical.batches) == ((), 0)
 
 
 @pytest.mark.parametrize("iterable", [True, False])
@@ -427,27 +395,7 @@ def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
     assert table.state.logicals.untold == (set() if iterable else {1})
 
 
-def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
-    table = Table(logicals=1, iterable=True, sizes=(1, 0))
-    table.send(2)
-    table.tell(made(0))
-    table.tell(made(1, stream_end=True))
-    (logical,) = table.state.point().logicals
-    assert (logical.again, logical.batches) == ((), 0)
-
-
 # -- logical workers ---------------------------------------------------------------------------------------------------
-
-
-def test_logical_workers_live_on_workers_of_their_own() -> None:
-    table = Table(logicals=2)
-    assert table.send(3) == [
-        Adopt("local", 0, 0, None),
-        Adopt("local", 1, 1, None),
-        ("local", 0, [0]),
-        ("local", 0, [2]),
-        ("local", 1, [1]),
-    ]
 
 
 def test_a_logical_worker_waits_for_a_worker_of_its_own_but_not_for_ever() -> None:
@@ -500,23 +448,6 @@ def test_no_worker_takes_more_than_its_part(logicals: int, workers: int, wanted:
     assert max(taken, default=0) - min(taken, default=0) <= 1
 
 
-def test_what_a_dead_worker_had_made_is_made_again_after_its_last_known_state() -> None:
-    table = Table(logicals=1, sizes=(1, 0))
-    table.send(4)
-    for number in range(3):
-        table.tell(made(number))
-    table.tell(Snapshot(0, 0, 1, "state after 1"))
-    table.report("local", (5,))
-    assert table.dies(0, 3) == [
-        Notice("worker 0 was killed; what it held (1 tickets) is made again. The epoch goes on.")
-    ]
-    assert table.send() == [
-        Adopt("local", 5, 0, "state after 1"),
-        ("local", 5, [2], "again"),
-        ("local", 5, [3]),
-    ]
-
-
 def test_what_is_made_again_is_sent_epoch_by_epoch() -> None:
     table = Table(logicals=1, sizes=(1, 0))
     table.send(2)
@@ -530,19 +461,6 @@ def test_what_is_made_again_is_sent_epoch_by_epoch() -> None:
         (0, [0, 1], True),
         (1, [0], True),
     ]
-
-
-def test_what_is_to_be_made_again_and_is_refused_comes_before_everything_else() -> None:
-    table = Table(logicals=1, sizes=(1, 0))
-    table.send(2)
-    table.tell(made(0))
-    table.report("local", (5,))
-    table.dies(0, 1)
-    table.state.issue(0.0, starving=True)
-    answer = table.state.placement.instructions
-    again = next(i for i in answer if isinstance(i, Send))
-    assert shortened(table.answer(table.state.refused(again))) == [Adopt("local", 5, 0, None)]
-    assert table.send() == [("local", 5, [0], "again"), ("local", 5, [1])]
 
 
 def test_a_running_stream_cannot_go_on_elsewhere() -> None:
@@ -589,15 +507,6 @@ def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> Non
     assert (table.state.failures.deaths["local"], table.state.failures.remade) == (2, 4)
 
 
-def test_tickets_that_are_not_open_any_more_are_neither_made_nor_counted_again() -> None:
-    table = Table(prefetch=6)
-    table.send(6)
-    table.tell(made(2))
-    table.dies(0, 2, 5, 77)
-    assert table.state.failures.remade == 1
-    assert table.send() == [("local", None, [5])]
-
-
 def test_what_a_worker_held_of_an_earlier_epoch_is_nobodys_loss() -> None:
     table = Table()
     table.send(2)
@@ -640,15 +549,33 @@ def test_too_many_deaths_in_a_row_end_the_epoch() -> None:
     assert table.dies(0, expected=True) == []
 
 
-# -- questions ---------------------------------------------------------------------------------------------------------
+# -- stragglers --------------------------------------------------------------------------------------------------------
+
+
+def behind_a_straggler() -> Table:
+    """Of eight batches by four workers all are made but the first."""
+    table = Table(logicals=4, sizes=(4, 0), prefetch=8)
+    table.state.rules.may_read_ahead = True
+    table.send(8)
+    for number in range(1, 8):
+        table.tell(made(number))
+    return table
 
 
 def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
-    table = Table(prefetch=4)
-    table.send(4)
-    assert not table.state.widen_behind_straggler(), "nothing waits"
-    for number in (1, 2, 3):
-        table.tell(made(number))
+    table = behind_a_straggler()
     assert table.state.widen_behind_straggler()
-    assert table.state.schedule.prefetch == 5
+    assert table.state.schedule.prefetch == 10
     assert not table.state.widen_behind_straggler(), "there is room now"
+
+
+@pytest.mark.parametrize("why", ["a sampler that can tell", "prefetch_factor", "memory"])
+def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str) -> None:
+    table = behind_a_straggler()
+    if why == "a sampler that can tell":
+        table.state.rules.may_read_ahead = False
+    elif why == "prefetch_factor":
+        table.state.placement.sizes = Sizes(local=4, remote=0, prefetch=8)
+    else:
+        table.state.rules.nbytes = float(STRAGGLER_BYTES)
+    assert not table.state.widen_behind_straggler()

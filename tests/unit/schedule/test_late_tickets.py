@@ -135,18 +135,3 @@ def test_nothing_is_late(options: dict[str, Any]) -> None:
             pass
         assert look(driver, 100.0) == math.inf
     assert driver.state.late.made_again == 0
-
-
-def test_the_death_of_who_owed_it_changes_nothing() -> None:
-    driver = begun()
-    numbers = taken(driver)
-    look(driver)
-    look(driver, LEAST_PATIENCE_S)
-    remote = driver.pools["remote"]
-    for worker in list(remote.workers()):
-        remote.kill(worker)
-    with pytest.warns(RuntimeWarning, match="was killed"):
-        driver.collect()
-    numbers += [batch.number for batch in driver.finish()]
-    assert numbers == list(range(BATCHES))
-    assert set(driver.state.placement.load.values()) <= {0}

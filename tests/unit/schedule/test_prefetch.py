@@ -1,7 +1,5 @@
 """How far ahead an epoch runs and how many tickets travel together."""
 
-from itertools import pairwise
-
 import pytest
 
 from dpex.schedule.prefetch import (
@@ -78,16 +76,6 @@ def test_a_message_to_a_remote_worker_is_worth_its_way_but_leaves_none_without_w
     assert pace(seen=20, service_s=0.1).message_size(1000, 2, remote=True) == 1
 
 
-def test_the_prefetch_widens_behind_a_straggler_step_by_step_and_not_for_ever():
-    made, prefetchs = pace(seen=20, service_s=0.1, nbytes=10), []
-    for _ in range(40):
-        prefetchs.append(made.prefetch(sizes()))
-        assert made.widen(prefetchs[-1], ready=3) == (prefetchs[-1] < STRAGGLER_FACTOR * 4)
-    assert prefetchs[0] == 4
-    assert prefetchs[-1] == STRAGGLER_FACTOR * 4
-    assert all(a <= b for a, b in pairwise(prefetchs))
-
-
 @pytest.mark.parametrize(
     ("batch_bytes", "most"), [(1 << 20, STRAGGLER_FACTOR * 4), (4 << 20, 16), (7 << 20, 9), (40 << 20, 8)]
 )
@@ -117,19 +105,3 @@ def test_under_a_budget_workers_hold_two_tickets_each_while_nothing_is_known():
     assert budgeted.within_budget(3, sizes(2), 0, 0) == 3
     assert budgeted.within_budget(100, sizes(2), 4, 0) == 0
     assert not pace().is_budgeted
-
-
-def test_under_a_budget_what_is_not_made_yet_counts_as_the_largest_so_far():
-    budgeted = pace(seen=10, service_s=0.01, nbytes=10, memory_budget=32 * MB)
-    assert budgeted.within_budget(100, sizes(2), 0, 10 * MB) == 4
-    budgeted.learn(0.01, 8 * MB)
-    assert budgeted.within_budget(100, sizes(2), 1, 8 * MB) == 2
-    assert budgeted.within_budget(100, sizes(2), 3, 8 * MB) == 0
-    assert budgeted.within_budget(100, sizes(2), 0, 31 * MB) == 0
-
-
-def test_a_batch_larger_than_the_budget_is_drawn_alone():
-    budgeted = pace(seen=1, service_s=0.01, nbytes=40 * MB, memory_budget=32 * MB)
-    assert budgeted.within_budget(100, sizes(2), 0, 0) == 1
-    assert budgeted.within_budget(100, sizes(2), 1, 0) == 0
-    assert budgeted.within_budget(100, sizes(2), 0, 1) == 0

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.schedule.progress import START, LogicalLog, LogicalPoint, MadeTicket, TicketRuns
+from dpex.schedule.progress import LogicalLog, LogicalPoint, MadeTicket, TicketRuns
 
 
 def made(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
@@ -19,22 +19,6 @@ def log_of(*numbers: int, is_stream: bool = False) -> LogicalLog:
     for ticket in made(*numbers):
         log.made(*ticket)
     return log
-
-
-def test_without_a_state_everything_is_made_again() -> None:
-    log = log_of(0, 2, 4)
-    assert log.latest() == (None, made(0, 2, 4))
-    assert log.point(0, 4) == LogicalPoint(again=tuple(made(0, 2)))
-
-
-def test_a_death_goes_by_the_latest_state_and_a_later_run_by_what_was_delivered() -> None:
-    log = log_of(0, 2)
-    log.told(0, 2, "after 2")
-    for ticket in made(4, 6):
-        log.made(*ticket)
-    assert log.latest() == ("after 2", made(4, 6))
-    assert log.point(0, 1) == LogicalPoint(again=tuple(made(0)))
-    assert log.point(0, 5) == LogicalPoint(state="after 2", again=tuple(made(4)))
 
 
 def test_states_are_kept_from_the_latest_that_is_not_ahead_of_the_delivery() -> None:
@@ -64,30 +48,6 @@ def test_a_state_told_once_more_after_the_same_ticket_may_hold_more() -> None:
     assert log.point(0, 3) == LogicalPoint(state="after 2")
 
 
-def test_a_stream_that_could_tell_and_was_not_asked_makes_all_again() -> None:
-    log = LogicalLog(is_stream=True)
-    log.told(*START, None)
-    for number in range(0, 100, 2):
-        log.made(0, number, [None, None])
-    log.begin_epoch()
-    log.made(1, 0, [None, None])
-    log.settle(1, 1)
-    tickets = [MadeTicket(0, number, [None, None]) for number in range(0, 100, 2)]
-    assert log.point(0, 20) == LogicalPoint(again=tuple(tickets[:10]))
-    assert log.latest() == (None, [*tickets, MadeTicket(1, 0, [None, None])])
-    log.told(1, 0, "asked")
-    log.settle(1, 1)
-    assert log.latest() == ("asked", [])
-
-
-def test_tickets_of_an_epoch_that_was_broken_off_are_made_again_first() -> None:
-    log = log_of(0, 2)
-    log.begin_epoch()
-    log.made(1, 0, "index 0")
-    assert log.latest()[1] == [*made(0, 2), *made(0, epoch=1)]
-    assert log.point(1, 0).again == tuple(made(0, 2))
-
-
 def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     log = log_of(0, 2, 4, is_stream=True)
     assert not log.is_known
@@ -97,26 +57,6 @@ def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     assert later.point(0, 3) == LogicalPoint(batches=2)
     log.begin_epoch()
     assert log.point(1, 0) == LogicalPoint()
-
-
-def test_a_stream_that_told_its_state_is_known() -> None:
-    log = LogicalLog(is_stream=True)
-    log.told(-1, -1, "at the start")
-    for ticket in made(0, 2):
-        log.made(*ticket)
-    assert log.is_known
-    assert log.latest() == ("at the start", made(0, 2))
-    assert log.point(0, 1, has_ended=True) == LogicalPoint(state="at the start", again=tuple(made(0)), has_ended=True)
-
-
-def test_going_on_is_where_another_run_stood() -> None:
-    log = log_of(0, 2, 4)
-    log.told(0, 2, "after 2")
-    point = log.point(0, 5)
-    another = LogicalLog(is_stream=False)
-    another.go_on(point)
-    assert another.latest() == ("after 2", made(4))
-    assert another.point(0, 5) == point
 
 
 # -- tickets of a stream in few words ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from dpex.errors import SampleTimeoutError
 from dpex.schedule.events import Notice, WorkerGone
-from dpex.schedule.sample_policy import ALL_AT_ONCE, HANGS, LeavingOut, leaving_out
+from dpex.schedule.sample_policy import HANGS, LeavingOut
 from tests.unit.schedule.test_engine_state import Table, made
 
 WHY = "worker 7 was ended, as loading sample 5 took longer\nIt was here:\n  a stack"
@@ -70,11 +70,3 @@ def test_the_same_worker_counts_once() -> None:
         hangs(table, 0, 0, 2)
     assert table.send() == [("local", None, [0])]
     assert table.result() is None
-
-
-def test_places_are_left_out_one_after_the_other() -> None:
-    first = leaving_out([4, 5], ALL_AT_ONCE, "why")
-    assert first == LeavingOut(index=[4, 5], places={ALL_AT_ONCE: "why"})
-    second = leaving_out(first, 1, "so")
-    assert second == LeavingOut(index=[4, 5], places={ALL_AT_ONCE: "why", 1: "so"})
-    assert leaving_out(second, 1, "again") is None

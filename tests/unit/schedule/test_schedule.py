@@ -253,14 +253,3 @@ TestScheduleMachine = ScheduleMachine.TestCase
 def test_refuses_numbers_that_make_no_sense(bad: dict[str, int]) -> None:
     with pytest.raises(ScheduleError, match=f"{next(iter(bad))}={next(iter(bad.values()))}"):
         Schedule(**{"prefetch": 2, **bad})
-
-
-def test_an_illegal_draw_changes_nothing() -> None:
-    schedule = Schedule(prefetch=1, queues=2)
-    schedule.draw("a")
-    with pytest.raises(ScheduleError):
-        schedule.draw("b")
-    assert (schedule.drawn, schedule.in_flight) == (1, 1)
-    schedule.done(0, None)
-    schedule.pop()
-    assert schedule.draw("b").queue == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpex.autotune.runtime.window_sample import with_queue
+from dpex.autotune.runtime.windows import with_queue
 from dpex.measure.samples import PoolSample
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueTimes

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from decisions import a_decision
 
 from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
-from dpex.diagnose.source import DiagnosisSource
 from dpex.engine.snapshots import LoaderCounters
+from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.measure.wait_causes import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.telemetry.http import history as module
-from dpex.telemetry.http.frames import frame, latest
 from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics
 from tests.unit.measure.test_ledger import NOTHING, Engine
@@ -115,12 +115,12 @@ def test_now_is_five_seconds(world: World) -> None:
 def test_the_way_from_each_machine_is_told(world: World) -> None:
     assert (world.loader()["machines"], world.loader()["left_alone"]) == ([], 0)
     for sent in (1000, 3500):
-        node = NodeStats(links=1, sent_bytes=sent, sending_s=0.5, round_trip_s=0.02)
+        node = NodeStats(links=1, sent_bytes=sent, resent_bytes=1500, sending_s=0.5, round_trip_s=0.02)
         remote = PoolStats(nodes={"a": node, "here": NodeStats(tickets=3)}, nodes_left_alone=2)
         world.engine.now = replace(world.engine.now, pools={"remote": remote})
         world.now += 1.0
         world.sampler.turn()
-    way = {"name": "a", "bytes_per_s": 2500.0, "bandwidth": 7000.0, "round_trip_s": 0.02, "loss": 0.0}
+    way = {"name": "a", "bytes_per_s": 2500.0, "bandwidth": 7000.0, "round_trip_s": 0.02, "loss": 0.3}
     assert (world.loader()["machines"], world.loader()["left_alone"]) == ([way], 2)
 
 
@@ -174,27 +174,14 @@ class Tuner:
     decisions: Sequence[Decision]
 
 
-def decision(**changes: Any) -> Decision:
-    return replace(
-        Decision(
-            at=1.5,
-            old=Settings(local=2, prefetch=4),
-            new=Settings(local=5, remote=1, prefetch=12),
-            reason="too few",
-            text="57 % of the time is lost",
-            evidence={},
-            predicted_rate=14.62,
-            predicted_wait=0.15,
-        ),
-        **changes,
-    )
+DECISION = a_decision(old=Settings(local=2, prefetch=4), new=Settings(local=5, remote=1, prefetch=12))
 
 
 def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> None:
-    world.ledger.tuner = tuner = Tuner([decision()])
+    world.ledger.tuner = tuner = Tuner([DECISION])
     world.second()
-    judged = decision(outcome=Outcome(rate=15.0, wait=0.08, kept=True, at=3.0))
-    tuner.decisions = [judged, decision(predicted_rate=float("inf"), predicted_wait=float("nan"))]
+    judged = replace(DECISION, outcome=Outcome(rate=15.0, wait=0.08, kept=True, at=3.0))
+    tuner.decisions = [judged, a_decision(at=2.0, predicted_rate=float("inf"), predicted_wait=float("nan"))]
     world.second()
     one, two = world.loader()["decisions"]
     assert (one["number"], one["at"], one["reason"]) == (1, 1e9 + 101, "too few")
@@ -205,8 +192,25 @@ def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> Non
     assert world.loader()["tuned"]
 
 
+def test_decisions_beside_the_tuners_are_told_in_order_of_time(world: World) -> None:
+    world.ledger.tuner = Tuner([a_decision(at=1.0, text="one"), a_decision(at=3.0, text="three")])
+    world.second()
+    world.ledger.beside = [a_decision(at=2.0, reason="cache", text="two")]
+    world.second()
+    told = world.loader()["decisions"]
+    assert [(one["text"], one["at"] - 1e9) for one in told] == [("one", 101.0), ("two", 102.0), ("three", 101.0)]
+
+
+def test_epochs_that_overlap_are_told_once_there_are_any(world: World) -> None:
+    world.second(batches=1)
+    assert world.loader()["ahead"] is None
+    world.engine.now = replace(world.engine.now, overlapped_epochs=2, used_ahead=9, dropped_ahead=1)
+    world.second(batches=1)
+    assert world.loader()["ahead"] == {"epochs": 2, "used": 9, "dropped": 1}
+
+
 def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: World) -> None:
-    world.ledger.tuner = Tuner([decision()])
+    world.ledger.tuner = Tuner([DECISION])
     world.second(wait_s=0.5, work_s=0.5, batches=100)
     world.ledgers[0] = LoaderMetrics("a")
     world.ledger.watch(Engine(batches=7))
@@ -216,13 +220,6 @@ def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: 
     world.ledgers = []
     world.sampler.turn()
     assert world.state()["loaders"] == []
-
-
-def test_latest_is_the_shortest_end_that_suffices() -> None:
-    frames = [frame(number, 0.0, 1.0, Sums(), Sums()) for number in range(10)]
-    assert [one["number"] for one in latest(frames, 3.0)] == [7, 8, 9]
-    assert latest(frames, 99.0) == frames
-    assert latest([], 1.0) == []
 
 
 # -- diagnoses ---------------------------------------------------------------------------------------------------------

@@ -163,13 +163,6 @@ def test_strides_of_extent_one_are_kept(pair: Pair) -> None:
         assert same(pair(images), images)
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 0, 5)])
-def test_empty_tensors(pair: Pair, shape: tuple[int, ...]) -> None:
-    tensor = torch.empty(shape, dtype=torch.int16)
-    again = pair([tensor, {"inside": (tensor[:0],)}])
-    assert (again[0].shape, again[0].dtype, again[0].stride()) == (tensor.shape, tensor.dtype, tensor.stride())
-
-
 @pytest.mark.parametrize("count", [3, LARGE])
 def test_what_arrives_can_be_written_and_is_nobody_elses(pair: Pair, count: int) -> None:
     for source in (torch.ones(count), np.ones(count, np.float32)):
@@ -205,29 +198,6 @@ def test_a_default_device_around_the_loop_changes_nothing(pair: Pair, make: Any)
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 
-SHARED: dict[str, Callable[[], Any]] = {
-    "tensor": lambda: torch.arange(LARGE),
-    "array": lambda: np.ones(LARGE),
-    "list of tensors": lambda: [torch.ones(2)],
-    "object": lambda: Sample(torch.ones(2), 1),
-}
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_one_object_in_two_places_stays_one(pair: Pair, kind: str) -> None:
-    value = SHARED[kind]()
-    again = pair({"a": value, "b": [value]})
-    assert again["a"] is again["b"][0]
-    assert same(again["a"], value)
-
-
-def test_a_list_that_holds_itself(pair: Pair) -> None:
-    knot: list[Any] = [1]
-    knot.append(knot)
-    again = pair(knot)
-    assert again[1] is again
-
-
 VIEWS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
     "second inside the first": lambda t: [t, t[3:9]],
     "first inside the second": lambda t: [t[3:9], t],
@@ -254,29 +224,6 @@ def test_tensors_that_share_memory_share_it_afterwards(pair: Pair, kind: str, co
     assert all(map(same, again, tensors))
     pointers = [t.data_ptr() - tensors[0].data_ptr() for t in tensors]
     assert [t.data_ptr() - again[0].data_ptr() for t in again] == pointers
-
-
-# -- objects that are not plain ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        Point(torch.ones(3), [np.arange(4)]),
-        OrderedDict(b=1, a=torch.zeros(LARGE)),
-        Sample(torch.zeros(LARGE), "label"),
-        {1.5: torch.ones(2), None: 3, (1, 2): [b""]},
-        Text("own"),
-        [np.float64(2.5), np.int8(3), np.str_("s")],
-        np.zeros((4, 0)),
-        np.asfortranarray(np.arange(6).reshape(2, 3)),
-        np.arange(LARGE)[::3],
-        np.array([{"a": 1}, None], dtype=object),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_objects(pair: Pair, value: Any) -> None:
-    assert same(pair(value), value)
 
 
 # -- messages, slots, spilling -----------------------------------------------------------------------------------------
@@ -358,16 +305,6 @@ def test_a_tensor_that_is_sent_twice_is_not_overwritten_under_the_first_batch(pa
     for _ in range(10):
         pair.arena.tensor((LARGE,), torch.float32).fill_(7)
     assert first.unique().tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    "rest", [np.zeros(3), Point(1, 2), torch.eye(2).to_sparse()], ids=["array", "namedtuple", "sparse"]
-)
-def test_a_batch_that_turns_out_to_need_the_long_way_holds_no_slot_twice(pair: Pair, rest: Any) -> None:
-    """The short way had placed the tensor before it met what it does not know."""
-    for _ in range(20):
-        pair([torch.zeros(LARGE), rest])
-    assert pair.slots_held() == 0
 
 
 @pytest.mark.parametrize("placed", [True, False], ids=["made in a slot", "made elsewhere"])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch.utils.data._utils.worker as torchs_worker
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex._torch import WorkerInfo, set_worker_info
@@ -104,13 +103,6 @@ class Reads(IterableDataset[int]):
         return info.id, info.num_workers
 
 
-class ByTorchsOwnName(Reads):
-    def place(self) -> tuple[int, int]:
-        info = torchs_worker._worker_info
-        assert info is not None
-        return info.id, info.num_workers
-
-
 def setup_of(dataset: Any, **options: Any) -> WorkerSetup:
     plain: dict[str, Any] = {
         "collate_fn": list,
@@ -141,16 +133,6 @@ def read_alone(dataset: Any, streams: int = UNKNOWN, **options: Any) -> tuple[li
 
 
 WHOLE, HALF = list(range(10)), list(range(0, 10, 2))
-
-
-@pytest.mark.parametrize("kind", [Reads, ByTorchsOwnName])
-@pytest.mark.parametrize(
-    ("when", "is_split", "numbers"),
-    [("iter", True, HALF), ("before", True, HALF), ("after", False, WHOLE), ("never", False, WHOLE)],
-)
-def test_what_a_stream_yields_and_tells(kind: type[Reads], when: str, is_split: bool, numbers: list[int]) -> None:
-    assert read_alone(kind(when)) == ([is_split], numbers)
-    assert read_alone(kind(when), auto_collation=False, collate_fn=int) == ([is_split], numbers)
 
 
 def test_where_the_number_is_known_or_there_is_no_sample() -> None:

@@ -95,7 +95,6 @@ def test_what_ends_the_stall() -> None:
     assert (found.rate, found.cpus, found.more_cpus) == pytest.approx((33.5, 36.85, 20.85))
     assert found.cost == pytest.approx(16 / 36.85)
     assert (found.workers, found.stage) == (37, ("load", 0.61))
-    assert found.is_cpu_bound
 
 
 # -- of any work -------------------------------------------------------------------------------------------------------

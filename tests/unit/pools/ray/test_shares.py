@@ -140,30 +140,11 @@ def test_two_that_want_everything_have_the_same_within_ten_seconds() -> None:
     assert {tuple(job.history[-20:]) for job in both.values()} == {(8,) * 20}, "not even when the actor is a new one"
 
 
-def test_twenty_jobs_share_alike_and_those_that_need_less_leave_the_rest() -> None:
-    jobs = {f"job {k}": Job(demand=10.0 if k < 10 else 100.0, rate=5) for k in range(20)}
-    run(jobs, 150, range(40), ClusterShares())
-    workers = [job.workers for job in jobs.values()]
-    assert sum(workers) == 150
-    assert workers[:10] == [2] * 10
-    assert workers[10:] == [13] * 10
-
-
 def test_a_share_that_is_of_no_use_goes_to_others() -> None:
     """One cannot use more than three, a slow storage say, though its loop waits."""
     jobs = {"stuck": Job(demand=100, rate=1, limit=3), "hungry": Job(demand=100, rate=1)}
     run(jobs, 20, range(22), ClusterShares())
     assert (jobs["stuck"].workers, jobs["hungry"].workers) == (3, 13)
-
-
-def test_who_takes_its_share_in_steps_keeps_it_meanwhile() -> None:
-    """The other has everything, and gives back what the new one is granted."""
-    jobs = {"there": Job(demand=1000, rate=1, workers=64)}
-    shares = ClusterShares()
-    run(jobs, 64, range(5), shares)
-    jobs["new"] = Job(demand=1000, rate=1, every=5)
-    run(jobs, 64, range(5, 35), shares)
-    assert [job.workers for job in jobs.values()] == [32, 32]
 
 
 def test_who_has_gone_holds_nothing() -> None:

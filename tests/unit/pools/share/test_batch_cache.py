@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dpex.pools.share.cache import LEAST_KEPT, BatchCache, CacheAnswer, OtherOrderError
+from dpex.pools.share.cache import LEAST_KEPT, BatchCache, CacheAnswer
 
 ONE, TWO = 1, 2
 
@@ -22,21 +22,6 @@ def _made(cache: BatchCache, number: int, nbytes: int = 10) -> Made:
     cache.made((0, number), made)
     cache.taken(ONE, [(0, number)])
     return made
-
-
-def test_first_has_it_made_and_the_next_waits_for_the_same() -> None:
-    cache = BatchCache(100)
-    assert cache.ask(ONE, (0, 0), [3]) == CacheAnswer(must_make=True, is_first=True)
-    assert cache.ask(TWO, (0, 0), [3]) == CacheAnswer()
-    assert cache.index((0, 0)) == [3]
-    assert cache.made((0, 0), Made()) == [(ONE, True), (TWO, False)]
-
-
-def test_who_comes_later_gets_what_is_kept() -> None:
-    cache = BatchCache(100)
-    made = _made(cache, 0)
-    assert cache.ask(TWO, (0, 0), [0]) == CacheAnswer(made)
-    assert cache.made((0, 0), Made()) == [], "a second result is nobody's"
 
 
 def test_oldest_goes_first_and_whoever_asks_for_it_is_behind() -> None:
@@ -80,20 +65,3 @@ def test_what_nobody_waits_for_is_not_made(ends: object) -> None:
     assert cache.is_wanted((0, 1))
     assert cache.index((0, 1)) == [1]
     assert cache.made((0, 1), Made()) == [(TWO, False)]
-
-
-def test_lost_batches_are_asked_for_anew() -> None:
-    cache = BatchCache(100)
-    for who in (ONE, TWO):
-        cache.ask(who, (0, 1), [1])
-    _made(cache, 0)
-    assert cache.lost([(0, 0), (0, 1), (0, 2)]) == {ONE: [(0, 1)], TWO: [(0, 1)]}
-    assert cache.ask(TWO, (0, 1), [1]).must_make
-
-
-def test_other_samples_under_one_number_are_refused() -> None:
-    cache = BatchCache(100)
-    cache.ask(ONE, (0, 0), [1, 2])
-    with pytest.raises(OtherOrderError) as raised:
-        cache.ask(TWO, (0, 0), [2, 1])
-    assert (raised.value.known, raised.value.other) == ([1, 2], [2, 1])
