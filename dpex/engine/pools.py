@@ -38,7 +38,7 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.interrupts import is_interrupt
-from dpex.system.user_warnings import warn
+from dpex.system.user_warnings import is_first, warn
 from dpex.worker.sample_guard import SampleErrors
 
 logger = logging.getLogger("dpex")
@@ -256,6 +256,8 @@ class Pools:
 
     def _say(self, instruction: Notice) -> None:
         del self._placement.instructions[0]
+        if instruction.once and not is_first(instruction.once):
+            return
         if instruction.warning:
             warn(instruction.text)
         else:

@@ -75,10 +75,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to the user, as a ``warning`` or a log line. It is an event of a pool, and an instruction as well."""
+    """A message to the user, as a ``warning`` or a log line. It is an event of a pool, and an instruction as well.
+
+    ``once``: a key; a message with a key appears once in a process. "": each time.
+    """
 
     text: str
     warning: bool = True
+    once: str = ""
 
 
 class SplittingKnown(NamedTuple):

@@ -25,7 +25,7 @@ from dpex.schedule.events import (
         WorkerGone("local", 3, 1, (7, 8), 7, False, "killed", 4711, 2),
         Snapshot(1, 0, 12, b"state"),
         SplittingKnown(True),
-        Notice("text", False),
+        Notice("text", False, "subject"),
     ],
 )
 def test_events_travel(event: PoolEvent) -> None:
