@@ -463,6 +463,19 @@ def test_what_is_made_again_is_sent_epoch_by_epoch() -> None:
     ]
 
 
+def test_what_is_to_be_made_again_and_is_refused_comes_before_everything_else() -> None:
+    table = Table(logicals=1, sizes=(1, 0))
+    table.send(2)
+    table.tell(made(0))
+    table.report("local", (5,))
+    table.dies(0, 1)
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
+    again = next(i for i in answer if isinstance(i, Send))
+    assert shortened(table.answer(table.state.refused(again))) == [Adopt("local", 5, 0, None)]
+    assert table.send() == [("local", 5, [0], "again"), ("local", 5, [1])]
+
+
 def test_a_running_stream_cannot_go_on_elsewhere() -> None:
     table = Table(logicals=2, iterable=True)
     table.send(4)
