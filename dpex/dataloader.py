@@ -203,7 +203,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         if self.distribute_mode is True:
             require_ray()
         if self.cluster_config.compression is not None:
-            from dpex.transport.compression import require_zstandard
+            from dpex.transport.frames import require_zstandard
 
             require_zstandard()
         if self.distribute_mode is False and self.head_address != "auto":

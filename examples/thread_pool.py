@@ -56,7 +56,7 @@ class ThreadPool(base.WorkerPool):
     def workers(self) -> list[int]:
         return list(self._threads)[: self.counts.wanted]
 
-    def send(self, tickets: Any, epoch: int, worker: Any = None, sent: Any = None, *, again: bool = False) -> bool:
+    def send(self, tickets: Any, epoch: int, worker: Any = None, sent: Any = None) -> bool:
         if sent is not None:
             sent.append(None)
         for ticket in tickets:

@@ -3,8 +3,8 @@
 What holds of real pools holds here: a message to a worker is a queue's next tickets in order; a worker makes one ticket
 after the other; messages to one worker keep their order; a pool that is full takes a message not at all; who is asked
 to leave first finishes what it holds; who is killed loses what it held, and its random state; results of earlier epochs
-are not told, nor are those that a remote worker makes again. Under ``shared`` any worker takes the next message;
-otherwise messages name their worker, which must be the logical worker of their queue.
+are not told. Under ``shared`` any worker takes the next message; otherwise messages name their worker, which must be
+the logical worker of their queue.
 
 A logical worker's random state is the number of tickets that it has made since its start. Every batch tells it
 (`Work`), so that a test sees whether it was made with the right one.
@@ -21,7 +21,7 @@ from dpex.measure.batch_times import BatchTimes
 from dpex.measure.batch_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.schedule.events import PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
-from dpex.schedule.names import LOCAL, REMOTE
+from dpex.schedule.names import LOCAL
 from dpex.schedule.progress import ALL, UNKNOWN
 from dpex.schedule.schedule import Ticket
 
@@ -48,7 +48,6 @@ class _Message(NamedTuple):
     logical: int = 0
     tickets: tuple[Ticket, ...] = ()
     state: Any = None
-    again: bool = False
     streams: int = ALL
 
 
@@ -150,15 +149,7 @@ class FakePool:
         """See `WorkerPool.at_work`."""
         return sum(worker.group is not None or bool(worker.inbox) for worker in self._workers.values())
 
-    def send(
-        self,
-        tickets: list[Ticket],
-        epoch: int,
-        worker: int | None = None,
-        sent: list[Any] | None = None,
-        *,
-        again: bool = False,
-    ) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
         """See `WorkerPool.send`.
 
         Raises:
@@ -171,7 +162,7 @@ class FakePool:
         box = self._queue if worker is None else self._workers[worker].inbox
         if sum(message.kind == "tickets" for message in box) >= self.room:
             return False
-        box.append(_Message("tickets", epoch, tickets[0].queue, tuple(tickets), again=again))
+        box.append(_Message("tickets", epoch, tickets[0].queue, tuple(tickets)))
         if sent is not None:
             sent.append(worker)
         return True
@@ -315,8 +306,7 @@ class FakePool:
             worker.states[group.logical] = state + 1
             worker.latest[group.logical] = (group.epoch, ticket.number)
         work = Work(group.epoch, ticket.number, ticket.index, group.logical, worker.number, state)
-        if not (group.again and self.name == REMOTE):  # what was made for its random state alone does not travel
-            self._tell(work)
+        self._tell(work)
 
     def _tell(self, work: Work) -> None:
         self.times.tickets += 1

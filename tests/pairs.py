@@ -7,7 +7,7 @@ from collections import namedtuple
 from typing import Any
 
 from dpex.transport.arena import Arena, Segment, SegmentSpec, open_segment
-from dpex.transport.codec import INLINE_BYTES, Decoder, Encoder
+from dpex.transport.codec import INLINE_BYTES, Encoder, decode
 
 LARGE = 3 * INLINE_BYTES
 Point = namedtuple("Point", "x y")
@@ -20,7 +20,6 @@ class Pair:
         self.segments: dict[int, Segment] = {}
         self.arena = Arena(self._announce)
         self.encoder = Encoder(self.arena)
-        self._decoder = Decoder(lambda segment, slot, nbytes: self.segments[segment].view(slot, nbytes))
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self.segments[spec.segment] = open_segment(spec, fd)
@@ -29,7 +28,10 @@ class Pair:
         return self.decode(self.encoder.encode(batch))
 
     def decode(self, node: Any) -> Any:
-        return self._decoder.decode(marshal.loads(marshal.dumps(node)))
+        return decode(marshal.loads(marshal.dumps(node)), self._lease)
+
+    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
+        return self.segments[segment].view(slot, nbytes)
 
     def slots_held(self) -> int:
         return sum(any(s.flags[2 * n : 2 * n + 2]) for s in self.segments.values() for n in range(s.spec.slots))

@@ -85,8 +85,7 @@ class SharedRay:
 
     def join(self) -> None:
         """Connect this process, and forget which nodes failed in the tests before."""
-        from dpex.pools.ray.avoided_nodes import AvoidedNodes
-        from dpex.pools.ray.cluster import connect
+        from dpex.pools.ray.cluster import AvoidedNodes, connect
 
         if self._cluster is None:
             self._cluster = started()

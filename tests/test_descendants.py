@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.transport import descendants
+from dpex.transport import arena
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -57,12 +57,12 @@ def pair() -> Iterator[Pair]:
     gc.collect()  # slots that tests before left in cycles are in use
     yield Pair()
     gc.collect()
-    descendants.look()
-    assert descendants.forks == []
+    arena.look_at_forks()
+    assert arena.forks == []
 
 
 def held(pair: Pair) -> int:
-    descendants.look()
+    arena.look_at_forks()
     return pair.slots_held()
 
 
@@ -112,13 +112,13 @@ def test_what_came_after_the_fork_comes_back_at_once(pair: Pair) -> None:
 
 
 def test_the_next_batch_brings_back_what_a_child_gave_up(pair: Pair) -> None:
-    """Nobody calls `look` in a training loop."""
+    """Nobody calls `look_at_forks` in a training loop."""
     batch = pair(torch.arange(LARGE))
     child = Child()
     del batch
     child.end()
     pair(torch.arange(LARGE))
-    assert descendants.forks == []
+    assert arena.forks == []
     assert pair.slots_held() == 0
 
 
@@ -129,7 +129,7 @@ def test_one_descriptor_for_each_living_child_and_none_afterwards(pair: Pair) ->
     assert len(descriptors() - before) == 3 * 3  # two of them are the test's own
     for child in children:
         child.end()
-    descendants.look()
+    arena.look_at_forks()
     assert descriptors() == before
     del batch
 
@@ -166,7 +166,7 @@ def test_without_a_descriptor_memory_is_lost_and_no_batch_changes(pair: Pair) ->
     os.waitpid(pid, 0)
     del batch
     assert held(pair) == 1
-    descendants.forks.clear()
+    arena.forks.clear()
 
 
 def test_a_worker_that_forks_keeps_its_own_slots_for_its_children(pair: Pair) -> None:
@@ -219,6 +219,6 @@ def test_dpex_s_own_processes_hold_nothing() -> None:
     batch = next(first)
     second = iter(loader)
     next(second)
-    until(lambda: (descendants.look(), descendants.forks == [])[1])
+    until(lambda: (arena.look_at_forks(), arena.forks == [])[1])
     assert int(batch[0, 0]) == 0
     assert len(list(second)) == 119

@@ -84,9 +84,8 @@ FOR_AN_EPOCH = (
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package."""
 FOR_OTHER_LOADERS = {
-    *("dpex.engine.in_process", "dpex.transport.compression"),
+    *("dpex.engine.in_process", "dpex.transport.frames"),
     *("dpex.system.directories", "dpex.system.gpu.nvml"),
-    "dpex.pools.agent.tcp",
 }
 """Modules of these packages that a plain loader has no use for."""
 FOREIGN = {

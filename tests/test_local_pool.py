@@ -24,7 +24,8 @@ from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.pools.local.clean_server import starter_for
-from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
+from dpex.pools.local.forking import ProcessHandle
+from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
 from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone

@@ -20,8 +20,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.transport.codec import Encoder
-from dpex.transport.out_of_band import SPAN_ALIGN
-from dpex.transport.pickling import dump_far
+from dpex.transport.pickling import SPAN_ALIGN, dump_far
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(beta state|prototype stage|deprecated|TypedStorage|invariant checks):UserWarning"

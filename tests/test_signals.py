@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
-from dpex.pools.local import signals
+from dpex.pools.local.forking import forget_handlers, signals_blocked
 
 pytestmark = pytest.mark.timeout(240)
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
@@ -160,11 +160,11 @@ def test_what_arrives_before_a_forked_process_has_forgotten_runs_no_handler() ->
     reader, writer = os.pipe()
     before = signal.signal(signal.SIGTERM, lambda *_: os.write(writer, b"the handler ran"))
     try:
-        with signals.blocked():
+        with signals_blocked():
             child = os.fork()
             if not child:
                 os.kill(os.getpid(), signal.SIGTERM)
-                signals.forget()  # unblocked, it does nothing
+                forget_handlers()  # unblocked, it does nothing
                 os._exit(3)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -17,20 +17,19 @@ import numpy as np
 from benchmarks.network.links import Network
 from dpex.autotune.types import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
-from dpex.pools.agent.connection import AdmissionServer
-from dpex.pools.agent.nodes import NodeNews, link_over, wake_nobody
-from dpex.pools.agent.pool import RemotePool
-from dpex.pools.agent.shipped import ShippedContents
-from dpex.pools.agent.shipped_file import write_shipped
+from dpex.pools.agent.connection import AdmissionServer, link_over, wake_nobody
+from dpex.pools.agent.pool import NodeNews, RemotePool
+from dpex.pools.agent.serving import ShippedContents
 from dpex.pools.factory import PoolFactory
 from dpex.pools.ray import room as cluster_room
 from dpex.transport.arena import Arena
+from dpex.transport.memory import write_parts
 from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
 
 
 class ProcessNodes:
-    """Implements `dpex.pools.agent.nodes.Nodes`.
+    """Implements `dpex.pools.agent.pool.Nodes`.
 
     Args:
         setup: what workers are told.
@@ -49,7 +48,7 @@ class ProcessNodes:
         enter: Sequence[Sequence[str]] = (),
     ) -> None:
         packed = pack(ShippedContents(setup=setup))
-        self.fd = write_shipped([np.frombuffer(packed.header, np.uint8), *packed.buffers])
+        self.fd = write_parts([np.frombuffer(packed.header, np.uint8), *packed.buffers])
         self.rooms = rooms
         self.given = [0] * len(rooms)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -89,7 +88,7 @@ class ProcessNodes:
     def _start(self, agent: int) -> None:
         read, write = os.pipe()
         _, report = os.pipe()
-        code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.main import main; main({})"
+        code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.connection import main; main({})"
         command = [*self._enter[agent], sys.executable, "-c", code.format(self.path, read)]
         self.processes[agent] = subprocess.Popen(command, pass_fds=[read, report], stdin=subprocess.DEVNULL)
         os.close(read)
@@ -158,7 +157,7 @@ def agents_in(
         nodes = ProcessNodes(setup, [workers] * len(namespaces), "0.0.0.0", reached_at, enter)
         nodes.path = [*look_in, *nodes.path]
         return RemotePool(
-            nodes, shared_queue=shared_queue, first_workers=count, probe_index=0, compression=self.compression
+            nodes, shared_queue=shared_queue, first_workers=count, probes=True, compression=self.compression
         )
 
     Room.most = workers * len(namespaces)

@@ -201,7 +201,7 @@ class Pools:
     def _send(self, send: Send) -> None:
         sent: list[Any] = []
         try:
-            self.by_name[send.pool].send(send.tickets, send.epoch, send.worker, sent, again=send.again)
+            self.by_name[send.pool].send(send.tickets, send.epoch, send.worker, sent)
         finally:
             if sent:
                 del self._placement.instructions[0]

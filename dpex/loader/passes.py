@@ -143,7 +143,6 @@ def _pool_factory(loader: Any) -> PoolFactory:
             name=config.share,
             kept_bytes=config.share_bytes,
             passes_before=runtime.passes - 1,
-            index_sampler=loader._index_sampler,
         )
     return PoolFactory(
         share=share,

@@ -111,15 +111,7 @@ class WorkerPool(Protocol):
     def workers(self) -> list[int]:
         """Return the workers that are up and not leaving, by id."""
 
-    def send(
-        self,
-        tickets: list[Ticket],
-        epoch: int,
-        worker: int | None = None,
-        sent: list[Any] | None = None,
-        *,
-        again: bool = False,
-    ) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
         """Hand over tickets as one message; return False, and take nothing, if there is no room now.
 
         Args:
@@ -127,7 +119,6 @@ class WorkerPool(Protocol):
             epoch: The pass. Numbers of tickets are unique in it.
             worker: The worker that makes them. None: any.
             sent: Gets an item once the tickets are handed over, even if an exception follows.
-            again: Only the random states after these batches are wanted.
         """
 
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:

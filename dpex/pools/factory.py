@@ -62,6 +62,6 @@ class PoolFactory:
             self.ray_remote_args,
             shared_queue=shared_queue,
             first_workers=count,
-            probe_index=0 if self.counts_from_zero and len(setup.dataset) else None,
+            probes=self.counts_from_zero and len(setup.dataset) > 0,
             compression=self.compression,
         )

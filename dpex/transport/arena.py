@@ -8,16 +8,23 @@ the slot dies there. No lock is needed, because every byte has one writer at a t
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
 
-A process forked from either side inherits its views. The clearing callback therefore looks at the process id, and a
-slot that such a process may still read is not given back before that process is gone (see `descendants`).
+A process forked from either side inherits its views, and may read them for as long as it lives. The clearing callback
+therefore looks at the process id, and a fork while slots are in use opens a pipe: the child keeps the writing end, and
+so do its own children; here the reading end shows when none of them is left. Until then a slot that was in use at the
+fork stays in use. Without a fork nothing happens. While a forked process lives, this one keeps one descriptor for it
+and polls it when a slot is taken or released. A program that a process executes does not inherit the pipe. If there is
+no descriptor left for a pipe, the slots in use then are never released: memory is lost rather than a batch changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
 import os
+import select
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +33,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.transport import descendants
 from dpex.transport.memory import LARGEST_LEARNT, advise, learn, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -98,28 +104,7 @@ class _Hold(weakref.ref):  # type: ignore[type-arg]
         self.flags = flags
         self.at = at
         self.born = born
-        self.pid = _PID
-
-
-def _clear(hold: _Hold) -> None:
-    if hold.pid != _PID:
-        return
-    if descendants.forks:
-        descendants.look()
-        descendants.clear(hold.born, hold.flags, hold.at)
-    else:
-        hold.flags[hold.at] = 0
-
-
-_PID = os.getpid()
-
-
-def _after_fork() -> None:
-    global _PID
-    _PID = os.getpid()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        self.pid = _pid
 
 
 class Segment:
@@ -142,14 +127,14 @@ class Segment:
         self._next = 0
         self._shared = shared
         if shared:
-            descendants.watch(self)
+            _shared_segments.add(self)
 
     def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the first ``nbytes`` of a slot as a writable uint8 array; this side's byte clears when it dies."""
         base = np.frombuffer(self._memory, np.uint8, nbytes, self._data + slot * self.spec.slot_bytes)
-        if descendants.forks:
-            descendants.look()
-        born = descendants.age if self._shared else math.inf
+        if forks:
+            look_at_forks()
+        born = _age if self._shared else math.inf
         self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side, born)
         return base
 
@@ -224,10 +209,7 @@ class Arena:
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor in a slot of its own."""
-        count = 1
-        for extent in shape:
-            count *= extent
-        base, _ = self.array(count * dtype.itemsize)
+        base, _ = self.array(math.prod(shape) * dtype.itemsize)
         return tensor_over(base, dtype).view(shape)
 
     def array(self, nbytes: int) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], SlotRef]:
@@ -369,3 +351,110 @@ def _map(size: int, shared: bool) -> tuple[Any, int]:
         raise
     advise(memory, _MADV_POPULATE_WRITE)
     return memory, fd
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+
+class Fork:
+    """A fork, and the slots that were released here and may still be read there."""
+
+    def __init__(self) -> None:
+        self.age = math.inf
+        """The child does not know views that are younger. While the fork goes on, no view counts as younger."""
+        self.thread = threading.get_ident()
+        self.kept: list[tuple[float, Any, int]] = []
+        try:
+            self.reading, self.writing = os.pipe()
+        except OSError:
+            self.reading = self.writing = -1
+
+
+forks: list[Fork] = []
+"""The forks of which some process may be left."""
+_age = 0.0
+"""The number of forks so far: the age of a view that is made now."""
+_pid = os.getpid()
+_shared_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+_inherited: list[int] = []
+_looking = threading.Lock()
+
+
+def _clear(hold: _Hold) -> None:
+    if hold.pid != _pid:
+        return
+    if forks:
+        look_at_forks()
+        _clear_once_unread(hold.born, hold.flags, hold.at)
+    else:
+        hold.flags[hold.at] = 0
+
+
+def _clear_once_unread(born: float, flags: Any, at: int) -> None:
+    """Set ``flags[at]`` to 0 once no process is left that was forked since the view was made."""
+    for fork in forks:
+        if born < fork.age:
+            fork.kept.append((born, flags, at))
+            return
+    flags[at] = 0
+
+
+def look_at_forks() -> None:
+    """Release the slots that were kept for processes that are gone."""
+    if not _looking.acquire(blocking=False):
+        return
+    try:
+        for fork in _ended():
+            forks.remove(fork)
+            os.close(fork.reading)
+            for born, flags, at in fork.kept:
+                _clear_once_unread(born, flags, at)
+    finally:
+        _looking.release()
+
+
+def _ended() -> list[Fork]:
+    watched = {fork.reading: fork for fork in forks if fork.reading >= 0 and fork.writing < 0}
+    poller = select.poll()
+    for fd in watched:
+        poller.register(fd, 0)  # only a hang-up is waited for
+    return [watched[fd] for fd, _ in poller.poll(0)]
+
+
+def forget_inherited() -> None:
+    """Close the pipes to the parent: dpex's own processes do not read slots that they inherited."""
+    while _inherited:
+        os.close(_inherited.pop())
+
+
+def _before_fork() -> None:
+    if any(1 in bytes(segment.flags) for segment in list(_shared_segments)):
+        forks.append(Fork())
+
+
+def _after_fork_here() -> None:
+    global _age
+    _age += 1
+    for fork in forks:
+        if fork.age == math.inf and fork.thread == threading.get_ident():
+            fork.age = _age
+            if fork.writing >= 0:
+                os.close(fork.writing)
+                fork.writing = -1
+
+
+def _after_fork_there() -> None:
+    """Keep the pipes to the parent, and nothing else: the parent releases the slots in use."""
+    global _looking, _pid
+    _looking = threading.Lock()
+    _pid = os.getpid()
+    for fork in forks:
+        with contextlib.suppress(OSError):
+            os.close(fork.reading)
+        if fork.writing >= 0:
+            _inherited.append(fork.writing)
+    forks.clear()
+    _shared_segments.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork_there)

@@ -5,7 +5,7 @@ lie inside the message, large ones in slots of the worker's arena. The taker vie
 
 Tensors keep dtype, shape, strides, and which of them share memory. The short way takes contiguous tensors that share no
 memory, and plain containers (list, tuple, dict, numbers, strings). Any other value makes its batch travel as a pickle,
-with its memory still as raw buffers (see `out_of_band`).
+with its memory still as raw buffers (see `pickling`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dpex.transport.arena import Arena, SlotRef, tensor_over
-from dpex.transport.out_of_band import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, load
+from dpex.transport.pickling import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, load
 
 INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""
@@ -234,30 +234,22 @@ class Encoder:
 
 def slots_of(node: Node, lease: Lease) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
     """Lease all slots that a node refers to, and return them by segment and slot."""
-    found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
-    _find_slots(node, lease, found)
-    return found
-
-
-def _find_slots(node: Node, lease: Lease, found: dict[tuple[int, int], np.ndarray[Any, Any]]) -> None:
     kind = node[0]
+    parts: Any = ()
     if kind == _SLOT:
-        found[node[1], node[2]] = lease(*node[1:4])
-    elif kind in (_LIST, _TUPLE, _DICT):
-        for item in node[-1]:
-            _find_slots(item, lease, found)
+        return {(node[1], node[2]): lease(*node[1:4])}
+    if kind in (_LIST, _TUPLE, _DICT):
+        parts = node[-1]
     elif kind == _SPILL:
-        _find_slots(node[1], lease, found)
-        _find_slots(marshal.loads(_data_of(node[1], lease)), lease, found)
+        parts = node[1], marshal.loads(_bytes_of(node[1], lease))
     elif kind == _MEMORY:
-        _find_slots(node[1], lease, found)
+        parts = (node[1],)
     elif kind == _PICKLE:
-        for part in (node[1], *node[2]):
-            _find_slots(part, lease, found)
-
-
-def _data_of(node: Node, lease: Lease) -> Any:
-    return node[1] if node[0] == _INLINE else lease(*node[1:4])
+        parts = node[1], *node[2]
+    found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+    for part in parts:
+        found |= slots_of(part, lease)
+    return found
 
 
 def codec_signature() -> str:
@@ -265,42 +257,38 @@ def codec_signature() -> str:
     return ",".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
 
 
-class Decoder:
-    """Turns the nodes of one worker back into batches; slots are viewed through ``lease``."""
+def decode(node: Node, lease: Lease) -> Any:
+    """Return the batch. Its tensors and arrays are writable, and own their memory for as long as they live."""
+    kind = node[0]
+    if kind == _LEAF:
+        return node[1]
+    if kind == _INLINE:
+        _, data, code, shape, strides = node
+        return _viewed(bytearray(data), code, shape, strides)
+    if kind == _SLOT:
+        _, segment, slot, nbytes, code, shape, strides = node
+        return _viewed(lease(segment, slot, nbytes), code, shape, strides)
+    if kind == _LIST:
+        return [decode(item, lease) for item in node[1]]
+    if kind == _TUPLE:
+        return tuple([decode(item, lease) for item in node[1]])
+    if kind == _DICT:
+        return dict(zip(node[1], [decode(item, lease) for item in node[2]], strict=True))
+    if kind == _SPILL:
+        return decode(marshal.loads(_bytes_of(node[1], lease)), lease)
+    buffers = [_memory_of(n, lease) if n[0] == _MEMORY else _bytes_of(n, lease) for n in node[2]]
+    return load(_bytes_of(node[1], lease), buffers)
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
 
-    def decode(self, node: Node) -> Any:
-        """Return the batch. Its tensors and arrays are writable, and own their memory for as long as they live."""
-        kind = node[0]
-        if kind == _LEAF:
-            return node[1]
-        if kind == _INLINE:
-            _, data, code, shape, strides = node
-            return _viewed(bytearray(data), code, shape, strides)
-        if kind == _SLOT:
-            _, segment, slot, nbytes, code, shape, strides = node
-            return _viewed(self._lease(segment, slot, nbytes), code, shape, strides)
-        if kind == _LIST:
-            return [self.decode(item) for item in node[1]]
-        if kind == _TUPLE:
-            return tuple([self.decode(item) for item in node[1]])
-        if kind == _DICT:
-            return dict(zip(node[1], [self.decode(item) for item in node[2]], strict=True))
-        if kind == _SPILL:
-            return self.decode(marshal.loads(self._bytes(node[1])))
-        buffers = [self._memory(n) if n[0] == _MEMORY else self._bytes(n) for n in node[2]]
-        return load(self._bytes(node[1]), buffers)
+def _memory_of(node: Node, lease: Lease) -> LoadedMemory:
+    _, buffer, pieces = node
+    if not pieces:
+        return LoadedMemory(torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage(), pieces)
+    return LoadedMemory(tensor_over(_bytes_of(buffer, lease), torch.uint8).untyped_storage(), pieces)
 
-    def _memory(self, node: Node) -> LoadedMemory:
-        _, buffer, pieces = node
-        if not pieces:
-            return LoadedMemory(torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage(), pieces)
-        return LoadedMemory(tensor_over(self._bytes(buffer), torch.uint8).untyped_storage(), pieces)
 
-    def _bytes(self, node: Node) -> Any:
-        return bytearray(node[1]) if node[0] == _INLINE else self._lease(*node[1:4])
+def _bytes_of(node: Node, lease: Lease) -> Any:
+    return bytearray(node[1]) if node[0] == _INLINE else lease(*node[1:4])
 
 
 def _viewed(base: Any, code: int, shape: Any, strides: Any) -> torch.Tensor:

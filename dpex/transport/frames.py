@@ -4,20 +4,24 @@ A frame begins with the length of its header and the number of its buffers (two 
 buffer follow (u64): its own, and the bytes that travel, which are fewer if it is compressed. Then comes the header. It
 is marshalled, so that neither end runs code of the other's to read it. The bytes of the buffers are last.
 
+A compressed buffer is one frame of Zstandard (the extra ``dpex[compression]``) with a checksum. Zstandard works without
+the interpreter's lock.
+
 Only `receive` blocks.
 """
 
 from __future__ import annotations
 
+import importlib
 import marshal
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from dpex.errors import DpexError
-from dpex.transport.compression import Compressed, decompress
+from dpex.errors import DpexError, OptionError
 
 _HEAD = struct.Struct("<II")
 _SIZES = struct.Struct("<QQ")
@@ -48,12 +52,14 @@ class FrameWriter:
     def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
         """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`."""
         data = marshal.dumps(header)
-        parts = [buffer if type(buffer) is Compressed else _as_it_is(buffer) for buffer in buffers]
-        sizes = [_SIZES.pack(part.nbytes, sum(map(len, part.pieces))) for part in parts]
-        self._keep(b"".join((_HEAD.pack(len(data), len(parts)), *sizes, data)))
-        for part in parts:
-            for piece in part.pieces:
-                self._keep(piece)
+        pieces = [one.data if isinstance(one, Compressed) else memoryview(one).cast("B") for one in buffers]
+        sizes = [
+            _SIZES.pack(one.nbytes if isinstance(one, Compressed) else len(piece), len(piece))
+            for one, piece in zip(buffers, pieces, strict=True)
+        ]
+        self._keep(b"".join((_HEAD.pack(len(data), len(pieces)), *sizes, data)))
+        for piece in pieces:
+            self._keep(piece)
 
     def _keep(self, piece: bytes | memoryview) -> None:
         if len(piece):
@@ -87,20 +93,8 @@ class FrameWriter:
             sent -= first.nbytes
 
 
-def _as_it_is(buffer: Any) -> Compressed:
-    view = memoryview(buffer).cast("B")
-    return Compressed(view.nbytes, [view])
-
-
-class Frame(NamedTuple):
-    """A frame that came: its header and its buffers."""
-
-    header: Any
-    buffers: list[Any]
-
-
-def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | None:
-    """Return the next frame of a connection that blocks, or None at the end of the connection.
+def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[Any, list[Any]] | None:
+    """Return header and buffers of the next frame of a connection that blocks, or None at the end of the connection.
 
     Args:
         connection: The connection.
@@ -131,7 +125,7 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | 
     for buffer, came in zip(buffers, coming, strict=True):
         if came is not buffer:
             decompress(came, memoryview(buffer).cast("B"))
-    return Frame(marshal.loads(data), buffers)
+    return marshal.loads(data), buffers
 
 
 def _check(head: bytes | bytearray) -> tuple[int, int]:
@@ -196,3 +190,74 @@ class FrameReader:
             at = end
         del data[:at]
         return headers
+
+
+# -- compression -------------------------------------------------------------------------------------------------------
+
+LEVEL = 1
+"""Zstandard's level. Measured on one core: on token numbers with padding, level 1 leaves as little as level 3 (5 %) and
+takes 1.1 ns per byte instead of 1.4. On photographs it leaves 89 % instead of 81 %, in a third of the time."""
+SMALLEST_BYTES = 64 << 10
+"""Bytes of the smallest buffer that is compressed: for a smaller one the calls cost as much as one or two packets."""
+REMEDY = "pip install 'dpex[compression]'"
+
+
+class CompressionError(DpexError, ValueError):
+    """Received bytes cannot be decompressed: they are damaged, or are not one buffer of the announced size."""
+
+
+class Compressed(NamedTuple):
+    """A buffer of ``nbytes``, and the bytes that travel."""
+
+    nbytes: int
+    data: bytes | memoryview
+
+
+@cache
+def _zstandard() -> Any | None:
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError:
+        return None
+
+
+def can_compress() -> bool:
+    """Return True if Zstandard is installed here."""
+    return _zstandard() is not None
+
+
+def require_zstandard() -> None:
+    """Raise OptionError if Zstandard is not installed here."""
+    if not can_compress():
+        raise OptionError(f"compression='zstd' needs zstandard, which is not installed: {REMEDY}, on all machines")
+
+
+def compress(buffer: Any) -> Any:
+    """Return the buffer as `Compressed`, or itself where it is small or does not become smaller.
+
+    Zstandard must be installed.
+    """
+    view, library = memoryview(buffer).cast("B"), _zstandard()
+    if view.nbytes < SMALLEST_BYTES:
+        return buffer
+    assert library is not None, "Zstandard is not installed"
+    data = library.ZstdCompressor(level=LEVEL, write_checksum=True).compress(view)
+    return Compressed(view.nbytes, data) if len(data) < view.nbytes else buffer
+
+
+def decompress(data: Any, into: memoryview) -> None:
+    """Decompress the bytes of one buffer into ``into``, and never write beyond it.
+
+    Raises:
+        CompressionError: The bytes are not one compressed buffer of that size, or Zstandard is not installed.
+    """
+    library = _zstandard()
+    if library is None:
+        raise CompressionError("a compressed buffer came, and zstandard is not installed here")
+    try:
+        size = library.frame_content_size(data)
+        if size != into.nbytes:  # before memory is taken for it
+            raise CompressionError(f"a compressed buffer is not one of {into.nbytes} bytes, but of {size}")
+        into[:] = library.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except library.ZstdError as error:
+        raise CompressionError(f"a compressed buffer is damaged: {error}") from error

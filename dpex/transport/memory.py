@@ -1,4 +1,4 @@
-"""Memory of the C library: maps that keep no file descriptor, and the amount of freed memory that its heap keeps.
+"""Memory of the C library: maps that keep no file descriptor, files of maps, and the freed memory that its heap keeps.
 
 **Maps.** ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends
 that, but only from Python 3.13 on), and a loader may have hundreds of maps.
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import marshal
 import mmap
 import os
-import sys
 import weakref
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,38 @@ def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) 
     return int(_LIBC.madvise(ctypes.addressof(memory) + start, length, advice)) == 0
 
 
+# -- files -------------------------------------------------------------------------------------------------------------
+
+_ALIGN = 64
+"""Bytes of a cache line; what begins at one can be read as an array of any type."""
+_LENGTH_BYTES = 8
+"""A file begins with the place of its table."""
+
+
+def write_parts(parts: Sequence[Any]) -> int:
+    """Put uint8 arrays into a file in memory; return its descriptor."""
+    layout, size = [], _ALIGN
+    for part in parts:
+        layout.append((size, part.nbytes))
+        size += -(-part.nbytes // _ALIGN) * _ALIGN
+    table = marshal.dumps(layout)
+    fd = os.memfd_create("dpex-parts")
+    os.ftruncate(fd, size + len(table))
+    with mmap.mmap(fd, 0) as memory:
+        memory[:_LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
+        memory[size:] = table
+        for (at, nbytes), part in zip(layout, parts, strict=True):
+            memory[at : at + nbytes] = memoryview(part).cast("B")
+    return fd
+
+
+def map_parts(fd: int) -> list[memoryview]:
+    """Return the parts of such a file, private to this process and writable; it may be closed afterwards."""
+    memory = memoryview(map_memory(fd, os.fstat(fd).st_size, private=True)).cast("B")
+    size = int.from_bytes(memory[:_LENGTH_BYTES], "little")
+    return [memory[at : at + nbytes] for at, nbytes in marshal.loads(memory[size:])]
+
+
 # -- the heap ----------------------------------------------------------------------------------------------------------
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -118,22 +150,16 @@ def learn(nbytes: int) -> None:
     _learnt = nbytes
     with contextlib.suppress(MemoryError):
         np.empty(min(nbytes, LARGEST_LEARNT), np.uint8)  # never written to, so that it costs no memory; freed at once
-    if nbytes > LARGEST_LEARNT and (mallopt := _function("mallopt")) is not None and not _is_set_by_user():
+    if nbytes > LARGEST_LEARNT and (mallopt := getattr(_LIBC, "mallopt", None)) is not None and not _is_set_by_user():
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes, _MOST_KEPT))
 
 
 def give_back() -> None:
     """Return all free pages of the heap to the kernel, which takes milliseconds. Later use faults pages in again."""
-    if (malloc_trim := _function("malloc_trim")) is not None:
+    if (malloc_trim := getattr(_LIBC, "malloc_trim", None)) is not None:
         malloc_trim(ctypes.c_size_t(0))
 
 
 def _is_set_by_user() -> bool:
     return "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") or any(name in os.environ for name in _USERS)
-
-
-@cache
-def _function(name: str) -> Any:
-    """Return a function of the C library, or None if it lacks it."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

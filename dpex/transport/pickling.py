@@ -1,16 +1,26 @@
-"""Pickles the dataset for workers of other machines, once: a small header and raw buffers.
+"""Pickle batches and datasets with their memory beside the pickle, and load them again.
 
-The dataset, the collate function and the init function travel in one pickle (protocol 5, Ray's cloudpickle), so that
-objects which they share stay shared and a bound method stays bound to *this* dataset. Arrays and the storages of CPU
-tensors lie outside the pickle, as raw buffers that a whole node can share.
+**Batches.** Python's protocol 5 leaves the memory of arrays out of the pickle. Here the same is done for everything
+that PyTorch keeps in storages: plain tensors, and whatever `torch.Tensor.__reduce_ex__` takes apart into plain ones
+(sparse, quantised and nested tensors, parameters, subclasses with their attributes). So a batch is complete with its
+buffers: nothing of it stays in the process that made it, unlike with the reductions of `torch.multiprocessing`, which
+leave a descriptor there until the batch is read. Tensors on other devices than the CPU go by those reductions.
 
-An error names an object that cannot be pickled by the path of attributes that leads to it.
+Of each storage only the *spans* that the plain tensors of the batch view are sent. They lie one after the other in one
+new storage, so views that shared memory share it afterwards, and overlapping views still overlap. Of the storage of any
+other tensor all is sent, as torch's own workers do.
+
+**Datasets**, for workers of other machines. The dataset, the collate function and the init function travel in one
+pickle (protocol 5, Ray's cloudpickle), so that objects which they share stay shared and a bound method stays bound to
+*this* dataset. Arrays and the storages of CPU tensors lie outside the pickle, as raw buffers that a whole node can
+share. An error names an object that cannot be pickled by the path of attributes that leads to it.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from bisect import bisect_right
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -20,20 +30,250 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import rebuild_typed_storage
+import torch.multiprocessing
+from torch.multiprocessing.reductions import rebuild_typed_storage, reduce_tensor
 
+from dpex._torch import (
+    DisableTorchFunctionSubclass,
+    rebuild_from_type,
+    rebuild_sparse_tensor,
+)
 from dpex.errors import ShippingError
 from dpex.system.ray_package import import_ray
-from dpex.transport.out_of_band import BufferTable
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+SPAN_ALIGN = 64
+"""A span keeps its address modulo this many bytes, as number types and vector instructions expect it; spans that are
+no further apart are sent as one."""
 _OUTSIDE_BYTES = 1024
-"""A buffer shorter than this stays inside the pickle."""
+"""A buffer of a dataset that is shorter than this stays inside the pickle."""
 _SEARCH_LEVELS = 6
 """Levels of a dataset in which the attribute that cannot be pickled is searched."""
 _SEARCH_VALUES = 2000
 """Values that are tried in that search: each is pickled once more."""
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a tensor that consists of memory, number type, shape and strides, and nothing else."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.is_cpu
+        and not value.requires_grad
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.is_nested
+        and not value._backward_hooks
+        and not value.__dict__
+    )
+
+
+class BufferSpan(NamedTuple):
+    """Bytes ``start`` to ``end`` of a storage, which are sent as bytes ``at`` and following of a new one."""
+
+    start: int
+    end: int
+    at: int
+
+
+class Memory:
+    """A storage on its way into a pickle, and the spans of it that views need."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+        self._spans: list[tuple[int, int]] = []
+        self.marker = bytearray(1)
+        """Stands in the pickle for the storage's memory."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_loaded, (pickle.PickleBuffer(self.marker),)
+
+    def need(self, storage: torch.UntypedStorage, start: int, end: int) -> None:
+        """Note that a tensor views these bytes of ``storage``, which begins where this one does but may be longer."""
+        if storage.nbytes() > self._storage.nbytes():
+            self._storage = storage
+        self._spans.append((start, end))
+
+    @property
+    def address(self) -> int:
+        """The address of the storage's first byte."""
+        return self._storage.data_ptr()
+
+    def pieces(self) -> list[BufferSpan]:
+        """The spans, merged and in order, and where each is sent to."""
+        pieces: list[BufferSpan] = []
+        for start, end in sorted(self._spans):
+            last = pieces[-1] if pieces else None
+            if last is not None and start <= last.end + SPAN_ALIGN:
+                pieces[-1] = last._replace(end=max(end, last.end))
+            else:
+                free = last.at + last.end - last.start if last is not None else 0
+                pieces.append(BufferSpan(start, end, free + (start - free) % SPAN_ALIGN))
+        return pieces
+
+    def array(self) -> Bytes:
+        """Return all bytes of the storage as a view."""
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu")
+        return whole.set_(self._storage, 0, (self._storage.nbytes(),), (1,)).numpy()
+
+
+Buffer = Memory | Bytes
+"""A buffer beside a pickle: a storage, or the bytes of an array."""
+
+
+class BufferTable:
+    """The buffers beside the pickle of a batch, for picklers: use as ``buffer_callback`` and ``reducer_override``.
+
+    It knows the markers of its memories, and they do not know it. A cycle would keep storages, and so slots, until the
+    next garbage collection.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self._by_address: dict[int, Memory] = {}
+        self._by_marker: dict[int, Memory] = {}
+
+    def keep(self, buffer: pickle.PickleBuffer) -> None:
+        """Note the next buffer of the pickle."""
+        raw = buffer.raw()
+        memory = self._by_marker.get(id(raw.obj))
+        self.buffers.append(np.frombuffer(raw, np.uint8) if memory is None else memory)
+
+    def reduce(self, obj: Any) -> Any:
+        """Return the reduction of ``obj``, or NotImplemented if it is not PyTorch's, or not on the CPU."""
+        if isinstance(obj, torch.Tensor):
+            return self._tensor(obj) if obj.device.type == "cpu" else NotImplemented
+        if isinstance(obj, torch.UntypedStorage):
+            return self._whole(obj) if obj.device.type == "cpu" else NotImplemented
+        if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
+            return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
+        return NotImplemented
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if is_plain(tensor):
+            shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+            memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
+            return plain_view, (memory, tensor.dtype, offset, shape, stride)
+        if tensor.requires_grad and not tensor.is_leaf and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return reduce_tensor(tensor)  # raises, and says what to do
+        reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if not isinstance(reduced, tuple) or len(reduced) != 2:
+            return reduced
+        rebuild, args = reduced
+        if rebuild is rebuild_sparse_tensor:
+            return rebuild_sparse, (*args, tensor.requires_grad)
+        if rebuild is rebuild_from_type and tensor.is_leaf:
+            rebuild_base, kind, base_args, state = args
+            if base_args[_REQUIRES_GRAD : _REQUIRES_GRAD + 1] == (True,):
+                base_args = (*base_args[:_REQUIRES_GRAD], False, *base_args[_REQUIRES_GRAD + 1 :])
+                return rebuild_leaf, (rebuild_base, kind, base_args, state)
+        return reduced
+
+    def _view(self, storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Memory:
+        memory = self._memory(storage)
+        if 0 not in shape:
+            last = offset + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
+            memory.need(storage, offset * dtype.itemsize, (last + 1) * dtype.itemsize)
+        return memory
+
+    def _whole(self, storage: torch.UntypedStorage) -> Any:
+        memory = self._memory(storage)
+        if storage.nbytes():
+            memory.need(storage, 0, storage.nbytes())
+        return whole_storage, (memory,)
+
+    def _memory(self, storage: torch.UntypedStorage) -> Memory:
+        """Return the same object for all views of these bytes, and a new one for an empty storage."""
+        address = storage.data_ptr()
+        known = self._by_address.get(address) if address else None
+        if known is None:
+            known = self._by_address[address] = Memory(storage)
+            self._by_marker[id(known.marker)] = known
+        return known
+
+
+def dump_batch(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
+    """Pickle a batch for a trainer on the same machine, its memory left to ``memories``."""
+    _BatchPickler(stream, memories).dump(batch)
+
+
+class _BatchPickler(ForkingPickler):
+    """Pickles objects that are not PyTorch's by the reductions of `multiprocessing`."""
+
+    def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.keep)
+        self._memories = memories
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `BufferTable.reduce`."""
+        return self._memories.reduce(obj)
+
+
+# -- batches that arrived ----------------------------------------------------------------------------------------------
+
+
+class LoadedMemory:
+    """A storage that arrived, with the spans that were sent of the one in the worker."""
+
+    def __init__(self, storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int, int]]) -> None:
+        self.storage = storage
+        self._starts = [start for start, _, _ in pieces]
+        self._shifts = [at - start for start, _, at in pieces]
+
+    def element(self, dtype: torch.dtype, offset: int) -> int:
+        """Return the new place of the first element of a view that was at ``offset``; 0 if no byte was needed."""
+        start = offset * dtype.itemsize
+        span = bisect_right(self._starts, start) - 1
+        return (start + self._shifts[span]) // dtype.itemsize if span >= 0 else 0
+
+
+def load(header: Any, buffers: Sequence[Any]) -> Any:
+    """Return the batch. ``buffers`` are its arrays' bytes and, for each storage, a `LoadedMemory`."""
+    return pickle.loads(header, buffers=buffers)
+
+
+def _as_loaded(memory: Any) -> Any:
+    """Stand for a `LoadedMemory` in a pickle, so that several views refer to one."""
+    return memory
+
+
+def whole_storage(memory: LoadedMemory) -> torch.UntypedStorage:
+    """Rebuild a storage that is in the batch itself."""
+    return memory.storage
+
+
+def plain_view(memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> torch.Tensor:
+    """Rebuild a plain tensor."""
+    return torch.empty(0, dtype=dtype, device="cpu").set_(memory.storage, memory.element(dtype, offset), shape, stride)
+
+
+_REQUIRES_GRAD = 4
+"""The argument of torch's `_rebuild_tensor_v2` that is true if the tensor requires a gradient."""
+
+
+def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:
+    """Rebuild a subclass's tensor that requires a gradient: only once it has its class, or it would be no leaf."""
+    tensor: torch.Tensor = rebuild_from_type(rebuild, kind, args, state)
+    with DisableTorchFunctionSubclass():
+        return tensor.requires_grad_()
+
+
+def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torch.Tensor:
+    """Rebuild a sparse tensor; torch's function for it keeps each one for ever, to validate it once a file is read."""
+    if layout is torch.sparse_coo:
+        indices, values, size, is_coalesced = data
+        tensor = torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced, device="cpu")
+    else:
+        tensor = torch.sparse_compressed_tensor(*data, layout=layout, device="cpu")
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+# -- datasets ----------------------------------------------------------------------------------------------------------
 
 
 class PickledDataset(NamedTuple):
@@ -89,9 +329,6 @@ def dump_far(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
 def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
     """Return the object that was packed. Its arrays and tensors lie in ``buffers``, and are writable if those are."""
     return pickle.loads(header, buffers=buffers)
-
-
-# -- pickling ----------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -19,8 +19,7 @@ from benchmarks.network.nodes import ProcessNodes
 from dpex import DpexDataLoader
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import ClusterConfig
-from dpex.pools.agent.nodes import NodeNews
-from dpex.pools.agent.pool import RemotePool
+from dpex.pools.agent.pool import NodeNews, RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.telemetry.loader_metrics import readings_of
 
@@ -43,7 +42,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 ProcessNodes(setup, rooms),
                 shared_queue=shared_queue,
                 first_workers=count,
-                probe_index=0,
+                probes=True,
                 compression=self.compression,
             )
         return local(self, name, count, setup, shared_queue)

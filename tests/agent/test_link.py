@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from waiting import until
 
-from dpex.pools.agent.nodes import AgentLink, Arrived
-from dpex.transport.compression import Compressed, Compressor
-from dpex.transport.frames import FrameError, FrameReader, FrameWriter
+from dpex.pools.agent.connection import AgentLink, Arrived
+from dpex.transport.frames import Compressed, FrameError, FrameReader, FrameWriter, compress
 
 pytestmark = pytest.mark.timeout(240)
 SECONDS = 60
@@ -165,7 +164,7 @@ def few_values(nbytes: int) -> Any:
 
 
 def compressed(buffer: Any) -> Compressed:
-    found = Compressor(lambda: None).compress(buffer)
+    found = compress(buffer)
     assert isinstance(found, Compressed)
     return found
 

@@ -15,7 +15,7 @@ from waiting import until
 from workload import wait_as_work
 
 from dpex.pools.ray.cluster import connect, release
-from dpex.pools.ray.reservations import worker_options
+from dpex.pools.ray.room import worker_options
 from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
 
@@ -105,7 +105,7 @@ class Driver:
             remote_args(options),
             shared_queue=shared_queue,
             first_workers=workers,
-            probe_index=0,
+            probes=True,
         )
         self.events = []
         self.made = {}

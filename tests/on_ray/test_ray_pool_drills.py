@@ -14,8 +14,7 @@ from pool_driver import DEADLINE_S, Driver, HeldBack, Large, Numbers, Slow, grou
 from shared_ray import NODES, QUICK_TO_NOTICE, STORE_BYTES, own_ray
 from waiting import until
 
-from dpex.pools.ray import avoided_nodes
-from dpex.pools.ray.cluster import connect, release
+from dpex.pools.ray.cluster import FAILURES, connect, release
 from dpex.schedule.events import Notice, WorkerGone
 from dpex.schedule.schedule import Ticket
 
@@ -135,8 +134,8 @@ def test_a_removed_node_loses_its_tickets_without_blame(cluster, tmp_path):
 
 
 def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back(cluster, monkeypatch):
-    monkeypatch.setattr(avoided_nodes, "WITHIN_S", 1000.0)
-    monkeypatch.setattr(avoided_nodes, "PAUSE_S", 3.0)
+    monkeypatch.setattr("dpex.pools.ray.cluster.WITHIN_S", 1000.0)
+    monkeypatch.setattr("dpex.pools.ray.cluster.PAUSE_S", 3.0)
     one = {"num_cpus": 1, "resources": {"flaky": 1}}
     driven = partial(Driver, Numbers(), 2, options={"resources": {"flaky": 1}})
     with extra_node(cluster, **one) as bad, extra_node(cluster, **one), driven() as driver:
@@ -145,7 +144,7 @@ def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back(cluster, monk
             (pid,) = [node.pid for node in driver.pool._nodes._nodes.values() if node.node == bad.node_id]
             return psutil.Process(pid).children()
 
-        for _ in range(avoided_nodes.FAILURES):
+        for _ in range(FAILURES):
             driver.wait_up(2)
             until(agent)
             agent()[0].kill()

@@ -159,8 +159,8 @@ def test_a_key_that_is_not_taken_is_named_with_the_remedy(key: Any, remedy: str)
 def test_each_argument_that_is_taken_is_one_of_rays() -> None:
     """Ray checks them when an actor's options are given; nothing is started for that."""
     pytest.importorskip("ray")
-    from dpex.pools.ray.guardian import guardian_class
-    from dpex.pools.ray.reservations import worker_options
+    from dpex.pools.ray.nodes import guardian_class
+    from dpex.pools.ray.room import worker_options
 
     assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}
     for key, value in RAY_ACCEPTED:
@@ -171,7 +171,7 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
 
 
 def test_what_a_worker_needs_of_a_node() -> None:
-    from dpex.pools.ray.reservations import needs_of, worker_options
+    from dpex.pools.ray.room import needs_of, worker_options
 
     assert needs_of(worker_options(None)) == {"CPU": 1}
     asked = {"num_cpus": 0, "memory": 1000, "resources": {"ssd": 2}, "runtime_env": {}}
@@ -199,7 +199,7 @@ def test_a_budget_may_be_a_text_as_on_the_command_line(text: str, nbytes: int) -
 
 
 def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.transport.compression.can_compress", lambda: False)
+    monkeypatch.setattr("dpex.transport.frames.can_compress", lambda: False)
     with pytest.raises(OptionError, match=r"needs zstandard.* pip install 'dpex\[compression\]'"):
         DpexDataLoader(DATA, cluster_config=ClusterConfig(compression="zstd"))
 

@@ -1,4 +1,4 @@
-"""Connect an agent to its trainer, which accepts agents that know the run's secret, and drops all other clients.
+"""The connection of an agent and its trainer, which accepts agents that know the run's secret, and drops all others.
 
 Both prove to each other that they know the run's secret, without sending it.
 
@@ -14,26 +14,34 @@ as Ray's own traffic is not; where Ray encrypts its traffic, remote workers are 
 The handshake of `multiprocessing.connection` does not suffice: its proofs are HMAC-MD5 before Python 3.12 and name
 neither agent nor end, and a peer that sends byte by byte delays it without a limit.
 
-This module imports no torch: an agent connects before it begins to import that.
+An agent's process begins with `main`. It connects before it imports torch, so this module imports none: the trainer's
+first requests wait in the connection meanwhile. The trainer's end is an `AgentLink`, of which a thread receives frames,
+straight into memory that is faulted in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import os
+import pickle
 import secrets
+import signal
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpex.errors import DpexError
 from dpex.system.clock import monotonic
+from dpex.system.interrupts import pidfd
+from dpex.transport.frames import CompressionError, FrameError, FrameWriter, receive
 
 SECRET_BYTES = 32
 """As long as a SHA-256 digest; a longer secret would be no harder to guess."""
-VERSION = 5
+VERSION = 6
 """The version of the greeting and of the frames that follow it; both ends must have the same."""
 ACCEPTED = b"\1"
 _PROOF_BYTES = _NONCE_BYTES = 32
@@ -114,7 +122,7 @@ def challenge(secret: bytes, send: Send, read: Read) -> int:
     return number
 
 
-# -- the connection ----------------------------------------------------------------------------------------------------
+# -- the agent's end ---------------------------------------------------------------------------------------------------
 
 
 class TrainerAddress(NamedTuple):
@@ -184,8 +192,40 @@ def tune(connection: socket.socket, *, is_trainer: bool) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def main(fd: int) -> None:
+    """Body of an agent's process: connect to the trainer, and serve it until the connection or the guardian ends.
+
+    ``fd`` is a pipe that holds three values: the guardian's process, the fields of a `TrainerAddress`, and the
+    descriptor of a pipe for why the agent ended.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(fd, "rb") as pipe:
+        guardian, address, report = pickle.load(pipe)
+    guardian_fd = pidfd(guardian)
+    if os.getppid() != guardian:
+        os._exit(1)
+    connection = _reach(TrainerAddress(*address), report)
+    os.close(report)
+    from dpex.pools.agent.serving import Agent
+    from dpex.worker.setup import prepare_process
+
+    prepare_process()
+    Agent(connection, guardian_fd).run()
+
+
+def _reach(trainer: TrainerAddress, report: int) -> socket.socket:
+    try:
+        return connect(trainer)
+    except OSError as error:
+        os.write(report, f"it cannot reach the trainer at {trainer.address}:{trainer.port}: {error}".encode())
+        os._exit(1)
+
+
+# -- the trainer's end -------------------------------------------------------------------------------------------------
+
+
 class AdmissionServer:
-    """The trainer's end. A flood of clients costs it a bounded number of threads and descriptors.
+    """Accepts agents. A flood of clients costs it a bounded number of threads and descriptors.
 
     Args:
         address: Where agents reach this process.
@@ -238,3 +278,86 @@ class AdmissionServer:
             client.close()
         else:
             self._admit(client, number)
+
+
+class Arrived(NamedTuple):
+    """A frame of the agent's, and when the last of it was here, in seconds."""
+
+    header: tuple[Any, ...]
+    buffers: list[Any]
+    at: float
+
+
+class AgentLink:
+    """The link to one agent.
+
+    Args:
+        connection: The connection, which the link owns.
+        memory: Returns a writable buffer of that many bytes to receive into; called in the link's thread.
+
+    Attributes:
+        arrived: Frames that came and were not read yet.
+        wake: Called in the link's thread after each frame and at the end.
+        ended: The connection has ended, after all that is in ``arrived``.
+        why_ended: A sentence about that, without its full stop.
+    """
+
+    def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:
+        self.arrived: deque[Arrived] = deque()
+        self.wake: Callable[[], None] = wake_nobody
+        self.ended = False
+        self.why_ended = "its connection ended"
+        self._connection = connection
+        self._writer = FrameWriter(connection)
+        self._memory = memory
+        threading.Thread(target=self._receive, name="dpex-receive-agent", daemon=True).start()
+
+    @property
+    def descriptor(self) -> int:
+        """A descriptor that is writable when `flush` may send more; -1 once the connection has ended."""
+        return self._connection.fileno()
+
+    def put(self, *header: Any) -> bool:
+        """Send a request, now or as soon as the connection takes it; return True if nothing is kept back."""
+        self._writer.put(header)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is kept; return True if nothing is. A connection that broke shows in ``ended``."""
+        with contextlib.suppress(OSError):
+            return self._writer.flush()
+        return True
+
+    def close(self) -> None:
+        """End the connection, and with it the thread. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self) -> None:
+        try:
+            with self._connection:
+                while (frame := receive(self._connection, self._memory)) is not None:
+                    self.arrived.append(Arrived(*frame, monotonic()))
+                    self.wake()
+        except (FrameError, CompressionError) as error:
+            self.why_ended += f", as what came over it was no message: {error}"
+        except (OSError, MemoryError, ValueError, EOFError):
+            pass  # the connection broke, which needs no further reason
+        finally:
+            self.ended = True
+            self.wake()
+
+
+def link_over(connection: socket.socket, memory: Callable[[int], Any]) -> AgentLink | None:
+    """Let an agent in that has proved who it is, and return its link; None, and closed, if the connection broke."""
+    try:
+        tune(connection, is_trainer=True)
+        connection.sendall(ACCEPTED)
+        return AgentLink(connection, memory)
+    except (OSError, RuntimeError):  # RuntimeError: the process can have no further thread
+        connection.close()
+        return None
+
+
+def wake_nobody() -> None:
+    """Do nothing: no pool uses the link."""

@@ -1,4 +1,7 @@
-"""Workers on other machines: one agent on each, and who holds which ticket. Knows no Ray; see `nodes`.
+"""Workers on other machines: one agent on each, and who holds which ticket. Knows no Ray.
+
+Agents come from a source of `Nodes`: a cluster, or a test. It starts an agent on each node and reports it by `NodeNews`
+with an `AgentLink`, the trainer's end of the agent's connection.
 
 A message of tickets that any worker may make goes to the agent with the fewest open messages for each of its workers,
 as long as these are fewer than `REMOTE_WINDOW`. One of a logical worker goes to the agent where that lives. An agent
@@ -14,15 +17,16 @@ import pickle
 import select
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
-from dpex.pools.agent.nodes import AgentLink, Arrived, NodeNews, Nodes, wake_nobody
+from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
 from dpex.pools.base import PoolCounts
-from dpex.pools.local.worker_process import BATCH, END
+from dpex.pools.local.handles import Result
+from dpex.pools.local.worker_process import END
 from dpex.schedule.events import (
     Notice,
     PoolEvent,
@@ -38,14 +42,64 @@ from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
-from dpex.transport.codec import Decoder, codec_signature
+from dpex.transport.codec import codec_signature
 from dpex.transport.pickling import cloud_dumps
-from dpex.worker.fetch import Failure, StreamEnd
 from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000
 """Workers are numbered by agent: worker k of agent n is n times this, plus k."""
 _pools = itertools.count(1)
+
+
+class NodeNews(NamedTuple):
+    """An event of an agent, or of all.
+
+    kind: "ready": the agent can open a pool, over its ``link``, with what lies at ``path`` on its node. "room": how
+    many workers it may have has changed. "lost": it has ended; ``why``. "failed": no worker can be had at present, or
+    ``for_good``; ``why``, "" where they can again. "notice": a message for people; a ``warning`` or a line in the log.
+    "left alone": the node at ``place`` gets no workers for a while; ``why``, "" where it may again.
+    """
+
+    kind: Literal["ready", "room", "lost", "failed", "notice", "left alone"]
+    agent: int = -1
+    place: str = ""
+    link: AgentLink | None = None
+    path: str = ""
+    why: str = ""
+    warning: bool = True
+    for_good: bool = False
+
+
+class Nodes(Protocol):
+    """A source of agents. All calls come from the thread that drives the epoch, and none of them waits."""
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """Serve a pool; ``wake`` is called, from any thread, when there is news."""
+
+    def want(self, workers: int) -> None:
+        """Reserve room for that many workers in all. Of more, those without a place go at once, and others once their
+        worker has left."""
+
+    def room(self, agent: int) -> int:
+        """Return how many workers that agent may have now."""
+
+    def runs(self, agent: int, workers: int) -> None:
+        """Note how many of its workers run now, those that are to leave included."""
+
+    def set_aside(self, agent: int, why: str) -> None:
+        """Have no worker on its node any more, which cannot serve this dataset."""
+
+    def cut_off(self, agent: int) -> None:
+        """Note that its connection has ended."""
+
+    def news(self) -> list[NodeNews]:
+        """Return what happened since the last call."""
+
+    def close(self) -> None:
+        """Note that the pool needs no agent any more. Idempotent."""
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
 
 
 class HeldTicket(NamedTuple):
@@ -127,22 +181,17 @@ class AgentHandle:
         self.messages.clear()
 
 
-class RemoteResult:
-    """A result that is not decoded; calling it decodes."""
+class ArrivedSlots:
+    """The buffers of a frame in place of the slots in which they lay; see `Result`."""
 
-    __slots__ = ("_kind", "_node", "_slots")
+    __slots__ = ("leased",)
 
-    def __init__(self, kind: int, node: Any, slots: dict[tuple[int, int], Any]) -> None:
-        self._kind, self._node, self._slots = kind, node, slots
+    def __init__(self, slots: dict[tuple[int, int], Any]) -> None:
+        self.leased = slots
 
-    def __call__(self) -> Any:
-        if self._kind == END:
-            return StreamEnd()
-        value = Decoder(self._lease).decode(self._node)
-        return value if self._kind == BATCH else Failure(pickle.loads(value))
-
-    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
-        return self._slots[segment, slot][:nbytes]
+    def lease(self, segment: int, slot: int, nbytes: int) -> Any:
+        """Return the bytes of a slot."""
+        return self.leased[segment, slot][:nbytes]
 
 
 class RemotePool:
@@ -152,7 +201,7 @@ class RemotePool:
         nodes: Where agents come from.
         shared_queue: Any worker makes any ticket.
         first_workers: Workers that are wanted from the start.
-        probe_index: An index that a node is tried with before it serves, or None.
+        probes: A node's dataset is tried with index 0 before it serves.
         compression: How batches are compressed for the network: "zstd", or None.
     """
 
@@ -165,7 +214,7 @@ class RemotePool:
         *,
         shared_queue: bool,
         first_workers: int,
-        probe_index: Any = None,
+        probes: bool = False,
         compression: str | None = None,
     ) -> None:
         self.counts = PoolCounts()
@@ -176,7 +225,7 @@ class RemotePool:
         self._nodes = nodes
         self._shared = shared_queue
         self._compression = compression
-        self._probe_index = pickle.dumps(probe_index, 5)
+        self._probes = probes
         self._number = next(_pools)
         self._agents: dict[int, AgentHandle] = {}
         self._events: deque[PoolEvent] = deque()
@@ -245,7 +294,7 @@ class RemotePool:
         self._send_room(agent)
 
     def _order(self, news: NodeNews) -> tuple[Any, ...]:
-        return self._shared, news.path, codec_signature(), self._probe_index, self._compression
+        return self._shared, news.path, codec_signature(), self._probes, self._compression
 
     def _send_room(self, agent: AgentHandle) -> None:
         """Let an agent know how many workers it may have; it keeps up that number by itself."""
@@ -290,15 +339,7 @@ class RemotePool:
             agents = sorted(agents, key=lambda agent: agent.must_shrink)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in sorted(agent.up)]
 
-    def send(
-        self,
-        tickets: list[Ticket],
-        epoch: int,
-        worker: int | None = None,
-        sent: list[Any] | None = None,
-        *,
-        again: bool = False,
-    ) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
         """See `WorkerPool.send`. A message to a named worker is always taken, another one within `REMOTE_WINDOW`."""
         sent = [] if sent is None else sent
         agent, number = (self._emptiest(), None) if worker is None else self._at(worker)
@@ -306,10 +347,10 @@ class RemotePool:
             return False
         data = _packed([(ticket.number, ticket.index) for ticket in tickets])
         self._last_message += 1
-        if epoch == self._epoch and not again:
+        if epoch == self._epoch:
             agent.sent(tickets, self._last_message, number, monotonic())
         sent += (agent.number,)
-        self._put(agent, "tickets", number, epoch, tickets[0].queue, data, again)
+        self._put(agent, "tickets", number, epoch, tickets[0].queue, data)
         return True
 
     def _emptiest(self) -> AgentHandle | None:
@@ -405,7 +446,7 @@ class RemotePool:
                 transit_s = agent.answered(number, here_s, arrived.at)
                 times = times._replace(transit_s=transit_s, ended_at=arrived.at)
                 slots = {(segment, slot): arrived.buffers[which] for segment, slot, which in places}
-                value = RemoteResult(kind, node, slots)
+                value = Result(ArrivedSlots(slots), kind, node)
                 self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))
             self.times.count(times)
             busy_s, cpu_all_s = busy_s + times.busy_s, cpu_all_s + times.cpu_s

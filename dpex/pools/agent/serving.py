@@ -10,9 +10,8 @@ While `MOST_UNSENT_BYTES` wait to be sent the agent does not listen to its worke
 the network has taken what there is.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
-queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
-batches, ``("adopt", worker, logical, state, streams)``, ``("ask_state", worker, logical)``, ``("epoch", number)``,
-``("close", grace_s)``.
+queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state, streams)``,
+``("ask_state", worker, logical)``, ``("epoch", number)``, ``("close", grace_s)``.
 
 Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
 events, why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
@@ -21,26 +20,36 @@ events, why the pool cannot work, how long workers wait for a CPU, and what the 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from dpex._torch import WorkerInfo, set_worker_info
+from dpex._torch import collate as torch_collate
 from dpex.cache.memory_store import hold_all
-from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
-from dpex.pools.agent.tcp import TrafficMeter
+from dpex.errors import DpexError
+from dpex.measure.sums import LinkSums
 from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
+from dpex.pools.local.worker_process import WorkerPlan
 from dpex.schedule.events import Notice, SplittingKnown, WorkerGone, plain
 from dpex.schedule.schedule import Ticket
-from dpex.system.clock import monotonic
+from dpex.system.clock import Clock, monotonic
 from dpex.system.run_queue import DelayMeter
-from dpex.transport.codec import slots_of
-from dpex.transport.compression import REMEDY, Compressor, can_compress
-from dpex.transport.frames import FrameReader, FrameWriter
+from dpex.transport.codec import codec_signature, slots_of
+from dpex.transport.frames import REMEDY, FrameReader, FrameWriter, can_compress, compress
+from dpex.transport.memory import map_parts
+from dpex.transport.pickling import unpack
+from dpex.worker.setup import WorkerSetup
 
 MOST_UNSENT_BYTES = 64 << 20
 """Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
@@ -50,6 +59,16 @@ _OF_A_WORKER = ("adopt", "ask_state")
 """Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
 """Milliseconds until the pool looks, at the latest, whether what it started is overdue."""
+LOOK_EVERY_S = 0.25
+"""Seconds between two looks of a meter. A look takes microseconds; a window of the tuner is rarely shorter."""
+_INFO_BYTES = 256
+"""More than ``TCP_INFO`` has, the kernel's counts of a connection: it returns as much as it knows."""
+_AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
+"""Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. ``tcpi_bytes_retrans``, the
+last of them, came with Linux 4.19."""
+_UNKNOWN_RTT = 0xFFFFFFFF
+_PER_S = 1_000_000
+"""The kernel counts microseconds."""
 
 
 class AgentPool(LocalPool):
@@ -57,15 +76,11 @@ class AgentPool(LocalPool):
 
     def __init__(self, forward: Callable[..., None], order: PoolOrder) -> None:
         self._forward = forward
-        super().__init__(_starter(order), shared_queue=order.shared_queue, first_workers=0)
+        super().__init__(ForkStarter(partial(open_plan, order)), shared_queue=order.shared_queue, first_workers=0)
 
     def _result(self, worker: LocalWorkerHandle, epoch: int, number: int, *rest: Any) -> None:
         self._taken_in += 1
         self._forward(worker, epoch, number, *rest, is_wanted=epoch == self._epoch)
-
-
-def _starter(order: PoolOrder) -> ForkStarter:
-    return ForkStarter(ShippedPlan(order).opened)
 
 
 class Agent:
@@ -86,7 +101,7 @@ class Agent:
         self._pool: AgentPool | None = None
         self._number = 0
         self._wanted = 0
-        self._compress: Callable[[Any], Any] | None = None
+        self._compresses = False
         self._has_warned = False
         self._results: list[tuple[Any, ...]] = []
         self._buffers: list[Any] = []
@@ -97,8 +112,6 @@ class Agent:
         """Holds the caches of samples on this node, which would go with the last worker of a pool."""
         self._came_at: dict[tuple[int, int], float] = {}
         """When each ticket came here, by epoch and number."""
-        self._replays: set[tuple[int, int]] = set()
-        """Tickets whose batches the trainer has, by epoch and number: their results are not sent."""
         keep_from_templates(connection)
 
     def run(self) -> None:
@@ -137,9 +150,8 @@ class Agent:
         self._do_close(0.0)
         asked = PoolOrder(*order)
         self._pool, self._number = AgentPool(self._take, asked), number
-        can = can_compress()
-        self._compress = Compressor(self._flush).compress if asked.compression and can else None
-        if asked.compression and not can and not self._has_warned:
+        self._compresses = asked.compression is not None and can_compress()
+        if asked.compression and not self._compresses and not self._has_warned:
             self._has_warned = True
             why = f"zstandard is not installed there, so its batches are sent uncompressed: {REMEDY} on that node"
             self._put([plain(Notice(why))])
@@ -151,28 +163,21 @@ class Agent:
         self._pool, self._reported, self._delay = None, (), DelayMeter()
         self._backlog.clear()
         self._came_at.clear()
-        self._replays.clear()
         self._results, self._buffers = [], []
 
     def _do_resize(self, wanted: int) -> None:
         self._wanted = wanted
         self._open_pool.resize(wanted)
 
-    def _do_tickets(self, worker: int | None, epoch: int, queue: int, data: bytes, again: bool) -> None:
+    def _do_tickets(self, worker: int | None, epoch: int, queue: int, data: bytes) -> None:
         tickets = [Ticket(number, index, queue) for number, index in pickle.loads(data)]
-        keys = [(epoch, ticket.number) for ticket in tickets]
-        if again:
-            self._replays.update(keys)
-        else:
-            self._replays.difference_update(keys)
-            self._came_at.update(dict.fromkeys(keys, monotonic()))
+        self._came_at.update(dict.fromkeys([(epoch, ticket.number) for ticket in tickets], monotonic()))
         self._submit(worker, "send", tickets, epoch, worker)
 
     def _do_epoch(self, epoch: int) -> None:
         """Forget what any worker might make; logical workers still make what they hold, as in torch."""
         self._backlog.pop(None, None)
         self._came_at.clear()
-        self._replays.clear()
         self._open_pool.new_epoch(epoch)
 
     @property
@@ -235,24 +240,138 @@ class Agent:
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
 
-    def _flush(self) -> None:
-        """Send what waits, while a large buffer is compressed. That the connection has ended shows in `run`."""
-        with contextlib.suppress(OSError):
-            self._writer.flush()
-
     def _take(self, worker: LocalWorkerHandle, *result: Any, is_wanted: bool) -> None:
         """Keep a result, and lease the slots that it lies in until they have been sent."""
         epoch, number, kind, node, times = result
         leased = slots_of(node, worker.lease) if node is not None else {}
         worker.leased = {}
-        if (epoch, number) in self._replays:
-            self._replays.discard((epoch, number))
-            is_wanted = False
         if not is_wanted:
             return
         places = []
         for (segment, slot), base in leased.items():
             places.append((segment, slot, len(self._buffers)))
-            self._buffers.append(base if self._compress is None else self._compress(base))
+            self._buffers.append(compress(base) if self._compresses else base)
         here_s = monotonic() - self._came_at.pop((epoch, number), 0.0)
         self._results.append((worker.number, epoch, number, kind, node, times, places, here_s))
+
+
+# -- what was shipped --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedContents:
+    """The setup, and torch's ``default_collate_fn_map`` as it is here: the user may have changed it."""
+
+    setup: WorkerSetup
+    collate_entries: dict[Any, Any] = field(default_factory=lambda: dict(torch_collate.default_collate_fn_map))
+
+
+class PoolOrder(NamedTuple):
+    """The pool that an agent is to keep.
+
+    Attributes:
+        shared_queue: True if any worker makes any ticket.
+        path: Where on its node the shipped file can be opened.
+        codec: See `dpex.transport.codec.codec_signature`.
+        probes: The dataset is tried with index 0 first.
+        compression: How buffers are compressed for the network: "zstd", or None.
+    """
+
+    shared_queue: bool
+    path: str
+    codec: str
+    probes: bool
+    compression: str | None = None
+
+
+class UnfitError(DpexError):
+    """A node lacks what the dataset needs."""
+
+
+def open_plan(order: PoolOrder) -> WorkerPlan:
+    """Return the plan, in the template that forks the workers, which share it. Raises UnfitError, and what unpacking
+    raises."""
+    if order.codec != codec_signature():
+        raise UnfitError("torch there has other number types than the trainer's torch")
+    with Path(order.path).open("rb") as file:
+        header, *buffers = map_parts(file.fileno())
+    contents: ShippedContents = unpack(header, buffers)
+    torch_collate.default_collate_fn_map.update(contents.collate_entries)
+    if order.probes and not contents.setup.iterable:
+        _probe(contents.setup)
+    return WorkerPlan(contents.setup, order.shared_queue, far=True)
+
+
+def _probe(setup: WorkerSetup) -> None:
+    """Get one sample, in a process of its own, so that it leaves no trace here. Raises UnfitError."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            os.write(write, _what_lacks(setup)[: os.fpathconf(write, "PC_PIPE_BUF")])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        lacks = pipe.read()
+    os.waitpid(pid, 0)
+    if lacks:
+        raise UnfitError(f"a sample cannot be fetched there: {lacks.decode(errors='replace')}")
+
+
+def _what_lacks(setup: WorkerSetup) -> bytes:
+    """Return what the node lacks, or b"". Any other failure is the dataset's own: it will show where the sample is
+    wanted."""
+    set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
+    try:
+        setup.dataset[0]
+    except (ImportError, OSError) as error:
+        return f"{type(error).__name__}: {error}".encode()
+    except Exception:
+        return b""
+    return b""
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+def tcp_counts(connection: socket.socket) -> LinkSums | None:
+    """Return the counts of a connection; None if it is no TCP connection, or the kernel does not count them."""
+    try:
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except (OSError, AttributeError):
+        return None
+    return counts_in(found)
+
+
+def counts_in(found: bytes) -> LinkSums | None:
+    """Return the counts in a ``struct tcp_info``, None if it ends before them."""
+    if len(found) < _AT_RESENT + 8:
+        return None
+    acked, busy, resent = (struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_RESENT))
+    latest, least = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT))
+    round_trip = latest if least == _UNKNOWN_RTT else least
+    return LinkSums(
+        links=1, sent_bytes=acked, resent_bytes=resent, sending_s=busy / _PER_S, round_trip_s=round_trip / _PER_S
+    )
+
+
+class TrafficMeter:
+    """Measures what a connection carries, look by look."""
+
+    def __init__(self, connection: socket.socket, clock: Clock = monotonic) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._looked_at = 0.0
+        self._counts = LinkSums()
+
+    def news(self) -> LinkSums | None:
+        """Return what was carried since the last look; None if it is too early, or the connection is not counted."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return None
+        self._looked_at = now
+        found = tcp_counts(self._connection)
+        if found is None:
+            return None
+        before, self._counts = self._counts, found
+        return found.since(before)

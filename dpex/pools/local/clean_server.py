@@ -28,8 +28,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import set_spawning_popen
@@ -39,10 +37,8 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.errors import ClusterError
-from dpex.pools.local import signals
+from dpex.pools.local import forking
 from dpex.pools.local.fork_server import ForkStarter, TemplateStarter, private_pair, template_main
-from dpex.pools.local.forking import fork_process, helper
-from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.interrupts import pidfd
 from dpex.system.ray_package import is_ray_connected
@@ -97,14 +93,12 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
 def start_early(context: Any) -> None:
     """Start the server if Ray makes it necessary and it does not run: importing torch takes seconds."""
     if usable_context(context).get_start_method() == "fork" and is_ray_connected():
-        _have_server()
+        _begin()
 
 
-def _have_server() -> None:
-    global _server
-    with _lock, contextlib.suppress(OSError):  # `_request` will try again, and report the error
-        if _server is None or not _server.is_there():
-            _server = _CleanServer()
+def _begin() -> None:
+    with contextlib.suppress(OSError):  # a request will try again, and report the error
+        _request([])
 
 
 def usable_context(context: Any) -> Any:
@@ -129,18 +123,18 @@ class CleanStarter(TemplateStarter):
 
     def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:
         super().__init__(kind)
-        _have_server()  # it imports torch while the plan is pickled
+        _begin()  # it imports torch while the plan is pickled
         self._parcel = Parcel(plan, imports_script=imports_script)
         self._server: _CleanServer | None = None
         self._why_not = ""
 
-    def start(self, theirs: socket.socket) -> ProcessHandle:
+    def start(self, theirs: socket.socket) -> forking.ProcessHandle:
         """See `TemplateStarter.start`; does not wait. A server that cannot be begun shows as one that has ended."""
         try:
-            self._server = _request(theirs, self._parcel)
+            self._server = _request([theirs.fileno(), *self._parcel.fds])
         except OSError as error:
             self._server, self._why_not = None, f"cannot be started: {error}"
-        return ProcessHandle("dpex-template")
+        return forking.ProcessHandle("dpex-template")
 
     def why_not(self) -> str:
         """See `TemplateStarter.why_not`."""
@@ -157,7 +151,7 @@ class _CleanServer:
     def __init__(self) -> None:
         self._socket, theirs = private_pair()
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        sent = [int(number) for number in (*signals.SENT, signal.SIGINT)]
+        sent = [int(number) for number in (*forking.SENT_SIGNALS, signal.SIGINT)]
         code = _BOOTSTRAP.format(path=path, fd=theirs.fileno(), pid=os.getpid(), sent=sent)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [spawn.get_executable(), *flags, "-c", code]
@@ -194,17 +188,13 @@ _server: _CleanServer | None = None
 _lock = threading.Lock()
 
 
-def _request(control: socket.socket, parcel: Parcel) -> _CleanServer:
-    """Ask the server for a template; start a server if none runs."""
+def _request(fds: list[int]) -> _CleanServer:
+    """Ask the server for a template, unless there are no descriptors for one; start a server if none runs."""
     global _server
-    fds = [control.fileno(), *parcel.fds]
     with _lock:
-        if _server is not None and _server.owner == os.getpid():
-            with contextlib.suppress(OSError):
-                _server.request(fds)
-                return _server
-        _server = _CleanServer()
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: `control` hangs up, and tells so
+        if _server is None or not _server.is_there():
+            _server = _CleanServer()
+        with contextlib.suppress(ConnectionError):  # it has ended: the template's control socket hangs up, and tells so
             _server.request(fds)
         return _server
 
@@ -226,58 +216,6 @@ _arrived: list[int] = []
 """Descriptors of the plan that is being unpickled in this process, in the order in which they were packed."""
 
 
-class Parcel:
-    """What a template gets from the trainer, packed once.
-
-    ``fds``: of a file in memory, of the trainer's output and its errors, and of what the plan shares.
-
-    `multiprocessing` lets connections and shared tensors travel as descriptors while it pickles the arguments of a
-    process. `_Packing` takes the place of its ``Popen``, and keeps a duplicate of each descriptor.
-    """
-
-    def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
-        self.fds = [os.memfd_create("dpex-plan")]
-        try:
-            with os.fdopen(self.fds[0], "wb", closefd=False) as file:
-                pickle.dump(self._surroundings(imports_script=imports_script), file)
-                with _packing(self.fds):
-                    file.write(_pickled(plan, imports_script=imports_script))
-        except BaseException:
-            self.close()
-            raise
-
-    def _surroundings(self, *, imports_script: bool) -> dict[str, Any]:
-        """Return the state of this process that a template takes on."""
-        found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
-        found["authkey"] = bytes(found["authkey"])
-        script = {name: found.pop(name) for name in _SCRIPT if name in found}
-        self.fds += (os.dup(number) if _is_open(number) else os.open(os.devnull, os.O_WRONLY) for number in (1, 2))
-        tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
-        if tracker is not None:
-            self.fds.append(os.dup(tracker))
-        return {
-            "preparation": found,
-            "environment": dict(os.environ),
-            "survives": signals.survived(),
-            "ignored": signals.ignored(),
-            "script": script if imports_script else {},
-            "has_tracker": tracker is not None,
-        }
-
-    def close(self) -> None:
-        """Forget the plan; idempotent."""
-        while self.fds:
-            os.close(self.fds.pop())
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
 class _PackedFd:
     """A descriptor in the pickle: its place among those that travel with it."""
 
@@ -289,27 +227,61 @@ class _PackedFd:
         return _arrived[self._place]
 
 
-class _Packing:
-    """The part of a ``Popen`` of `multiprocessing` that pickling uses."""
+class Parcel:
+    """What a template gets from the trainer, packed once.
+
+    ``fds``: of a file in memory, of the trainer's output and its errors, and of what the plan shares.
+
+    `multiprocessing` lets connections and shared tensors travel as descriptors while it pickles the arguments of a
+    process. A parcel takes the place of its ``Popen``, and keeps a duplicate of each descriptor.
+    """
 
     DupFd = _PackedFd
 
-    def __init__(self, fds: list[int]) -> None:
-        self._fds = fds
+    def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
+        self.fds = [os.memfd_create("dpex-plan")]
+        try:
+            with os.fdopen(self.fds[0], "wb", closefd=False) as file:
+                pickle.dump(self._surroundings(imports_script=imports_script), file)
+                set_spawning_popen(self)  # type: ignore[arg-type]
+                file.write(_pickled(plan, imports_script=imports_script))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            set_spawning_popen(None)
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Keep a duplicate of the descriptor, and return its place."""
-        self._fds.append(os.dup(fd))
-        return len(self._fds) - 1
+        """Keep a duplicate of a descriptor, and return its place; pickling calls this."""
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
 
+    def _surroundings(self, *, imports_script: bool) -> dict[str, Any]:
+        """Return the state of this process that a template takes on."""
+        found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
+        found["authkey"] = bytes(found["authkey"])
+        script = {name: found.pop(name) for name in _SCRIPT if name in found}
+        for number in (1, 2):
+            try:
+                self.fds.append(os.dup(number))
+            except OSError:  # it is closed
+                self.fds.append(os.open(os.devnull, os.O_WRONLY))
+        tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
+        if tracker is not None:
+            self.fds.append(os.dup(tracker))
+        return {
+            "preparation": found,
+            "environment": dict(os.environ),
+            "survives": forking.survived_signals(),
+            "ignored": forking.ignored_signals(),
+            "script": script if imports_script else {},
+            "has_tracker": tracker is not None,
+        }
 
-@contextmanager
-def _packing(fds: list[int]) -> Iterator[None]:
-    set_spawning_popen(_Packing(fds))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        set_spawning_popen(None)
+    def close(self) -> None:
+        """Forget the plan; idempotent."""
+        while self.fds:
+            os.close(self.fds.pop())
 
 
 def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
@@ -338,8 +310,8 @@ def serve(fd: int, trainer_pid: int) -> None:
 
     No signal that others send ends it, whatever the trainer does with that. It ends with the trainer.
     """
-    signals.outlive(signals.SENT)
-    signals.forget(signals.SENT)
+    forking.outlive_signals(forking.SENT_SIGNALS)
+    forking.forget_handlers(forking.SENT_SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a template
     requests = socket.socket(fileno=fd)
     gc.freeze()
@@ -355,7 +327,7 @@ def serve(fd: int, trainer_pid: int) -> None:
         received += fds
         if data == b"t":
             body = partial(_enter_template, requests, trainer, received, trainer_pid)
-            fork_process(body, helper("dpex-template"))
+            forking.fork_process(body, forking.helper("dpex-template"))
             for number in received:
                 os.close(number)
             received = []
@@ -379,7 +351,7 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     if surroundings["has_tracker"]:
         resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
     open_plan = partial(_unpacked, memoryview(file)[file.tell() :], fds, surroundings["script"])
-    signals.ignore(surroundings["ignored"])
+    forking.ignore_signals(surroundings["ignored"])
     template_main(socket.socket(fileno=control), trainer_pid, lambda: open_plan, surroundings["survives"])
 
 

@@ -28,13 +28,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dpex.pools.local import signals
-from dpex.pools.local.forking import Names, die_with_parent, fork_process, helper
-from dpex.pools.local.handles import ProcessHandle, readable_within
+from dpex.pools.local import forking
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import pidfd
-from dpex.transport import descendants
+from dpex.transport.arena import forget_inherited
 
 MESSAGE_BYTES = 1 << 18
 """The longest message of the control socket."""
@@ -75,8 +73,8 @@ def template_main(
         prepare: Called here, once. Returns the function by which each worker gets its plan. May raise anything.
         survives: Signals that end neither this process nor its workers.
     """
-    signals.forget(survives)
-    descendants.forget_inherited()
+    forking.forget_handlers(survives)
+    forget_inherited()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         open_plan = prepare()
@@ -137,7 +135,7 @@ class _Template:
         try:
             if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            pid = fork_process(body, kinship, self._lives)
+            pid = forking.fork_process(body, kinship, self._lives)
         except OSError as error:
             answer: tuple[Any, ...] = ("refused", number, str(error))
         else:
@@ -157,8 +155,8 @@ class _Template:
         os.close(self._life)
         if self._trainer_fd >= 0:
             os.close(self._trainer_fd)
-        die_with_parent(template_pid)
-        signals.outlive({signal.SIGINT})
+        forking.die_with_parent(template_pid)
+        forking.outlive_signals({signal.SIGINT})
         with contextlib.suppress(KeyboardInterrupt):
             run_worker(self._open_plan, fds, *arguments)
 
@@ -186,7 +184,7 @@ class _Template:
                 deadline = time.monotonic() + 1.0
             self._reap()
             while self._children and (left := deadline - time.monotonic()) > 0:
-                readable_within(self._child_ended.fileno(), left)
+                forking.readable_within(self._child_ended.fileno(), left)
                 self._reap()
 
 
@@ -203,12 +201,8 @@ class TemplateStarter(ABC):
         self.kind = kind
         """The class of `multiprocessing` that the workers seem to be processes of."""
 
-    def open(self) -> TemplateHandle:
-        """Start a template. Another one may be started once this one has ended."""
-        return TemplateHandle(self)
-
     @abstractmethod
-    def start(self, theirs: socket.socket) -> ProcessHandle:
+    def start(self, theirs: socket.socket) -> forking.ProcessHandle:
         """Start a template with ``theirs`` as its control socket. One without a pid is still being started."""
 
     def why_not(self) -> str:
@@ -233,11 +227,10 @@ class ForkStarter(TemplateStarter):
         super().__init__(kind)
         self._open_plan = open_plan
 
-    def start(self, theirs: socket.socket) -> ProcessHandle:
+    def start(self, theirs: socket.socket) -> forking.ProcessHandle:
         """See `TemplateStarter.start`."""
-        body = partial(self._enter_template, theirs, os.getpid(), signals.survived())
-        with signals.blocked():
-            return ProcessHandle("dpex-template", pid=fork_process(body, helper("dpex-template")), is_child=True)
+        body = partial(self._enter_template, theirs, os.getpid(), forking.survived_signals())
+        return forking.fork_helper(body, "dpex-template")
 
     def _enter_template(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
         for foreign in list(_trainers_sockets):
@@ -250,7 +243,10 @@ class ForkStarter(TemplateStarter):
 
 
 class TemplateHandle:
-    """The trainer's side of a template: has processes started, and learns how they end."""
+    """The trainer's side of a template: has processes started, and learns how they end.
+
+    Making one starts a template. Another one may be started once this one has ended.
+    """
 
     def __init__(self, starter: TemplateStarter) -> None:
         self._control, theirs = private_pair()
@@ -261,7 +257,7 @@ class TemplateHandle:
             raise
         finally:
             theirs.close()
-        self._names = Names(starter.kind)
+        self._kind = starter.kind
         self.ready = self._process.pid is not None
         """True if it takes requests."""
         self._owner = os.getpid()
@@ -277,7 +273,7 @@ class TemplateHandle:
         `news` says if it ended. Some hundred requests find room in the socket. (When it was a blocking socket, trainer
         and template waited for each other to read: four workers, resized every 2 ms.)
         """
-        kinship = self._names.next()
+        kinship = forking.next_worker(self._kind)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._control, [pickle.dumps(("fork", number, arguments, kinship))], fds)
         return kinship.name
@@ -321,7 +317,7 @@ class TemplateHandle:
             return news
         deadline = monotonic() + timeout_s
         while self.ready and ("dead",) not in news and (left := deadline - monotonic()) > 0:
-            if readable_within(self._control.fileno(), left):
+            if forking.readable_within(self._control.fileno(), left):
                 news += self.news()
         self._closed = True
         self._control.close()

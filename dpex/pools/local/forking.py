@@ -1,21 +1,49 @@
-"""Fork a process that `multiprocessing` takes for one of its own, and tie its end to its parent's.
+"""Processes that are forked for the trainer: their start, their names, their signals, and their handles.
 
-A worker is forked by a template, but belongs to the trainer (`Kinship`). A dataset that picks a port or a GPU by
-``current_process()._identity[0]``, or watches ``parent_process()``, must find the values that it finds in torch's
-workers: numbers that the trainer counts, and the trainer. ``os.getppid()`` is the kernel's, and stays the template.
+`multiprocessing` takes each for one of its own. A worker is forked by a template, but belongs to the trainer
+(`Kinship`). A dataset that picks a port or a GPU by ``current_process()._identity[0]``, or watches
+``parent_process()``, must find the values that it finds in torch's workers: numbers that the trainer counts, and the
+trainer. ``os.getppid()`` is the kernel's, and stays the template.
+
+**Signals.** Signal handlers of the trainer stay in the trainer, and a signal that the trainer survives ends none of its
+workers. A job scheduler sends a signal to every process of a job: Slurm SIGUSR1 before preemption, a terminal SIGHUP. A
+handler that writes a checkpoint must run once, in the trainer, and its workers must live on, as torch's do. So a
+process that dpex starts does nothing at a signal that the trainer handles in Python or ignores. It ends with the
+trainer anyway. A process that is forked inherits the trainer's handlers. Signals are blocked in the trainer while it
+forks, until the child has replaced them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
+import select
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from multiprocessing import process, util
 from typing import Any, NamedTuple
 
+from dpex.system.clock import monotonic
+
+UNKNOWN_EXIT = 255
+"""The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
+_OF_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
+"""Sent by the kernel for what the process itself did: to ignore them would repeat the fault."""
+_NOT_OURS = {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGXFSZ", "SIGINT"}
+"""Cannot be handled, are needed as they are, or have a rule of their own."""
+SENT_SIGNALS = frozenset(
+    number
+    for number in signal.valid_signals()
+    if not (isinstance(number, signal.Signals) and number.name in _OF_FAULTS | _NOT_OURS)
+)
+"""Signals that other processes send on purpose."""
+_LOOK_S = 0.001
+"""Seconds between two looks at a process that is waited for."""
 _PR_SET_PDEATHSIG = 1
 """An option of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
 
@@ -33,18 +61,12 @@ class Kinship(NamedTuple):
     start_method: str | None = None
 
 
-class Names:
-    """Gives the next workers of this process the names that torch's would have; ``kind``: the class of theirs."""
-
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
-
-    def next(self) -> Kinship:
-        """Return the kinship of a further worker."""
-        here: Any = multiprocessing.current_process()
-        identity = (*here._identity, next(process._process_counter))  # type: ignore[attr-defined]
-        name = f"{self._kind.__name__}-{':'.join(map(str, identity))}"
-        return Kinship(name, identity, here.name, os.getpid(), self._kind._start_method)
+def next_worker(kind: Any) -> Kinship:
+    """Return the kinship of a further worker: the name that torch's would have; ``kind``: the class of the process."""
+    here: Any = multiprocessing.current_process()
+    identity = (*here._identity, next(process._process_counter))  # type: ignore[attr-defined]
+    name = f"{kind.__name__}-{':'.join(map(str, identity))}"
+    return Kinship(name, identity, here.name, os.getpid(), kind._start_method)
 
 
 def helper(name: str) -> Kinship:
@@ -78,9 +100,144 @@ def fork_process(body: Callable[[], object], kinship: Kinship, sentinel: int | N
         os._exit(code)
 
 
+def fork_helper(body: Callable[[], object], name: str) -> ProcessHandle:
+    """Fork a process that helps this one, and has all signals blocked until it calls `forget_handlers`."""
+    with signals_blocked():
+        return ProcessHandle(name, pid=fork_process(body, helper(name)), is_child=True)
+
+
 def die_with_parent(parent_pid: int) -> None:
     """SIGKILL for this process when its parent ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Block all signals in this thread. A process that is started meanwhile has them blocked; see `forget_handlers`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def survived_signals() -> frozenset[int]:
+    """Return the signals that do not end this process, as it handles them in Python or ignores them."""
+    return frozenset(number for number in SENT_SIGNALS if signal.getsignal(number) not in (signal.SIG_DFL, None))
+
+
+def ignored_signals() -> frozenset[int]:
+    """Return the signals that this process ignores, as its workers shall, and the programs that these start."""
+    return frozenset(number for number in SENT_SIGNALS if signal.getsignal(number) is signal.SIG_IGN)
+
+
+def ignore_signals(numbers: Collection[int]) -> None:
+    """Ignore these signals."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def forget_handlers(survives: Collection[int] | None = None) -> None:
+    """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
+
+    Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's
+    workers.
+
+    Args:
+        survives: Signals that do not end this process. None: those that the trainer survives, from which this process
+            was forked.
+    """
+    kept = survived_signals() if survives is None else survives
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if number in kept:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _outlive)
+        elif callable(signal.getsignal(number)) or number == signal.SIGCHLD:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def outlive_signals(numbers: Collection[int]) -> None:
+    """Do nothing at these signals. At SIGINT, Ctrl-C reaches the whole terminal, and the trainer decides."""
+    for number in numbers:
+        signal.signal(number, _outlive)
+
+
+def _outlive(_signal: int, _frame: Any) -> None:
+    """Do nothing. A handler, unlike SIG_IGN, is not inherited by programs that the dataset may start."""
+
+
+# -- the trainer's end -------------------------------------------------------------------------------------------------
+
+
+class ProcessHandle:
+    """A process that was forked for the trainer, with an interface like `multiprocessing.Process`.
+
+    ``is_child``: the trainer itself has forked it, and must reap it.
+    """
+
+    def __init__(self, name: str, worker: int = -1, pid: int | None = None, *, is_child: bool = False) -> None:
+        self.name = name
+        self.worker = worker
+        self.pid = pid
+        self.exitcode: int | None = None
+        self.daemon = True
+        self._is_child = is_child
+
+    def is_alive(self) -> bool:
+        """Return True if the process runs, or is about to."""
+        if self.exitcode is None and self.pid is not None:
+            return self._reap() if self._is_child else _exists(self.pid)
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, at most ``timeout`` seconds. One that is about to run is not waited for."""
+        deadline = None if timeout is None else monotonic() + timeout
+        while self.pid is not None and self.is_alive() and (deadline is None or monotonic() < deadline):
+            time.sleep(_LOOK_S)
+
+    def _reap(self) -> bool:
+        """Take the exit code of a child that has ended; return True if it has not."""
+        try:
+            ended, status = os.waitpid(self.pid or 0, os.WNOHANG)
+        except ChildProcessError:
+            self.exitcode = UNKNOWN_EXIT
+        else:
+            self.exitcode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.exitcode is None
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None and self.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def readable_within(fd: int, timeout_s: float) -> bool:
+    """Return True if a descriptor (of any number, unlike with `select`) turns readable within that time."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))

@@ -1,7 +1,7 @@
 """Worker processes on this machine, without a thread in the trainer. See `fork_server` and `worker_process`.
 
 The trainer owns one socket per worker (results, and tickets when there are logical workers), and shares one queue and
-one board with all workers (`shared_queue`). The messages sent to a worker tell which tickets it held when it died. With
+one board with all workers (see `handles`). The messages sent to a worker tell which tickets it held when it died. With
 the shared queue, the board tells it. A recount covers the moment between taking a message and writing it down.
 
 Wanted workers are *promised* until the source of processes is ready and has few others to start. Only then does a
@@ -22,9 +22,19 @@ from typing import Any
 
 from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.pools.base import PoolCounts
-from dpex.pools.local.fork_server import TemplateStarter, private_pair
-from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended
-from dpex.pools.local.shared_queue import BOARD_BYTES, Board, TicketQueue, hang_up, pack, write
+from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter, private_pair
+from dpex.pools.local.forking import ProcessHandle
+from dpex.pools.local.handles import (
+    BOARD_BYTES,
+    Board,
+    LocalWorkerHandle,
+    Result,
+    TicketQueue,
+    hang_up,
+    how_it_ended,
+    pack,
+    write,
+)
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.schedule.events import (
     Notice,
@@ -41,6 +51,7 @@ from dpex.schedule.names import LOCAL
 from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
+from dpex.transport.codec import decode
 from dpex.worker.states import RngState
 
 FORKS_AT_ONCE = 64
@@ -162,7 +173,7 @@ class LocalPool:
     # -- starting ------------------------------------------------------------------------------------------------
 
     def _open_source(self) -> None:
-        self._source = self._starter.open()
+        self._source = TemplateHandle(self._starter)
         self._epoll.register(self._source.fileno(), select.EPOLLIN)
 
     def _keep_promises(self) -> None:
@@ -195,15 +206,7 @@ class LocalPool:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        tickets: list[Ticket],
-        epoch: int,
-        worker: int | None = None,
-        sent: list[Any] | None = None,
-        *,
-        again: bool = False,
-    ) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
         """See `WorkerPool.send`. All tickets of a message belong to one logical worker."""
         sent = [] if sent is None else sent
         self._group = group = self._group + 1
@@ -377,14 +380,14 @@ class LocalPool:
         times = batch_times(fields)
         self.times.count(times)
         if epoch >= self._epoch:  # of this epoch, or of the next one, made ahead
-            value = LocalResult(worker, kind, node)
+            value = Result(worker, kind, node)
             event = ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times))
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
             self._taken_in += 1
         else:
             self._taken_in += 1
             if kind != END:
-                worker.decoder.decode(node)  # its epoch is over: its slots go back at once
+                decode(node, worker.lease)  # its epoch is over: its slots go back at once
                 worker.leased = {}
 
     # -- ends ----------------------------------------------------------------------------------------------------
@@ -429,7 +432,8 @@ class LocalPool:
         """Keep the workers that run, and request no more until `resize` is called: a worker cannot be started."""
         worker.process.exitcode = 0
         epoch, lost, _ = self._bury(worker)
-        self._tell_end(worker, f"it could not be started: {why}", epoch, lost, pid=0)
+        text = f"it could not be started: {why}"
+        self._events.append(WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0))
         if self._queue is not None and not self._workers:
             self._lose_the_rest()
         self.counts.most, self.counts.why_most = max(0, self._staying()), why
@@ -481,7 +485,7 @@ class LocalPool:
         epoch, lost, working_on = self._bury(worker)
         working_on = None if expected or by_source else working_on
         hung, why = worker.hung or (None, how_it_ended(pid, code))
-        self._tell_end(worker, why, epoch, lost, working_on, expected=expected, pid=pid, hung=hung)
+        self._events.append(WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung))
         if self._closed:
             return
         if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
@@ -495,21 +499,6 @@ class LocalPool:
         self._suspicious = self._suspicious or (not expected and self._queue is not None)
         if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
             self._adjust()
-
-    def _tell_end(
-        self,
-        worker: LocalWorkerHandle | None,
-        why: str,
-        epoch: int,
-        lost: tuple[int, ...] = (),
-        working_on: int | None = None,
-        *,
-        expected: bool = True,
-        pid: int | None = None,
-        hung: int | None = None,
-    ) -> None:
-        number = -1 if worker is None else worker.number
-        self._events.append(WorkerGone(self.name, number, epoch, lost, working_on, expected, why, pid, hung))
 
     def _bury(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
         """Forget a worker; return an epoch, the tickets of it that the worker held, and the one it was working on."""
@@ -550,7 +539,8 @@ class LocalPool:
         """Take back the open tickets: no worker holds one, or no worker is left to read the queue."""
         assert self._queue is not None
         for epoch, lost in self._queue.forget().items():
-            self._tell_end(None, "a worker died as it took them", epoch, lost)
+            text = "a worker died as it took them"
+            self._events.append(WorkerGone(self.name, -1, epoch, lost, None, True, text))
 
     # -- closing -------------------------------------------------------------------------------------------------
 

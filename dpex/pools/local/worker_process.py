@@ -33,8 +33,7 @@ from dpex.schedule.progress import START
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.memory import give_back
-from dpex.transport.out_of_band import dump_batch
-from dpex.transport.pickling import cloud_dumps, dump_far
+from dpex.transport.pickling import cloud_dumps, dump_batch, dump_far
 from dpex.worker.batch_seeding import current
 from dpex.worker.core import WorkerCore
 from dpex.worker.fetch import ArenaCollate, Failure, SampledCpu, StreamEnd, where
@@ -45,8 +44,8 @@ TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
 _RESULT_BYTES = 48 << 10
 """A longer result goes through a slot. Results that are longer together are sent at once."""
-_ERROR_ENDS = 4000
-"""Characters of each end of an error's text that are sent where there is no memory for all of it."""
+_ERROR_END = 8000
+"""Characters of the end of an error's text that are sent where the error itself cannot be."""
 _IDLE = struct.pack("ll", 0, 400_000)
 """Seconds and microseconds without a message, after which a worker gives back the memory of free slots and what samples
 freed. Training steps of that length do not notice that the next batch faults its pages in."""
@@ -322,14 +321,12 @@ class LocalWorker:
         return node
 
     def _error(self, wrapper: ExceptionWrapper) -> Any:
-        """Encode an error; of a long one the middle is left out if there is no memory to send it in."""
+        """Encode an error; of one that cannot travel, or for which there is no memory, the end of its text."""
         try:
-            return self._fitting(_pickled(wrapper, self._dumps))
+            return self._fitting(self._dumps(wrapper))
         except Exception:
-            text = wrapper.exc_msg
-            if len(text) > 2 * _ERROR_ENDS:
-                text = f"{text[:_ERROR_ENDS]}\n[{len(text)} characters in all]\n{text[-_ERROR_ENDS:]}"
-            return self._fitting(_dumps(_replacement(wrapper, text)))
+            text = f"{wrapper.exc_type.__name__} (it cannot be sent as it is)\n{wrapper.exc_msg[-_ERROR_END:]}"
+            return self._fitting(_dumps(ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)))
 
     def _tell_state(self, logical: int, epoch: int, number: int) -> None:
         """Send the state of a logical worker after that ticket, if the dataset can report it."""
@@ -339,15 +336,12 @@ class LocalWorker:
         try:
             state = self._core.snapshot(logical)
         except Exception as error:
-            self._failed_to_tell(error)
+            self._cannot_tell = True
+            self._send(("notice", f"{_CANNOT_TELL}: {error!r}", True, _CANNOT_TELL))
             return
         if state is not None:
             self._send(("snapshot", logical, epoch, number, state))
         self._snapshots.took(time.perf_counter() - began)
-
-    def _failed_to_tell(self, error: Exception) -> None:
-        self._cannot_tell = True
-        self._send(("notice", f"{_CANNOT_TELL}: {error!r}", True, _CANNOT_TELL))
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self._segments.append(spec)
@@ -384,18 +378,6 @@ class LocalWorker:
 
 def _dumps(value: Any) -> bytes:
     return pickle.dumps(value, 5)
-
-
-def _pickled(wrapper: ExceptionWrapper, dumps: Callable[[Any], bytes]) -> bytes:
-    try:
-        return dumps(wrapper)
-    except Exception:
-        text = f"{wrapper.exc_type.__name__} (its type cannot be pickled)\n{wrapper.exc_msg}"
-        return _dumps(_replacement(wrapper, text))
-
-
-def _replacement(wrapper: ExceptionWrapper, text: str) -> ExceptionWrapper:
-    return ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)
 
 
 def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, worker: int, row: int) -> None:

@@ -7,6 +7,9 @@ recorded on this machine, as ``ray.init()`` would join, is never joined.
 Starting an agent takes a second or two, so agents whose pool has closed are parked for the next pool, which sends them
 the dataset as it is then. Parked ones are given back when the last share is, and after a while.
 
+Some nodes get no workers, as they cannot serve a dataset, or as agents failed there. After a single failure the agent
+is started again at once. A node that fails several times is left alone for a minute, and other nodes do its work.
+
 Importing this module does not import Ray.
 """
 
@@ -15,16 +18,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import socket
 import textwrap
 import threading
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpex.errors import ClusterError
-from dpex.pools.ray.avoided_nodes import AvoidedNodes
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import available_resources_per_node, import_ray, is_client, is_ray_connected
 from dpex.transport.arena import Arena
@@ -40,7 +44,12 @@ KNOCK_S = 3.0
 """Seconds that a cluster may take to accept a connection."""
 LONGEST_TEXT = 400
 """Letters of a message of Ray's that are shown. It says first what happened, and then what may be behind it."""
-_INIT_ERRORS = (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError)
+FAILURES = 3
+"""A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
+WITHIN_S = 600.0
+"""Failures that are further apart have nothing to do with one another. A start may take a minute before it fails."""
+PAUSE_S = 60.0
+"""In about that time a machine is restarted, or its memory is free again."""
 
 
 # -- what Ray says -----------------------------------------------------------------------------------------------------
@@ -135,6 +144,47 @@ class Parked:
             nodes.join(max(0.0, deadline - monotonic()))
 
 
+# -- nodes that get no workers -----------------------------------------------------------------------------------------
+
+
+class AvoidedNode(NamedTuple):
+    """A node that gets no workers: its name for people, why, and until when."""
+
+    place: str
+    why: str
+    until: float
+
+
+class AvoidedNodes:
+    """Failures by node. Times are seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._failed_at: dict[str, deque[float]] = {}
+        self._avoided: dict[tuple[str, str], AvoidedNode] = {}
+
+    def failed(self, node: str, place: str, why: str, now: float) -> str:
+        """Count a failure; return why the node is left alone from now on, or ""."""
+        failed_at = self._failed_at.setdefault(node, deque(maxlen=FAILURES))
+        failed_at.append(now)
+        if len(failed_at) < FAILURES or now - failed_at[0] > WITHIN_S:
+            return ""
+        failed_at.clear()
+        text = (
+            f"node {place} is left alone for {PAUSE_S:.0f} s, as it failed {FAILURES} times within {WITHIN_S:.0f} s; "
+            f"the last time: {why}"
+        )
+        self._avoided[node, ""] = AvoidedNode(place, text, now + PAUSE_S)
+        return text
+
+    def unfit(self, node: str, place: str, kind: str, why: str) -> None:
+        """Note that a node cannot serve datasets of that kind."""
+        self._avoided[node, kind] = AvoidedNode(place, why, math.inf)
+
+    def now(self, kind: str, now: float) -> dict[str, AvoidedNode]:
+        """Return the nodes that get no workers for datasets of that kind now."""
+        return {node: found for (node, of), found in self._avoided.items() if of in ("", kind) and now < found.until}
+
+
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 
@@ -227,26 +277,16 @@ def _session() -> str:
 
 def _initialise(head_address: str) -> bool:
     """Connect; return True if that started a private Ray."""
-    ray = import_ray()
     given = os.environ.get("RAY_ADDRESS", "").strip() if head_address == "auto" else head_address
-    address = given or "local"
-    options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
     if not given:
         logger.warning("no Ray cluster is connected or named: dpex starts a private Ray on this machine")
-    if address == "local":
-        options["include_dashboard"] = False
-    try:
-        _knock(address)
-        ray.init(address=address, **options)
-    except _INIT_ERRORS as error:
-        if address == "local":
-            raise ClusterError(f"a private Ray cannot be started on this machine: {error}") from error
-        source = "head_address" if head_address != "auto" else "RAY_ADDRESS"
-        raise ClusterError(
-            f"{source}={address!r}: {error}; start a Ray cluster there with `ray start`, or give head_address='local' "
-            "for a private one"
-        ) from error
-    return address == "local"
+    if given in ("", "local"):
+        _begin("local", "a private Ray cannot be started on this machine", include_dashboard=False)
+        return True
+    source = "head_address" if head_address != "auto" else "RAY_ADDRESS"
+    remedy = "; start a Ray cluster there with `ray start`, or give head_address='local' for a private one"
+    _begin(given, f"{source}={given!r}", remedy)
+    return False
 
 
 def join(address: str | None) -> None:
@@ -257,16 +297,19 @@ def join(address: str | None) -> None:
     Raises:
         ClusterError: Ray is not installed, or there is no such cluster.
     """
-    ray = import_ray()
     named = address or os.environ.get("RAY_ADDRESS", "").strip() or "auto"
+    remedy = "; name one with --address, as `ray start --head` prints it"
+    _begin(named, f"no Ray cluster answers at address={named!r}", remedy, log_to_driver=False)
+
+
+def _begin(address: str, what: str, remedy: str = "", **options: Any) -> None:
+    """Connect. An error begins with ``what``, and ends with the remedy."""
+    ray = import_ray()
     try:
-        _knock(named)
-        ray.init(address=named, logging_level=logging.WARNING, log_to_driver=False)
-    except _INIT_ERRORS as error:
-        raise ClusterError(
-            f"no Ray cluster answers at address={named!r}: {error}; name one with --address, as `ray start --head` "
-            "prints it"
-        ) from error
+        _knock(address)
+        ray.init(address=address, logging_level=logging.WARNING, **options)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(f"{what}: {error}{remedy}") from error
 
 
 def _knock(address: str) -> None:

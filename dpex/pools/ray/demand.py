@@ -5,7 +5,7 @@ autoscaler sees the placement groups that wait and adds nodes. Training goes on 
 places that are there, and a new place is one of them until the loader takes it.
 
 Places go back when they are not useful any more, when no node comes for them, and when the loader does not take them
-after they have come. The last two are reported, and followed by a pause that doubles each time.
+after they have come. The last two are reported, and followed by a pause.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ NODE_S = 600.0
 """Seconds without a new place after which no node is expected any more: clouds take one to five minutes for one."""
 UNTAKEN_S = 30.0
 """Seconds for which places may be there and not be taken: the tuner decides within a few windows."""
-PAUSE_S = 60.0
-"""Pause after places that did not come, or were not taken; doubled each time."""
-LONGEST_PAUSE = 16
-"""The longest pause, in those of the first time: a quarter of an hour."""
+PAUSE_S = 600.0
+"""Pause after places that did not come, or were not taken: a node that is started for nothing costs money."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,6 @@ class Demand:
 
     def __init__(self) -> None:
         self.pause_until = float("-inf")
-        self._pause_s = PAUSE_S
         self._lacking = _Lasting(LACKING_S)
         self._spare = _Lasting(SPARE_S)
         self._requested = 0
@@ -98,12 +95,11 @@ class Demand:
             self._hoping_since = now
             self._untaken_since = now if not self._held else self._untaken_since
         if taken:
-            self._pause_s, self._untaken_since = PAUSE_S, now
+            self._untaken_since = now
         held = self._held = places.held - taken
         given_up = self._given_up(held, places.awaited, now)
         if given_up is not None:
-            self._pause(now)
-            self._held = 0
+            self.pause_until, self._held = now + PAUSE_S, 0
             return DemandChange(held=places.held, awaited=places.awaited, message=given_up)
         if taken:  # what waits here would get the room before what the loader has just asked for; it is asked for again
             return DemandChange(held=taken, awaited=places.awaited)
@@ -121,10 +117,6 @@ class Demand:
                 f"{NODE_S:.0f} s. See `ray status` for what the autoscaler says, or give a smaller max_remote."
             )
         return None
-
-    def _pause(self, now: float) -> None:
-        self.pause_until = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE * PAUSE_S)
 
     def _by_need(self, places: Places, held: int, now: float) -> DemandChange:
         if places.useful is None or now < self.pause_until:

@@ -1,6 +1,6 @@
 """Workers on a Ray cluster: a pool of agents on the nodes that Ray gives, with room for a number of workers each.
 
-Room is reserved (see `reservations`). Where room is, a guardian keeps an agent (see `guardian`), which connects to this
+Room is reserved (see `room`). Where room is, a guardian, which is an actor, keeps an agent, which connects to this
 process. All calls of Ray are made by one thread, and their answers come to it; the pool leaves requests and reads news.
 
 When its pool closes this is parked, with agents, connections and reservations, for the next pool with the same options.
@@ -13,24 +13,33 @@ import importlib
 import json
 import logging
 import math
+import os
+import secrets
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from dpex.errors import ClusterError
-from dpex.pools.agent.connection import AdmissionServer
-from dpex.pools.agent.nodes import AgentLink, NodeNews, Nodes, link_over, wake_nobody
-from dpex.pools.agent.pool import RemotePool
-from dpex.pools.agent.shipped import ShippedContents
-from dpex.pools.ray.avoided_nodes import AvoidedNode
-from dpex.pools.ray.cluster import PARKED_S, Cluster, connect, living_nodes, reason_of, release, trainer_address
-from dpex.pools.ray.guardian import end, guardian
-from dpex.pools.ray.reservations import ReservedRoom, worker_options
+from dpex.pools.agent.connection import AdmissionServer, AgentLink, link_over, wake_nobody
+from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool
+from dpex.pools.agent.serving import ShippedContents
+from dpex.pools.ray.cluster import (
+    PARKED_S,
+    AvoidedNode,
+    Cluster,
+    connect,
+    living_nodes,
+    reason_of,
+    release,
+    trainer_address,
+)
+from dpex.pools.ray.room import ReservedRoom, worker_options
 from dpex.system.clock import monotonic
 from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
@@ -44,6 +53,8 @@ NODES_S = 1.0
 IDLE_S = 30.0
 """Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
 takes a second or two of CPU."""
+CALLS_AT_ONCE = 4
+"""Calls that one guardian answers at a time: it waits for its agent's end, fetches a dataset, forgets one, and ends."""
 
 
 @dataclass(eq=False)
@@ -433,3 +444,136 @@ class RayNodes(Nodes):
     def _cut_off(self, agent: int) -> None:
         if (node := self._numbers.get(agent)) is not None:
             node.guardian.stop.remote()
+
+
+# -- guardians ---------------------------------------------------------------------------------------------------------
+
+
+def guardian(node: str, options: Mapping[str, Any]) -> Any:
+    """Return a new actor on a node, in the ``runtime_env`` of the options, if any."""
+    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    environment = {name: value for name, value in options.items() if name == "runtime_env"}
+    made = guardian_class().options(
+        name=f"dpex-node-{os.getpid()}-{secrets.token_hex(4)}",
+        num_cpus=0,
+        max_restarts=0,
+        max_concurrency=CALLS_AT_ONCE,
+        scheduling_strategy=affinity(node, soft=False),
+        **environment,
+    )
+    return made.remote()
+
+
+def end(actor: Any) -> None:
+    """End a guardian at once; harmless if it is gone, or Ray is."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("ray").kill(actor, no_restart=True)
+
+
+@cache
+def guardian_class() -> Any:
+    """Return the actor's class."""
+    return importlib.import_module("ray").remote(local_class())
+
+
+def local_class() -> Any:
+    """Return the class of what stands for an agent on its node: it fetches what is shipped, starts the agent's process,
+    and watches it.
+
+    The class is local, so that it travels by value: a node without dpex can say so instead of failing. It imports no
+    torch; that is left to the agent's process, which has no thread of Ray's. The agent ends with the guardian, which it
+    watches. It is not left to PR_SET_PDEATHSIG: that signal comes when the *thread* ends that started the process, and
+    Ray's threads come and go.
+    """
+
+    class DpexNode:
+        def __init__(self) -> None:
+            import os
+            import threading
+
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+            self._lock = threading.Lock()
+            self._process: Any = None
+            self._report = -1
+            self._shipped: dict[int, int] = {}
+            self._forgotten: set[int] = set()
+
+        def ship(self, number: int, refs: list[Any]) -> str:
+            """Fetch the parts of a dataset, and return where processes of this node can open them.
+
+            It is "" if this shipment has been forgotten meanwhile: calls may overtake each other.
+            """
+            import os
+
+            import ray
+
+            from dpex.transport.memory import write_parts
+
+            fd = write_parts(ray.get(refs[0]))
+            with self._lock:
+                if number in self._forgotten:
+                    os.close(fd)
+                    return ""
+                self._shipped[number] = fd
+            return f"/proc/{os.getpid()}/fd/{fd}"
+
+        def unship(self, number: int) -> None:
+            """Forget a shipment; who has opened it keeps it."""
+            import os
+
+            with self._lock:
+                self._forgotten.add(number)
+                if (fd := self._shipped.pop(number, None)) is not None:
+                    os.close(fd)
+
+        def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
+            """Start the agent's process, which connects to the trainer at that address (`TrainerAddress`). Return
+            the node's name for people, this process's number, and why the agent cannot be started, or ""."""
+            import os
+            import pickle
+            import socket
+            import subprocess
+            import sys
+
+            import ray
+
+            me = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})", os.getpid()
+            try:
+                import dpex.pools.agent.connection  # noqa: F401
+            except Exception as error:
+                return *me, f"dpex cannot be imported there: {type(error).__name__}: {error}"
+            read, write = os.pipe()
+            self._report, report = os.pipe()
+            code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.connection import main; main({})"
+            path = [entry for entry in sys.path if isinstance(entry, str)]
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code.format(path, read)],
+                    pass_fds=[read, report],
+                    stdin=subprocess.DEVNULL,
+                )
+                with os.fdopen(write, "wb") as pipe:
+                    pickle.dump((os.getpid(), address, report), pipe)
+            finally:
+                os.close(read)
+                os.close(report)
+            return *me, ""
+
+        def watch(self) -> tuple[int, str]:
+            """Wait for the end of the agent's process; return its exit code, and what it said of it."""
+            import os
+
+            code = int(self._process.wait())
+            with os.fdopen(self._report, "rb") as pipe:
+                return code, pipe.read().decode(errors="replace")
+
+        def stop(self) -> None:
+            """End the agent's process, if there is one."""
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+
+        def __repr__(self) -> str:
+            return "dpex node"
+
+    return DpexNode

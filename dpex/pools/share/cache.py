@@ -40,23 +40,15 @@ class CacheAnswer(NamedTuple):
         value: The batch, if it is kept.
         must_make: The batch is neither kept nor being made.
         is_first: The batch is made for this training.
-        behind: Batches between this training and the one furthest ahead, if the batch has gone; else 0.
     """
 
     value: Any = None
     must_make: bool = False
     is_first: bool = False
-    behind: int = 0
 
 
 class OtherOrderError(InternalError):
-    """Two trainings that share have different samples in the same batch; it holds the ``known`` ones and the
-    ``other``."""
-
-    def __init__(self, known: Any, other: Any) -> None:
-        super().__init__(f"{known!r} and {other!r}")
-        self.known = known
-        self.other = other
+    """Two trainings that share have different samples in the same batch; ``args``: the known ones and the others."""
 
 
 @dataclass(slots=True)
@@ -76,8 +68,6 @@ class BatchCache:
         self._batches: dict[Key, _Batch] = {}
         self._made: dict[Key, _Batch] = {}
         self._nbytes = 0
-        self._front: Key = (-1, -1)
-        self._gone: Key = (-1, -1)
 
     def ask(self, training: int, key: Key, index: Any) -> CacheAnswer:
         """A training wants that batch, which is of these samples.
@@ -88,7 +78,7 @@ class BatchCache:
         batch = self._batches.get(key)
         if batch is None:
             self._batches[key] = _Batch(index, training, [training])
-            return CacheAnswer(must_make=True, is_first=True, behind=self._advance(key))
+            return CacheAnswer(must_make=True, is_first=True)
         if not _are_same(batch.index, index):
             raise OtherOrderError(batch.index, index)
         if batch.value is None:
@@ -97,14 +87,6 @@ class BatchCache:
             return CacheAnswer(is_first=batch.first == training)
         self._lend(batch, training)
         return CacheAnswer(batch.value, is_first=batch.first == training)
-
-    def _advance(self, key: Key) -> int:
-        """Return the batches between ``key`` and the front, if the batch has gone; 0 if it was never made."""
-        self._front = max(self._front, key)
-        if key > self._gone:
-            return 0
-        epoch, number = self._front
-        return number - key[1] if epoch == key[0] else 1
 
     def _lend(self, batch: _Batch, training: int) -> None:
         if batch.value.is_lent:
@@ -181,7 +163,6 @@ class BatchCache:
                 return
             self._nbytes -= self._made.pop(key).value.nbytes
             del self._batches[key]
-            self._gone = max(self._gone, key)
 
 
 def _are_same(one: Any, other: Any) -> bool:

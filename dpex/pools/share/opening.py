@@ -22,16 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpex.errors import ShareError
-from dpex.pools.local import signals
-from dpex.pools.local.forking import fork_process, helper
-from dpex.pools.local.handles import UNKNOWN_EXIT, ProcessHandle
+from dpex.pools.local.forking import UNKNOWN_EXIT, forget_handlers, fork_helper
+from dpex.pools.share.meeting import Facts, MeetingPlace, facts_of
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
-from dpex.transport import descendants
+from dpex.transport.arena import forget_inherited
 
 if TYPE_CHECKING:
     from dpex.pools.local.worker_process import WorkerPlan
-    from dpex.pools.share.facts import Facts
     from dpex.pools.share.pool import SharedPool
 
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
@@ -41,18 +39,16 @@ START_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The share of a loader: its name, and what its trainings have in common.
+    """The share of a loader.
 
     Attributes:
         kept_bytes: Bytes of batches that are kept for trainings that are behind.
         passes_before: Passes over the data that this loader has begun before.
-        index_sampler: Draws the samples of each batch.
     """
 
     name: str
     kept_bytes: int
     passes_before: int
-    index_sampler: Any
 
     def is_possible(self) -> bool:
         """Return True if a producer can be forked from this process; warn if not."""
@@ -71,11 +67,9 @@ class Share:
 
     def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> SharedPool:
         """The pool of one pass. Raises ShareError, and OSError where the system refuses."""
-        from dpex.pools.share.facts import facts_of
-        from dpex.pools.share.place import MeetingPlace
         from dpex.pools.share.pool import SharedNodes, SharedPool
 
-        facts = facts_of(self.name, plan.setup, self.index_sampler)
+        facts = facts_of(self.name, plan.setup)
         place = MeetingPlace(self.key(os.environ))
 
         def start(listener: socket.socket) -> None:
@@ -95,9 +89,7 @@ def _produce(listener: socket.socket, facts: Facts, plan: WorkerPlan, kind: Any)
 
 def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
     """Have ``serve`` called in a process of its own, which keeps the listener. Raises ShareError."""
-    with signals.blocked():
-        pid = fork_process(partial(_fork_again, listener, serve), helper("dpex-share"))
-    process = ProcessHandle("dpex-share", pid=pid, is_child=True)
+    process = fork_helper(partial(_fork_again, listener, serve), "dpex-share")
     process.join(START_LIMIT_S)
     if process.exitcode not in (0, UNKNOWN_EXIT):
         process.kill()
@@ -108,7 +100,7 @@ def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
 
 def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
     """Fork again in a child, so that init is the parent of the producer once this child has ended."""
-    signals.forget()
+    forget_handlers()
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -124,7 +116,7 @@ def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
 
 
 def _prepare(listener: socket.socket) -> None:
-    descendants.forget_inherited()
+    forget_inherited()
     _let_go({listener.fileno()})
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,7 @@
 """The pool of a training that shares batches: the producer is its agent, on this machine.
 
-Each batch is copied out of the workers' memory when it arrives, so that it is this training's own to write into.
+Each batch is copied out of the workers' memory when it arrives, so that it is this training's own to write into. It is
+read through the producer's entry in ``/proc``. It stays as it is until the training says that it has its copy.
 
 When the producer dies, the connection ends. The first training that notices starts another producer, the others find
 it, and all ask it for the batches that they still want.
@@ -18,13 +19,11 @@ from typing import Any
 
 from dpex.errors import ShareError
 from dpex.measure.sums import LinkSums, NodeStats
-from dpex.pools.agent.nodes import AgentLink, Arrived, NodeNews, Nodes, wake_nobody
-from dpex.pools.agent.pool import WORKERS_AN_AGENT, AgentHandle, RemotePool
+from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
+from dpex.pools.agent.pool import WORKERS_AN_AGENT, AgentHandle, NodeNews, Nodes, RemotePool
 from dpex.pools.local.fork_server import keep_from_templates
-from dpex.pools.local.handles import ProcessHandle
-from dpex.pools.share.facts import Facts
-from dpex.pools.share.memory import copied
-from dpex.pools.share.place import MeetingPlace
+from dpex.pools.local.forking import ProcessHandle
+from dpex.pools.share.meeting import Facts, MeetingPlace
 from dpex.schedule.events import Notice, PoolEvent
 from dpex.schedule.names import LOCAL
 from dpex.transport.arena import Arena
@@ -168,8 +167,8 @@ class SharedPool(RemotePool):
         *_, processes, _ = arrived.header
         if processes != self._processes:
             self._processes = processes
-            first = agent.number * WORKERS_AN_AGENT
-            self.handles = [_handle(first + worker, pid) for worker, pid in processes[1]]
+            numbered = [(agent.number * WORKERS_AN_AGENT + worker, pid or None) for worker, pid in processes[1]]
+            self.handles = [ProcessHandle(f"dpex-worker-{number}", number, pid) for number, pid in numbered]
         super()._take_frame(agent, arrived)
 
     def _made(self, agent: AgentHandle, results: list[Any], arrived: Arrived, delay: Any) -> None:
@@ -202,7 +201,22 @@ class SharedPool(RemotePool):
         """Add nothing, as there is no other machine."""
 
 
-def _handle(worker: int, pid: int) -> ProcessHandle:
-    handle = ProcessHandle(f"dpex-worker-{worker}", worker)
-    handle.pid = pid or None
-    return handle
+def copied(places: list[tuple[int, int, int, int, int]], producer: int, arena: Arena) -> dict[tuple[int, int], Any]:
+    """Return arrays in ``arena`` with the bytes of these slots, by segment and slot; ``producer``: its process.
+
+    Raises:
+        OSError: The producer has ended.
+    """
+    found = {}
+    for segment, slot, fd, offset, nbytes in places:
+        array, _ = arena.array(nbytes)
+        with open(f"/proc/{producer}/fd/{fd}", "rb", buffering=0) as file:  # noqa: PTH123  (no path of the file system)
+            file.seek(offset)
+            view = memoryview(array.data)
+            while len(view):
+                came = file.readinto(view)
+                if not came:
+                    raise OSError("the memory of a batch ended before the batch")
+                view = view[came:]
+        found[segment, slot] = array
+    return found

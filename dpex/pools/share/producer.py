@@ -3,12 +3,13 @@
 It is a `LocalPool` with connections in place of an engine, as an agent is (`dpex.pools.agent.serving`), but serves
 several trainings. Each batch is made once (`cache`), and goes to all trainings that wait for it, or ask for it while it
 is kept. Batches with the lowest numbers are made first, so that a training that is behind catches up while the others
-have batches left. The number of workers is the largest that any training wants.
+have batches left. The number of workers is the largest that any training wants. A batch stays in the memory of the
+workers, and the producer keeps the descriptor of each segment that a batch may lie in.
 
 The producer has one thread, and ends with its last connection.
 
 Frames of a training are those to an agent: ``("open", pool, (facts, kept_bytes))``, ``("resize", wanted)``,
-``("tickets", worker, epoch, queue, pickle, again)``, ``("epoch", number)``, ``("close", grace_s)``, and
+``("tickets", worker, epoch, queue, pickle)``, ``("epoch", number)``, ``("close", grace_s)``, and
 ``("taken", keys)``. Its answers are an agent's reports: ``("report", pool, results, events, failed, processes,
 None)``, with ``(data of a `MadeBatch`, is_first)`` for each result, and the processes of the producer and its workers.
 """
@@ -17,26 +18,28 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import marshal
 import os
 import pickle
 import select
 import socket
+import weakref
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpex.measure.readable import size
 from dpex.pools.local.fork_server import TemplateStarter
+from dpex.pools.local.forking import ProcessHandle, readable_within
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.share.cache import BatchCache, Key, OtherOrderError
-from dpex.pools.share.facts import Facts, difference, other_order
-from dpex.pools.share.memory import MadeBatch, SharingHandle
-from dpex.pools.share.place import peer
-from dpex.schedule.events import Notice, PoolEvent, WorkerGone, WorkerUp, plain
+from dpex.pools.share.meeting import Facts, difference, other_order, peer
+from dpex.schedule.events import PoolEvent, WorkerGone, WorkerUp, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import pidfd
+from dpex.transport.arena import Segment, SegmentSpec
+from dpex.transport.codec import slots_of
 from dpex.transport.frames import FrameReader, FrameWriter
 
 FIRST_S = 30.0
@@ -47,6 +50,71 @@ TRY_AGAIN_MS = 10
 """Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
 MESSAGES_A_WORKER = 2
 """Messages of tickets per worker: a current one and a following one. The others wait here, lowest number first."""
+
+
+class KeptDescriptor:
+    """A descriptor that is closed once nothing refers to this."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = os.dup(fd)
+        self._end = weakref.finalize(self, os.close, self.fd)
+
+
+class SharingHandle(LocalWorkerHandle):
+    """A worker whose segments others may read."""
+
+    def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
+        super().__init__(number, worker_id, process, sock, row)
+        self.kept: dict[int, KeptDescriptor] = {}
+
+    def open_segment(self, spec: SegmentSpec, fd: int) -> Segment:
+        """See `LocalWorkerHandle.open_segment`."""
+        try:
+            kept = KeptDescriptor(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        segment = super().open_segment(spec, fd)
+        self.kept = {number: one for number, one in self.kept.items() if number in self.segments}
+        self.kept[spec.segment] = kept
+        return segment
+
+
+class SlotPlace(NamedTuple):
+    """The place of a slot of a batch: its name in the batch, and the place of its bytes in a file of the producer's."""
+
+    segment: int
+    slot: int
+    fd: int
+    offset: int
+    nbytes: int
+
+
+class MadeBatch:
+    """A batch that a worker made, undecoded. ``data`` is what every training is sent; ``nbytes`` what it takes here.
+
+    Its slots are the worker's again when it dies.
+    """
+
+    __slots__ = ("_kept", "_slots", "data", "nbytes")
+
+    def __init__(
+        self, worker: SharingHandle, key: tuple[int, int], kind: int, node: Any, rest: tuple[Any, ...]
+    ) -> None:
+        self._slots = slots_of(node, worker.lease) if node is not None else {}
+        worker.leased = {}
+        self._kept = {number: worker.kept[number] for number, _ in self._slots}
+        places = [tuple(self._place(worker, *at, base.nbytes)) for at, base in self._slots.items()]
+        self.data = marshal.dumps((*key, worker.number, kind, node, rest, places))
+        self.nbytes = len(self.data) + sum(base.nbytes for base in self._slots.values())
+
+    @property
+    def is_lent(self) -> bool:
+        """True if the batch lies in slots, which must stay as they are while a training copies them."""
+        return bool(self._slots)
+
+    def _place(self, worker: SharingHandle, segment: int, slot: int, nbytes: int) -> SlotPlace:
+        return SlotPlace(segment, slot, self._kept[segment].fd, worker.segments[segment].offset(slot), nbytes)
 
 
 class ProducerPool(LocalPool):
@@ -82,8 +150,7 @@ class ProducerPool(LocalPool):
 class Subscriber:
     """A training as the producer sees it: its connection, what it is still to be sent, and what it wants.
 
-    ``wanted``: workers. ``is_behind``: it has had the notice that it is behind the others. ``pool``: its number for the
-    training."""
+    ``wanted``: workers. ``pool``: its number for the training."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
@@ -91,11 +158,10 @@ class Subscriber:
         self.reader = FrameReader(connection)
         self.wanted = self.epoch = 0
         self.refused = ""
-        self.is_behind = False
         self.pool = 0
-        who = peer(connection)
-        self._is_own = who.uid == os.getuid()
-        self._process = pidfd(who.pid)
+        pid, uid = peer(connection)
+        self._is_own = uid == os.getuid()
+        self._process = pidfd(pid)
         self._writer = FrameWriter(connection)
         self._results: list[tuple[bytes, bool]] = []
         self._events: list[tuple[Any, ...]] = []
@@ -108,11 +174,7 @@ class Subscriber:
 
     def is_alive(self) -> bool:
         """Return True if it is a process of this user that runs: processes that it forked may hold its socket."""
-        if not self._is_own or self._process < 0:
-            return self._is_own
-        poller = select.poll()
-        poller.register(self._process, select.POLLIN)
-        return not poller.poll(0)
+        return self._is_own and (self._process < 0 or not readable_within(self._process, 0))
 
     def watch(self, poller: select.poll) -> None:
         """Have ``poller`` wait for what it says, for room to tell it more, and for its end."""
@@ -246,40 +308,25 @@ class Producer:
             self._pool.resize(wanted)
 
     def _do_epoch(self, subscriber: Subscriber, epoch: int) -> None:
-        subscriber.epoch, subscriber.is_behind = epoch, False
+        subscriber.epoch = epoch
         self._cache.enter_pass(subscriber.number, epoch)
 
     def _do_taken(self, subscriber: Subscriber, keys: list[Key]) -> None:
         self._cache.taken(subscriber.number, keys)
 
-    def _do_tickets(
-        self, subscriber: Subscriber, worker: int | None, epoch: int, queue: int, data: bytes, again: bool
-    ) -> None:
+    def _do_tickets(self, subscriber: Subscriber, worker: int | None, epoch: int, queue: int, data: bytes) -> None:
         to_make = []
         try:
             for number, index in pickle.loads(data) if subscriber.is_admitted else ():
                 answer = self._cache.ask(subscriber.number, (epoch, number), index)
                 if answer.must_make:
                     to_make.append(number)
-                    self._tell_how_far_behind(subscriber, answer.behind)
                 elif answer.value is not None:
                     subscriber.deliver(answer.value, is_first=answer.is_first)
         except OtherOrderError as error:
-            subscriber.refused = other_order(self._facts, epoch, number, error.known, error.other)
+            subscriber.refused = other_order(self._facts, epoch, number, *error.args)
         if to_make:
             heapq.heappush(self._to_make, ((epoch, to_make[0]), to_make))
-
-    def _tell_how_far_behind(self, subscriber: Subscriber, behind: int) -> None:
-        if not behind or subscriber.is_behind:
-            return
-        subscriber.is_behind = True
-        kept = size(self._cache.budget_bytes)
-        text = (
-            f"share={self._facts['share']!r}: this training is {behind} batches behind the first, and what it wants "
-            f"now is not kept any more (the latest {kept} of batches are). Its batches are made again for it, until "
-            "it has caught up. A larger share_bytes keeps more"
-        )
-        subscriber.tell(Notice(text, True))
 
     # -- workers -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import struct
 from dataclasses import replace
 
 from dpex.measure.sums import LinkSums
-from dpex.pools.agent.tcp import LOOK_EVERY_S, TrafficMeter, counts_in, tcp_counts
+from dpex.pools.agent.serving import LOOK_EVERY_S, TrafficMeter, counts_in, tcp_counts
 
 
 def test_what_is_no_tcp_connection_has_no_counts() -> None:

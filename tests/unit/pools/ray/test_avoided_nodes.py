@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpex.pools.ray.avoided_nodes import FAILURES, PAUSE_S, WITHIN_S, AvoidedNodes
+from dpex.pools.ray.cluster import FAILURES, PAUSE_S, WITHIN_S, AvoidedNodes
 
 
 def fail(nodes: AvoidedNodes, *times: float, node: str = "a") -> list[bool]:
