@@ -125,11 +125,18 @@ class Fetcher:
         setup: The loader.
         timer: Times the transforms now and then. It belongs to the worker, and outlives the pass.
         first_stream: Is settled at the first sample, where there may be further streams.
+        cpu: The clock of the CPU seconds of batches: that of a thread where workers are threads.
     """
 
     def __init__(
-        self, setup: WorkerSetup, timer: TicketTimer | None = None, first_stream: FirstStream | None = None
+        self,
+        setup: WorkerSetup,
+        timer: TicketTimer | None = None,
+        first_stream: FirstStream | None = None,
+        *,
+        cpu: Callable[[], float] = time.process_time,
     ) -> None:
+        self._cpu = cpu
         self._first_stream = first_stream if first_stream is not None and first_stream.is_open else None
         self._dataset = dataset = setup.dataset
         self._collate_fn = setup.collate_fn
@@ -169,13 +176,13 @@ class Fetcher:
         of CPU time to wall time are used for the following ones.
         """
         clocked = self._unclocked == 0
-        cpu_began = time.process_time() if clocked else 0.0
+        cpu_began = self._cpu() if clocked else 0.0
         began = time.perf_counter()
         if began >= self._timer.due and self._timer.begin(began, self._dataset):
             return self._fetch_timed(index)
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
         fetched = time.perf_counter()
-        cpu_fetched = time.process_time() if clocked else 0.0
+        cpu_fetched = self._cpu() if clocked else 0.0
         samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         clock, load_s = self._clock, fetched - began
         slowest = clock.slowest(load_s, samples) if clock.is_on or load_s > SAMPLE_S * samples else ()
@@ -183,7 +190,7 @@ class Fetcher:
         ended = time.perf_counter()
         collate_s = ended - fetched
         if clocked:
-            cpu_ended = time.process_time()
+            cpu_ended = self._cpu()
             self._ratios = (
                 (cpu_fetched - cpu_began) / load_s if load_s > 0 else 1.0,
                 (cpu_ended - cpu_fetched) / collate_s if collate_s > 0 else 1.0,
