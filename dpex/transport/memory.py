@@ -112,7 +112,7 @@ def write_parts(parts: Sequence[Any]) -> int:
         layout.append((size, part.nbytes))
         size += -(-part.nbytes // _ALIGN) * _ALIGN
     table = marshal.dumps(layout)
-    fd = os.memfd_create("dpex-parts")
+    fd = os.memfd_create("dpex-shipped")
     os.ftruncate(fd, size + len(table))
     with mmap.mmap(fd, 0) as memory:
         memory[:_LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
