@@ -313,7 +313,7 @@ def _lengths(run: Kept, kind: Kind) -> str:
         "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
         "remote": f" of {settings.window_s:g} s",
         "start": "",
-        "loaders": f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step and for Ray Data",
+        "loaders": f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step",
         "training": f" of {settings.learning_window_s:g} s, twice as long with further nodes",
     }
     return lengths[kind]

@@ -129,7 +129,7 @@ PYTHON_RIVALS = ("spdl", "grain-threads", "grain-processes", "nodes-threads", "n
 ALL_RIVALS = (*PYTHON_RIVALS, "tf.data")
 WAITING_LOADERS = (
     *("torch:64:prefetch=4", "dpex:64", "dpex:auto"),
-    *("spdl:64", "grain-threads:64", "nodes-threads:64", "ray-data:8"),
+    *("spdl:64", "grain-threads:64", "nodes-threads:64"),
 )
 HTTP_LOADERS = (*WAITING_LOADERS, "spdl:32", "grain-threads:32", "nodes-threads:32")
 SHIFTING_LOADERS = ("torch:8", "dpex:8", "dpex:auto", "spdl:8", "grain-threads:8", "nodes-threads:8", "ray-data:8")

@@ -64,7 +64,7 @@ def window_s(turn: Turn, settings: Settings) -> float:
     """Seconds of the measurement."""
     row, one = turn.row, turn.contestant
     if row.kind == "loaders":
-        learns = row.counted or one.engine == "ray-data"  # its workers take seconds to start
+        learns = row.counted
     else:
         learns = one.workers == "auto" or one.engine in RIVALS or row.same_length
     seconds = settings.learning_window_s if learns else settings.window_s
