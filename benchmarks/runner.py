@@ -63,10 +63,8 @@ def estimate_s(planned: Sequence[Turn], settings: Settings) -> float:
 def window_s(turn: Turn, settings: Settings) -> float:
     """Seconds of the measurement."""
     row, one = turn.row, turn.contestant
-    if row.kind == "loaders":
-        learns = row.counted
-    else:
-        learns = one.workers == "auto" or one.engine in RIVALS or row.same_length
+    slow = one.workers == "auto" or one.engine in RIVALS or row.same_length
+    learns = row.counted if row.kind == "loaders" else slow
     seconds = settings.learning_window_s if learns else settings.window_s
     return seconds * NODES_LONGER if one.nodes else seconds
 
