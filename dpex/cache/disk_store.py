@@ -214,7 +214,7 @@ def _has_room(folder: Path, nbytes: int) -> bool:
 
 
 def _checksum(memory: bytes | bytearray) -> int:
-    """Return the CRC-32 of the sums of the 64-bit words of each block, and of what is left.
+    """Return the CRC-32 of the sums of the 64-bit words of each block, and of the bytes after the last word.
 
     It takes a tenth of the time of the CRC-32 of all bytes, which is longer than reading them.
     """

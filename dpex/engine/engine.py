@@ -198,7 +198,7 @@ class Engine:
             self._tally.causes[STARTUP] += monotonic() - began
 
     def _settle_ahead(self, is_taken: bool) -> None:
-        """Count what was made ahead: for the epoch that begins, or in vain."""
+        """Count the batches that were made ahead: as used by the epoch that begins, or as dropped."""
         ahead, tally = self._state.ahead, self._tally
         if ahead is None:
             return
@@ -382,7 +382,7 @@ class Engine:
     def _fill_ahead(self, next_epoch: NextEpoch) -> None:
         """Draw tickets of the next epoch, as nothing of this one is left to be drawn or sent.
 
-        Only the consumer's thread may do so: random states, which are put back, are its own meanwhile.
+        Only the consumer's thread may draw: random states, which are put back, are its own meanwhile.
         """
         state, began = self._state, monotonic()
         if get_native_id() != self._consumer:

@@ -5,9 +5,9 @@ the order is drawn as ``iter()`` would draw it. Then all states are put back, so
 ``iter()`` compares the states with those that were expected. If they are the same, it continues with the iterator of
 the prediction. Otherwise the prediction is dropped, and the epoch begins as ever.
 
-Only torch's own samplers are predicted, as they have no other effects. Two things that a training does between epochs
-are learned from the epoch before: by how much it moves the number of `DistributedSampler.set_epoch`, and how many seeds
-other loaders draw from torch's global generator, such as the one of a validation.
+Only torch's own samplers are predicted, as they have no other effects. Two habits of a training are learned from the
+epoch before. One is the step of `DistributedSampler.set_epoch`. The other is the number of seeds that other loaders,
+such as that of a validation, draw from torch's global generator.
 
 The thread that iterates owns a prediction.
 """
@@ -39,7 +39,7 @@ _SEEDS_BETWEEN = 8
 
 @dataclass(kw_only=True)
 class OverlapRecord:
-    """What the predictions of an iterator taught.
+    """Habits of a training, learned from the predictions of an iterator.
 
     Attributes:
         seeds_between: Seeds that others draw from torch's global generator before the next epoch.
@@ -83,7 +83,7 @@ class NextEpoch:
     Args:
         index_sampler: Draws the index of each batch.
         generator: The loader's own.
-        record: Receives what comes of it.
+        record: Learns from its predictions.
     """
 
     def __init__(self, index_sampler: Any, generator: Any, record: OverlapRecord) -> None:
@@ -180,7 +180,7 @@ class NextEpoch:
         return found
 
     def _told(self) -> list[Any]:
-        """Return the samplers that are told the number of the epoch."""
+        """Return the samplers with ``set_epoch``."""
         return [one for _, one in samplers_within(self._index_sampler) if type(one) is DistributedSampler]
 
     @contextmanager

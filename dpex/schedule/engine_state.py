@@ -233,7 +233,7 @@ class EngineState:
         return room if room >= min(rules.group, schedule.prefetch) else 0
 
     def drop_ahead(self) -> None:
-        """Drop what was made ahead."""
+        """Drop the batches that were made ahead."""
         ahead, placement = self.ahead, self.placement
         if ahead is None:
             return

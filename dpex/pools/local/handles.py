@@ -58,9 +58,9 @@ class LocalWorkerHandle:
         self.outbox: deque[bytes] = deque()
         """Messages that its full socket did not take. They go before any other message."""
         self.is_up = False
-        """It makes batches: it counts as running."""
+        """The worker makes batches: it counts as running."""
         self.is_leaving = False
-        """It was asked to leave, and finishes what it holds."""
+        """The worker was asked to leave, and finishes its tickets."""
         self.hung_up = False
         """The worker has closed its end of the socket. The template reports how it ended."""
         self.hung: tuple[int, str] | None = None

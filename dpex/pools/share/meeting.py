@@ -1,4 +1,4 @@
-"""What trainings need to share batches: a place to meet, and the same data.
+"""The needs of trainings that share batches: a place to meet, and the same data.
 
 **The place** is an abstract socket address of this machine. The kernel gives an address to one listener at a time, and
 frees it when that ends. So nothing has to be locked or removed. A training that finds no listener begins to listen, and
@@ -63,7 +63,7 @@ class MeetingPlace:
         self.address = f"\0dpex-share-{os.getuid()}-{name}"
 
     def connect(self) -> socket.socket | None:
-        """Return a connection to the listener, or None if there is none.
+        """Return a connection to the listener, or None without one.
 
         Raises:
             ShareError: The listener is a process of another user.
