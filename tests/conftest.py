@@ -18,9 +18,10 @@ from skips import pytest_make_collect_report, pytest_runtest_makereport
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "ray_of_session", "shared_ray"]
 
 with contextlib.suppress(ImportError):  # `make test-gpu` does without
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("dpex", deadline=None)  # a busy machine is no failure
+    # A busy machine is no failure.
+    settings.register_profile("dpex", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("dpex")
 
 ONE_MARK = ("ray", "alone", "long")
