@@ -96,7 +96,7 @@ class EnginePlan:
     next_epoch: NextEpoch | None = None
     """Predicts the next epoch, so that its first batches are made ahead; None: they are not."""
     overlap: OverlapRecord | None = None
-    """Outcomes of the loader's predictions."""
+    """Says why there are no predictions, or none any more; None: none are wanted."""
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 
