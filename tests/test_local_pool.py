@@ -24,6 +24,7 @@ from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.pools.local.clean_server import starter_for
+from dpex.pools.local.fork_server import ForkStarter, TemplateHandle
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
@@ -193,6 +194,34 @@ def test_a_dead_worker_held_tickets_of_this_epoch_alone() -> None:
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
         assert (gone.lost, gone.expected) == ((0, 1), False)
+
+
+def test_what_a_worker_sent_before_it_died_with_tickets_unread_is_taken_in() -> None:
+    """The kernel reports such an end ahead of the messages that lie in the socket."""
+    with driven(1, shared_queue=False) as driver:
+        (worker,), (pid,) = driver.pool.workers(), driver.pids()
+        driver.send(0, worker=worker)
+        until(lambda: unread(driver) and idle(driver))
+        stop(pid)
+        driver.send(1, worker=worker)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{pid}").exists())
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        assert [made.number for made in driver.of(TicketMade)] == [0]
+        assert driver.of(WorkerGone)[0].lost == (1,)
+
+
+def test_why_a_dataset_cannot_be_opened_is_heard_after_the_template_has_ended() -> None:
+    """A machine that is busy looks late. The requests for workers are unread then, as the template opens first."""
+
+    def open_plan() -> WorkerPlan:
+        raise ModuleNotFoundError("No module named 'rare_codec'")
+
+    template = TemplateHandle(ForkStarter(open_plan))
+    template.start_process(0, [], ())
+    template._process.join()
+    assert template.news() == [("unfit", "ModuleNotFoundError: No module named 'rare_codec'"), ("dead",)]
+    template.join(1.0)
 
 
 @pytest.mark.parametrize("whose", ["the worker", "the template"])

@@ -291,8 +291,8 @@ class TemplateHandle:
                 data = self._control.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 break
-            except OSError:
-                data = b""
+            except ConnectionResetError:  # it ended with requests unread; what it told before is still there
+                continue
             if not data:
                 found.append(("dead",))
                 break

@@ -303,8 +303,8 @@ class LocalPool:
                 self._arrived.extend(map(worker.socket.recv_into, (self._buffer,)))
             except BlockingIOError:
                 return
-            except ConnectionResetError:
-                self._hang_up(worker)
+            except ConnectionResetError:  # it ended with tickets unread; what it sent before is still there
+                continue
             self._take_in()
 
     def _take_in(self) -> None:
