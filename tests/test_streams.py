@@ -247,8 +247,38 @@ class SplitsOnce(Plain):
         yield from map(torch.tensor, range(self.part[0], LENGTH, self.part[1]))
 
 
+class Countdown(Plain):
+    """It is its own iterator, and ``iter()`` begins anew."""
+
+    left = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.left = LENGTH
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return torch.tensor(self.left)
+
+
+class NextOnly(Plain):
+    """The iterator cannot be iterated itself, which torch does not need."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        class Following:
+            def __init__(self, numbers: Iterator[int]) -> None:
+                self.numbers = numbers
+
+            def __next__(self) -> torch.Tensor:
+                return torch.tensor(next(self.numbers))
+
+        return Following(iter(range(LENGTH)))  # type: ignore[return-value]
+
+
 SPLIT = (SplitsAtOnce, SplitsInItsGenerator, SplitsOnce)
-KINDS = (Plain, *SPLIT, SplitsLate)
+KINDS = (Plain, Countdown, NextOnly, *SPLIT, SplitsLate)
 
 
 def auto(dataset: Any, **options: Any) -> DpexDataLoader[Any]:

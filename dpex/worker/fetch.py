@@ -21,6 +21,7 @@ from dpex._torch import collate as torch_collate
 from dpex.measure.batch_times import CACHE_USE, NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
+from dpex.system.interrupts import taken
 from dpex.transport.arena import Arena
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
@@ -251,7 +252,7 @@ class Fetcher:
             return iter(())
         finally:
             first.settle()
-        return chain((sample,), self._iterator)
+        return chain((sample,), taken(self._iterator))
 
 
 def _length(items: Any) -> int:
