@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from families import is_alive
+from families import is_alive, setup_of
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
+from dpex._torch import set_worker_info
 from dpex.options import WorkerConfig
 from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.worker.core import WorkerCore
+from dpex.worker.decoded_stream import reading_of
 
 DEADLINE_S = 60.0
 
@@ -111,6 +114,32 @@ def test_attributes_and_length_are_the_sources() -> None:
     for wrong in ({"source": 3, "fn": str}, {"source": [3], "fn": 3}):
         with pytest.raises(OptionError, match="decode_in_workers"):
             decode_in_workers(**wrong)  # type: ignore[arg-type]
+
+
+class Countdown(IterableDataset[int]):
+    """It is its own iterator: its place is an attribute."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        self.number, self.step = worker.id, worker.num_workers
+        return self
+
+    def __next__(self) -> int:
+        self.number += self.step
+        return self.number
+
+
+@pytest.mark.parametrize("dataset", [reading_of, lambda dataset: dataset], ids=["read", "read and decoded"])
+def test_streams_that_share_a_process_have_a_source_each(dataset: Any) -> None:
+    core = WorkerCore(setup_of(dataset(decode_in_workers(Countdown(), int)), num_workers=2, iterable=True))
+    try:
+        core.adopt(0)
+        core.adopt(1)
+        made = [core.make(number, [None, None], number % 2, 0)[0].tolist() for number in range(4)]
+    finally:
+        set_worker_info(None)
+    assert made == [[2, 4], [3, 5], [6, 8], [7, 9]]
 
 
 # -- who decodes -------------------------------------------------------------------------------------------------------

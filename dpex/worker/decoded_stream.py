@@ -35,6 +35,12 @@ class DecodedStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self.fn(sample) for sample in self.source)
 
+    def __copy__(self) -> DecodedStream:
+        """Return a stream with a copy of the source: logical workers in one process must not share its place."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self), source=copy.copy(self.source))
+        return copied
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "source":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -185,9 +191,6 @@ class Decoding:
 
     def __init__(self, dataset: DecodedStream) -> None:
         self.dataset = dataset
-
-    def __copy__(self) -> Decoding:
-        return Decoding(copy.copy(self.dataset))
 
     def __getitem__(self, raw: Any) -> Any:
         """Decode the sample of a ticket that carries one."""
