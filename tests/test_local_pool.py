@@ -138,6 +138,25 @@ def test_results_of_an_earlier_epoch_are_not_told_of_and_give_their_slots_back(s
         assert [(made.epoch, made.number) for made in driver.of(TicketMade)] == [(1, 0)]
 
 
+class CannotBeDecoded:
+    """A batch that no process can unpickle."""
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self.memory = samples[0]
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("cannot be unpickled")
+
+
+def test_a_result_of_an_earlier_epoch_that_cannot_be_decoded_is_no_error_of_the_next_one() -> None:
+    with driven(1, collate_fn=CannotBeDecoded) as driver:
+        driver.send(0, 1)
+        until(lambda: unread(driver) and idle(driver))
+        driver.pool.new_epoch(1)
+        driver.wait_until_made(2)
+        assert driver.lent() == 0
+
+
 def unread(driver: Driver) -> bool:
     """Whether results lie in a socket."""
     return any(select.select([worker.socket], [], [], 0)[0] for worker in driver.pool._workers.values())

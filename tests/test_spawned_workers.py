@@ -145,8 +145,16 @@ def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(method: str
 
 
 class CannotBeUnpickled(Augmented):
+    error: type[Exception] = ValueError
+
     def __setstate__(self, state: Any) -> None:
-        raise ValueError("there is nothing to unpickle this with")
+        raise self.error("there is nothing to unpickle this with")
+
+
+class LosesItsStore(CannotBeUnpickled):
+    """The error is also that of a worker whose trainer is gone."""
+
+    error = ConnectionResetError
 
 
 def pool_of(dataset: Any, workers: int) -> LocalPool:
@@ -154,10 +162,11 @@ def pool_of(dataset: Any, workers: int) -> LocalPool:
     return LocalPool(starter_for(multiprocessing.get_context("spawn"), plan), shared_queue=True, first_workers=workers)
 
 
+@pytest.mark.parametrize("kind", [CannotBeUnpickled, LosesItsStore])
 def test_workers_that_end_before_they_are_ready_are_not_started_again_and_again(
-    capfd: pytest.CaptureFixture[str],
+    kind: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pool = pool_of(CannotBeUnpickled(8), 3)
+    pool = pool_of(kind(8), 3)
     try:
         until(lambda: pool.poll() is not None and pool.failed)
         said = [event.text for event in pool.poll() if isinstance(event, Notice)]

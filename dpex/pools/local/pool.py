@@ -51,7 +51,7 @@ from dpex.schedule.names import LOCAL
 from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
-from dpex.transport.codec import decode
+from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
 FORKS_AT_ONCE = 64
@@ -387,7 +387,7 @@ class LocalPool:
         else:
             self._taken_in += 1
             if kind != END:
-                decode(node, worker.lease)  # its epoch is over: its slots go back at once
+                slots_of(node, worker.lease)  # its epoch is over: its slots go back at once
                 worker.leased = {}
 
     # -- ends ----------------------------------------------------------------------------------------------------

@@ -387,8 +387,8 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     board = mmap.mmap(fds[1], board_bytes)
     os.close(fds[1])
     tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
+    plan = open_plan()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
-        plan = open_plan()
         current.begin_worker(is_per_batch=plan.setup.per_batch_seed)
         local_worker = LocalWorker(plan, worker, results, BoardRow(board, row))
         local_worker.collate.install()
