@@ -24,7 +24,7 @@ from dpex.cache.determinism import drawn_from, prepared_twice
 from dpex.cache.encoding import Encoded, decoded, encoded
 from dpex.cache.fingerprint import fingerprint
 from dpex.cache.memory_store import MemoryStore, Stored, path_of
-from dpex.cache.steps import Cut, changed_at, cut, place_of, random_place
+from dpex.cache.steps import Cut, changed_at, cut, places_of, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
@@ -157,7 +157,7 @@ class CachedDataset(Dataset[Any]):
             (where, sample), cost_us = found
             CACHE_USE.hits += 1
             CACHE_USE.saved_s += max(0.0, cost_us / 1e6 - (time.perf_counter() - began))
-        if where is None or self.later_transform is None:
+        if where is None:
             return sample
         return changed_at(where, sample, self.later_transform)
 
@@ -253,16 +253,21 @@ class CachedDataset(Dataset[Any]):
             return None, self._base[place]
         first.forget()
         sample = self._base[place]
-        if not first.is_done:
+        if not first.calls:
             return None, sample
-        where = place_of(first.result, sample)
+        calls, where = first.calls, places_of(first.result, sample)
         first.forget()
-        if where is None and self.later_transform is not None:
+        if (calls, len(where)) != (1, 1):
+            what = (
+                "calls its transform more than once for a sample" if calls > 1
+                else "has what its first steps return more than once in a sample" if where
+                else "changes what its first steps return, or hides it from lists, tuples and dicts"
+            )  # fmt: skip
             raise CacheError(
-                f"{type(self.dataset).__name__} changes what its first steps return, so the later steps cannot follow; "
-                "leave upto= out, and put the random part into a dataset around the cached one"
+                f"{type(self.dataset).__name__} {what}, so the later steps cannot follow (sample {place}); leave upto= "
+                "out, and put the random part into a dataset around the cached one"
             )
-        return where, sample
+        return where[0], sample
 
     def _prepared(self, place: int) -> tuple[Any, Any]:
         """Prepare a sample and keep it, unless it is random."""

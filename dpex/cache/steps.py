@@ -24,7 +24,7 @@ class Cut(NamedTuple):
     Attributes:
         dataset: A copy that runs the first steps only, or the dataset itself if it is not divided.
         first: These steps, in the place of the Compose; None if it is not divided.
-        later: The other steps; None if there are none.
+        later: The other steps; None if it is not divided.
     """
 
     dataset: Any
@@ -41,17 +41,18 @@ class FirstSteps:
 
     def forget(self) -> None:
         """Drop the values of the last sample."""
-        self.is_done, self.given, self.result = False, None, None
+        self.calls, self.given, self.result = 0, None, None
 
-    def __call__(self, *values: Any) -> Any:
-        if len(values) != 1:
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        if len(values) != 1 or named:
             raise CacheError(
-                f"{_label(self.compose)} gets {len(values)} values at once, and upto= needs one that goes through all "
-                "steps; cache a dataset that makes the deterministic part, and transform in another one around it"
+                f"{_label(self.compose)} gets {len(values) + len(named)} values at once or by name, and upto= needs "
+                "one that goes through all steps; cache a dataset that makes the deterministic part, and transform in "
+                "another one around it"
             )
         self.given = values[0]
         self.result = self.compose(values[0])
-        self.is_done = True
+        self.calls += 1
         return self.result
 
     def __getstate__(self) -> Any:
@@ -63,6 +64,8 @@ class FirstSteps:
 
 def cut(dataset: Any, upto: str) -> Cut:
     """Divide a dataset after the last step of its Compose whose class is ``upto``; before all steps if that is "".
+
+    It is not divided if no steps are left: the key of its cache is then that of whole samples.
 
     Raises:
         OptionError: The dataset has no Compose, or this has no such step.
@@ -77,20 +80,17 @@ def cut(dataset: Any, upto: str) -> Cut:
     if upto and upto not in names:
         raise OptionError(f"upto={upto!r}: give one of {', '.join(dict.fromkeys(names))}, the steps of its {path[-1]}")
     number = len(names) - names[::-1].index(upto) if upto else 0
+    if number == len(names):
+        return Cut(dataset, None, None)
     first = FirstSteps(_part(compose, slice(number)))
-    later = _part(compose, slice(number, None)) if number < len(names) else None
-    return Cut(_with(dataset, path, first), first, later)
+    return Cut(_with(dataset, path, first), first, _part(compose, slice(number, None)))
 
 
-def place_of(value: Any, sample: Any) -> Place | None:
-    """Return where this very object lies in a sample; None if it does not."""
+def places_of(value: Any, sample: Any) -> list[Place]:
+    """Return where this very object lies in a sample."""
     if sample is value:
-        return ()
-    for key, part in _items(sample):
-        place = place_of(value, part)
-        if place is not None:
-            return (key, *place)
-    return None
+        return [()]
+    return [(key, *place) for key, part in _items(sample) for place in places_of(value, part)]
 
 
 def changed_at(place: Place, sample: Any, change: Callable[[Any], Any]) -> Any:
@@ -115,7 +115,7 @@ def random_place(dataset: Any, index: int) -> str:
     watch = FirstSteps(compose)
     watched = _with(dataset, path, watch)
     prepared_twice(lambda: watched[index], watched)  # for the input of the steps; it leaves the generators alone
-    number = random_step(compose.transforms, watch.given) if watch.is_done else None
+    number = random_step(compose.transforms, watch.given) if watch.calls else None
     if number is None:
         return ""
     names = [_label(step) for step in compose.transforms]

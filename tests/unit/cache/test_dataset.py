@@ -42,8 +42,8 @@ class Compose:
 
 
 class Decode:
-    def __call__(self, index: int) -> Any:
-        return torch.full((3, 8, 8), float(index))
+    def __call__(self, value: float) -> Any:
+        return torch.full((3, 8, 8), float(value))
 
 
 class Resize:
@@ -72,7 +72,7 @@ class Images(Dataset[Any]):
         if index >= len(self):
             raise IndexError(index)
         self.made.append(index)
-        image = self.transform(index)
+        image = self.transform(float(index))
         return {"image": image if self.change is None else self.change(image), "label": index}
 
 
@@ -188,6 +188,16 @@ def test_all_steps_may_be_cached() -> None:
     assert torch.equal(found[2]["image"], Images()[2]["image"])
 
 
+def test_the_last_steps_of_one_dataset_may_be_the_first_of_another() -> None:
+    def tenth(image: Any) -> Any:
+        return image / 10
+
+    cached(Images(change=tenth), upto="Resize", cache_version="one")[0]
+    longer = cached(Images([Decode(), Resize(), Jitter()], change=tenth), upto="Resize", cache_version="one")
+    with pytest.raises(CacheError, match="changes what its first steps return"):
+        longer[0]
+
+
 def test_upto_says_what_it_needs() -> None:
     with pytest.raises(OptionError, match="give one of Decode, Resize, the steps of its transform"):
         cached(Images(), upto="Crop")
@@ -195,6 +205,24 @@ def test_upto_says_what_it_needs() -> None:
         cached([1, 2], upto="Crop")
     with pytest.raises(CacheError, match="changes what its first steps return"):
         cached(Images([Decode(), Jitter()], change=lambda image: image + 1), upto="Decode")[0]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (lambda transform: (transform(1.0), transform(2.0)), "calls its transform more than once"),
+        (lambda transform: [transform(1.0)] * 2, "more than once in a sample"),
+        (lambda transform: transform(image=1.0), "1 values at once or by name"),
+    ],
+    ids=["two calls", "two places", "by name"],
+)
+def test_later_steps_that_would_miss_a_part_are_an_error(sample: Callable[[Any], Any], message: str) -> None:
+    class Other(Images):
+        def __getitem__(self, index: int) -> Any:
+            return sample(self.transform)
+
+    with pytest.raises(CacheError, match=message):
+        cached(Other([Decode(), Jitter()]), upto="Decode")[0]
 
 
 # -- what is random ----------------------------------------------------------------------------------------------------
