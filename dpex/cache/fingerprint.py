@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import CellType, CodeType, SimpleNamespace
 from typing import Any
 
 from dpex.cache.encoding import SamplePickler
@@ -21,8 +21,9 @@ FORMAT = 2
 def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Path | str]) -> str:
     """Return the key of a dataset's cache, 32 hexadecimal digits.
 
-    It depends on the pickled state of the dataset, on the source of the classes and functions in it, on the number of
-    samples, on ``version``, and on size and time of change of the files in ``paths`` and below.
+    It depends on the pickled state of the dataset, on the source of the classes and functions in it and on what these
+    are bound to, on the number of samples, on ``version``, and on size and time of change of the files in ``paths`` and
+    below.
 
     Raises:
         CacheError: The dataset cannot be pickled and ``version`` is empty, or a path does not exist.
@@ -31,7 +32,10 @@ def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Pat
     found.update(repr((FORMAT, samples, str(version))).encode())
     state = found.copy()
     try:
-        _StateHasher(state).dump(dataset)
+        hasher = _StateHasher(state)
+        hasher.dump(dataset)
+        for more in hasher.bound:  # which grows meanwhile
+            hasher.dump(more)
         found = state
     except Exception as error:
         if not version:
@@ -49,12 +53,18 @@ _LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
 
 
 class _StateHasher(SamplePickler):
-    """Hashes the pickle of an object, and the sources of all classes and functions that it meets."""
+    """Hashes the pickle of an object, and the sources of all classes and functions that it meets.
+
+    Attributes:
+        bound: What these functions, and the methods of these classes, are bound to; to be hashed as well. A source that
+            is the same may be that of several functions: lambdas in one line, or those that a function makes.
+    """
 
     def __init__(self, found: Any) -> None:
         super().__init__(SimpleNamespace(write=found.update), 5)
         self._found = found
         self._seen: set[Any] = set()
+        self.bound: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""
@@ -62,10 +72,13 @@ class _StateHasher(SamplePickler):
         for kind in (obj,) if is_named else type(obj).__mro__:
             if kind not in self._seen:
                 self._seen.add(kind)
-                self._found.update(_name(kind).encode() + _source(kind))
+                source = _source(kind)
+                self._found.update(_name(kind).encode() + source)
+                self.bound.append(_bound(kind, has_source=bool(source)))
         if is_named and obj.__module__ != "builtins":  # whether or not it can be imported by its name
-            bound = [cell.cell_contents for cell in getattr(obj, "__closure__", None) or ()]
-            return tuple, ((_name(obj), getattr(obj, "__defaults__", None), bound),)
+            return tuple, ((_name(obj),),)
+        if inspect.ismodule(obj):
+            return tuple, ((obj.__name__,),)
         return super().reducer_override(obj)
 
 
@@ -75,13 +88,45 @@ def _name(kind: Any) -> str:
 
 def _source(kind: Any) -> bytes:
     """Return the source of a class or function of the user's; nothing of libraries and of compiled code."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    if any(place in file for place in _LIBRARIES):
-        return b""
     try:
-        return inspect.getsource(kind).encode()
+        return b"" if _is_of_library(kind) else inspect.getsource(kind).encode()
     except (OSError, TypeError):
         return b""
+
+
+def _is_of_library(kind: Any) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ == "builtins" or any(place in file for place in _LIBRARIES)
+
+
+def _bound(kind: Any, *, has_source: bool) -> list[Any]:
+    """Return the code of a function, or of the methods of a class of the user's, with defaults and outer variables.
+
+    Classes of a notebook have no source, so their constants count here.
+    """
+    if inspect.isfunction(kind):
+        cells = [cell.cell_contents for cell in kind.__closure__ or () if cell != CellType()]
+        return [_code(kind.__code__), kind.__defaults__, kind.__kwdefaults__, cells]
+    if not inspect.isclass(kind) or _is_of_library(kind):
+        return []
+    values = {name: _function_in(value) for name, value in vars(kind).items()}
+    methods = [_bound(value, has_source=has_source) for value in values.values() if inspect.isfunction(value)]
+    constants = [(name, value) for name, value in values.items() if isinstance(value, (int, float, str, bytes))]
+    return [methods, [] if has_source else [one for one in constants if not one[0].startswith("__")]]
+
+
+def _function_in(value: Any) -> Any:
+    """Return the function of a method or property, or else the value."""
+    return next((getattr(value, name) for name in ("__func__", "fget", "func") if hasattr(value, name)), value)
+
+
+def _code(code: CodeType) -> list[Any]:
+    """Return what a compiled function does. Places in files do not count, nor does the order of a set of constants."""
+    constants = [
+        _code(one) if isinstance(one, CodeType) else sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
+        for one in code.co_consts
+    ]
+    return [code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants]
 
 
 def _files(paths: Iterable[Path | str]) -> Iterator[bytes]:

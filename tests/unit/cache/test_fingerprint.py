@@ -91,6 +91,45 @@ def test_functions_without_a_name_count_with_their_variables() -> None:
     assert key(step=scaled(2)) != key(step=lambda image: image)
 
 
+def test_functions_of_one_source_count_with_all_that_they_are_bound_to() -> None:
+    def keyword(factor: int) -> Any:
+        return lambda image, *, factor=factor: image * factor
+
+    def local(factor: int, module: Any = np) -> Any:
+        class Step:
+            def __init__(self) -> None:
+                super().__init__()
+
+            def __call__(self, image: Any) -> Any:
+                return module.asarray(image) * factor
+
+            @staticmethod
+            def again(image: Any) -> Any:
+                return again(image)
+
+        def again(image: Any) -> Any:
+            return again(image)
+
+        return Step
+
+    both = [lambda image: image + 1, lambda image: image + 2]  # in one line
+    assert key(step=both[0]) != key(step=both[1])
+    for made in (keyword, local, lambda factor: local(factor)()):
+        assert key(step=made(2)) == key(step=made(2)) != key(step=made(3))
+
+
+def test_a_class_without_a_source_counts_with_its_code_and_constants() -> None:
+    def made(size: int, body: str, names: str = "('a', 'b')") -> str:
+        source = f"class Step:\n    size = {size}\n    @property\n    def name(self): return 1 in {names}\n"
+        found: dict[str, Any] = {"__name__": "notebook"}
+        exec(f"{source}    def __call__(self, image): return image {body}", found)
+        return key(step=found["Step"]())
+
+    assert made(1, "+ 1") == made(1, "+ 1")
+    assert made(1, "+ 1", "{'a', 'b'}") == made(1, "+ 1", "{'b', 'a'}")
+    assert len({made(1, "+ 1"), made(2, "+ 1"), made(1, "- 1"), made(1, "+ 2"), made(1, "+ 1", "('a', 'c')")}) == 5
+
+
 def test_a_dataset_that_cannot_be_pickled_needs_a_version() -> None:
     with pytest.raises(CacheError, match="cache_version="):
         key(lock=threading.Lock())
