@@ -101,7 +101,7 @@ class SamplePickler(pickle.Pickler):
             return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.device.type != "cpu":
             return NotImplemented
-        if obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg():
+        if obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg() or vars(obj):
             return NotImplemented
         strides = obj.stride()
         order = sorted(range(obj.dim()), key=lambda dim: -strides[dim])

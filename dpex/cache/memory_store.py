@@ -179,12 +179,12 @@ class MemoryStore:
 
 def _stored(header: Any, table: np.ndarray[Any, Any]) -> Stored:
     samples = int(header["samples"])
-    places = table[: samples * _ENTRY.size].view("<u8").reshape(samples, -1)[:, 0]
+    places = table[: min(samples, len(table) // _ENTRY.size) * _ENTRY.size].view("<u8")[:: _ENTRY.size // 8]
     return Stored(
-        name=header["name"].decode(),
+        name=header["name"].decode(errors="replace"),  # it may have been cut within a letter
         samples=samples,
         kept=int(np.count_nonzero(places)),
-        nbytes=int(header["used"]) - _data_begins(samples),
+        nbytes=max(0, int(header["used"]) - _data_begins(samples)),
         budget=int(header["capacity"]),
     )
 

@@ -54,6 +54,7 @@ SAMPLES = {
     ),
     "objects": Pair(Box(np.arange(1000), "box"), torch.nn.Parameter(torch.ones(3))),
     "other tensors": [torch.eye(20).to_sparse(), torch.rand(4, requires_grad=True).detach().requires_grad_()],
+    "tensor with attributes": [vars(noted := torch.ones(3)).update(label="noted"), noted],
     "image": (Image.fromarray(NUMBERS.integers(0, 255, (20, 30, 3), dtype=np.uint8)), 3),
 }
 
@@ -66,6 +67,8 @@ def test_a_sample_comes_back_bit_for_bit(name: str) -> None:
     if name == "tensors":
         for key in ("large", "turned", "channels last"):
             assert found[key].stride() == sample[key].stride()
+    if name == "tensor with attributes":
+        assert found[1].label == "noted"
 
 
 def test_large_arrays_are_views_of_the_memory_and_small_ones_are_writable() -> None:

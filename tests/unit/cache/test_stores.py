@@ -70,6 +70,24 @@ def test_a_change_of_a_sample_reaches_no_other_reader(place: Any, size: int) -> 
     assert value(store.get(3)) == 3
 
 
+def test_a_store_of_no_samples_and_a_long_name_is_described(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path / "cache" / "key.samples", 0, 1000, "n" + 100 * "é")
+    stored = store.stored()
+    assert (stored.samples, stored.kept, stored.nbytes) == (0, 0, 0)
+    assert stored.name.startswith("né")
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, memory_store.PAGE + 100])
+def test_a_file_that_is_being_made_is_described(tmp_path: Path, nbytes: int) -> None:
+    path = tmp_path / "cache" / "key.samples"
+    store = MemoryStore(path, MANY, 1000, "Data")
+    part = path.with_name("part.samples")
+    part.write_bytes(path.read_bytes()[:nbytes])
+    described = {found: stored for found, stored, _ in memory_store.stores(path.parent)}
+    assert described[part].kept == described[part].nbytes == 0
+    assert described[path] == store.stored()
+
+
 # -- in memory ---------------------------------------------------------------------------------------------------------
 
 
