@@ -23,6 +23,7 @@ from families import setup_of
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
+from dpex.pools.local import worker_process
 from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.fork_server import ForkStarter, TemplateHandle
 from dpex.pools.local.forking import ProcessHandle
@@ -136,6 +137,29 @@ def test_results_of_an_earlier_epoch_are_not_told_of_and_give_their_slots_back(s
         driver.send(0, epoch=1, worker=to)
         driver.listen_until(lambda: driver.of(TicketMade))
         assert [(made.epoch, made.number) for made in driver.of(TicketMade)] == [(1, 0)]
+
+
+def test_a_worker_waits_while_too_many_descriptors_are_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts those that lie unread in sockets, for each user: other trainings may be late."""
+    gate, trainer, send_fds = tmp_path / "read", os.getpid(), socket.send_fds
+
+    def refused(sock: socket.socket, buffers: Any, fds: Any, *more: Any) -> int:
+        if os.getpid() != trainer and not gate.exists():
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return send_fds(sock, buffers, fds, *more)
+
+    monkeypatch.setattr(socket, "send_fds", refused)
+    monkeypatch.setattr(worker_process, "_PATIENCE_S", 0.0)
+    with driven(1) as driver:
+        driver.send(0)
+        driver.listen_until(lambda: driver.of(Notice))
+        assert "ulimit -n" in driver.of(Notice)[0].text
+        gate.touch()
+        driver.listen_until(lambda: driver.of(TicketMade))
+        assert torch.equal(driver.of(TicketMade)[0].value(), torch.zeros(1, LARGE))
+        assert driver.of(WorkerGone) == []
 
 
 class CannotBeDecoded:

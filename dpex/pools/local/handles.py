@@ -68,16 +68,16 @@ class LocalWorkerHandle:
         self.refused: str | None = None
         """Why the worker ends without having made a batch: its ``worker_init_fn`` failed."""
         self.announces_memory = False
-        """The next message brings descriptors: `map_announced` must be called before it is received."""
+        """A message with descriptors comes: until it has, `map_announced` must be called before one is received."""
 
     def map_announced(self, buffer: memoryview) -> None:
-        """Map the segments whose descriptors come with the next message; it may be received then.
+        """Map the segments whose descriptors come with the next message, if it has some; it may be received then.
 
         Raises OSError where no descriptor or address space is left for them. The message stays in the socket, so that
         nothing is lost, and can be received once there is room.
         """
         announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
-        if announced is not None:
+        if announced is not None and announced[1]:
             self._map(buffer, announced[1])
 
     def _map(self, buffer: memoryview, fds: list[int]) -> None:

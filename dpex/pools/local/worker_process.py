@@ -1,7 +1,8 @@
 """Body of a local worker process: tickets in by a socket, batches out by a socket and shared memory.
 
 Descriptors of new memory travel in a message of their own, ``("segments", specs)``. A message ``("coming",)`` goes
-before it. So the trainer can map the memory before it takes the message, and looks for descriptors in no other.
+before it. So the trainer can map the memory before it takes the message. Until then it looks for descriptors in each
+message, as a notice may come between the two.
 
 Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
 shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
@@ -18,6 +19,7 @@ import marshal
 import mmap
 import os
 import pickle
+import resource
 import select
 import socket
 import struct
@@ -55,6 +57,14 @@ _SNAPSHOT_S = 0.25
 """Seconds between states of a logical worker, unless the loader gives a number of batches."""
 _SNAPSHOT_TICKETS = 1024
 """Batches between states of a logical worker, at most: these would be made again after a death."""
+_TOO_MANY = (
+    "A worker cannot send the memory of a batch: sockets of this user hold more unread file descriptors than the limit "
+    "of {limit} allows. The worker waits until training processes read theirs. Raise the limit (ulimit -n)"
+)
+_PATIENCE_S = 5.0
+"""Seconds until that is said. A training process that is late ends the wait by itself."""
+_LOOK_S = 0.01
+"""Seconds between two attempts to send descriptors."""
 BOARD_ROW = struct.Struct("<QQ")
 """The row of a worker: number of the message it works on, and 1 + the ticket's number (0: none)."""
 CONTROL_ROW = 0
@@ -370,10 +380,26 @@ class LocalWorker:
     def _send_segments(self) -> None:
         self._results.send(marshal.dumps((("coming",), ())))
         data = marshal.dumps((("segments", [tuple(spec) for spec in self._segments]), ()))
-        socket.send_fds(self._results, [data], self._fds)
+        began, is_told = time.perf_counter(), False
+        while not self._has_sent(data, self._fds):
+            if not is_told and time.perf_counter() - began > _PATIENCE_S:
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                self._results.send(marshal.dumps((("notice", _TOO_MANY.format(limit=limit), True, _TOO_MANY), ())))
+                is_told = True
+            time.sleep(_LOOK_S)
         for fd in self._fds:
             os.close(fd)
         self._segments, self._fds = [], []
+
+    def _has_sent(self, data: bytes, fds: list[int]) -> bool:
+        """Send a message with descriptors; return False if too many of this user's are in sockets, unread."""
+        try:
+            socket.send_fds(self._results, [data], fds)
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            return False
+        return True
 
 
 def _dumps(value: Any) -> bytes:
