@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, Dataset
 from waiting import until
 
 import dpex
@@ -135,6 +135,40 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
             errors.append(type(error))
     assert errors == [TickError, InterruptedSamplerError]
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("how", ["resumed", "overlapping"])
+def test_a_generator_of_a_pass_that_was_begun_before_is_an_error_too(how: str) -> None:
+    def loader() -> DpexDataLoader[Any]:
+        options: Any = {"num_workers": 1, "prefetch_factor": 2, "seeding": "batch", "persistent_workers": True}
+        return DpexDataLoader(Augmented(ROWS), batch_size=4, overlap_epochs=how == "overlapping", **options)
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code is BatchSampler.__iter__.__code__:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+
+    with loader() as first, loader() as second:
+        iterator = iter(first)
+        next(iterator)
+        if how == "resumed":
+            second.load_state_dict(first.state_dict())
+            iterator = iter(second)
+        else:
+            list(iterator)
+            iterator = iter(first)
+            assert first.stats().overlapped_epochs == 1
+        errors: list[type[Exception]] = []
+        sys.settrace(interrupt)
+        while True:
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            except (TickError, InterruptedSamplerError) as error:
+                errors.append(type(error))
+        assert errors == [TickError, InterruptedSamplerError]
 
 
 def fingerprints() -> dict[str, Any]:

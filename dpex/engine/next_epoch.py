@@ -14,18 +14,18 @@ The thread that iterates owns a prediction.
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils.data import DistributedSampler
 
-from dpex.engine.pass_state import DRAWING, TORCHS, SamplerStart, generators_of, samplers_within
-from dpex.system.interrupts import taken
+from dpex.engine.pass_state import DRAWING, TORCHS, Begun, SamplerStart, generators_of, samplers_within
+from dpex.system.interrupts import is_interrupt, taken
 
 MISSES = 4
 """Epochs in a row that begin in another way than predicted before it is given up: some are needed to learn from."""
@@ -59,6 +59,12 @@ def why_unpredictable(index_sampler: Any) -> str:
     for _, sampler in samplers_within(index_sampler):
         if type(sampler) not in TORCHS:
             return f"drawing the order of {type(sampler).__name__} in advance might have other effects"
+    try:
+        _order(index_sampler)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        return f"a change of the sampler would not be noticed: {error!r}"
     return ""
 
 
@@ -142,14 +148,7 @@ class NextEpoch:
         prediction, self._has_tried = self._prediction, False
         if prediction is None:
             return False
-        self._learn(prediction)
-        is_right = (
-            list(map(id, prediction.generators)) == list(map(id, self._sources()))
-            and _are_equal([each.get_state() for each in prediction.generators], prediction.expected)
-            and prediction.epochs == [sampler.epoch for sampler in self._told()]
-            and _are_equal(_order(self._index_sampler), prediction.order)
-        )
-        if is_right:
+        if self._is_as_expected(prediction):
             self.record.misses = 0
             return True
         self._prediction = None
@@ -157,6 +156,20 @@ class NextEpoch:
         if self.record.misses >= MISSES:
             self.record.why_not = _MISSED
         return False
+
+    def _is_as_expected(self, prediction: _Prediction) -> bool:
+        try:
+            self._learn(prediction)
+            return (
+                list(map(id, prediction.generators)) == list(map(id, self._sources()))
+                and _are_equal([each.get_state() for each in prediction.generators], prediction.expected)
+                and prediction.epochs == [sampler.epoch for sampler in self._told()]
+                and _are_equal(_order(self._index_sampler), prediction.order)
+            )
+        except Exception as error:  # of what the sampler has now: it comes again if drawing needs it
+            if is_interrupt(error):
+                raise
+            return False
 
     def take(self) -> tuple[SamplerStart, Iterator[Any]]:
         """Return the states before the first draw, and the rest of the indices.
@@ -168,7 +181,7 @@ class NextEpoch:
         start = SamplerStart.now(self._index_sampler, self._generator)
         for generator, state in zip(prediction.generators, prediction.after, strict=True):
             generator.set_state(state)
-        return start, chain(prediction.drawn, prediction.indices)
+        return start, Begun(prediction.drawn, prediction.indices)
 
     def _sources(self) -> list[torch.Generator]:
         """Return the generators from which the next ``iter()`` draws, each once."""
@@ -242,7 +255,7 @@ def _order(index_sampler: Any) -> list[Any]:
         for name in ("indices", "weights"):
             values = getattr(sampler, name, None)
             if values is not None:
-                found.append(values.clone() if isinstance(values, torch.Tensor) else list(values))
+                found.append(values.clone() if isinstance(values, torch.Tensor) else pickle.dumps(values))
     return found
 
 

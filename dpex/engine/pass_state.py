@@ -19,7 +19,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,9 +179,27 @@ class FirstDraw:
         return next(self._sampler)
 
 
+class Begun:
+    """The iterator of a sampler of which the items in ``drawn`` were drawn already: they come first."""
+
+    def __init__(self, drawn: deque[Any], sampler: Iterator[Any]) -> None:
+        self._drawn = drawn
+        self._sampler = sampler
+
+    def __iter__(self) -> Begun:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._drawn:
+            return next(self._sampler)
+        item = self._drawn[0]
+        del self._drawn[0]  # without a call until it is returned: see `dpex.system.interrupts`
+        return item
+
+
 def begun(sampler: Iterator[Any]) -> Iterator[Any]:
     """Draw the first item of ``sampler``. Return an iterator over that item and the rest."""
-    return chain(list(taken(sampler, 1)), taken(sampler))
+    return Begun(deque(taken(sampler, 1)), sampler)
 
 
 class _Given:
