@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import descriptors, is_alive, seeded, worker_pids
@@ -28,7 +30,7 @@ from torch.utils.data import (
 )
 from waiting import until
 
-from dpex import DpexDataLoader, WorkerConfig
+from dpex import DpexDataLoader, WorkerConfig, cached
 from dpex.engine.next_epoch import MISSES
 from dpex.stats import LoaderStats
 
@@ -50,7 +52,7 @@ class Noisy(Dataset[torch.Tensor]):
         return self.samples
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([float(index), self.scale, torch.rand(()).item()])
+        return torch.tensor([float(np.sum(index)), self.scale, torch.rand(()).item()])
 
 
 class EveryOther(Sampler[int]):
@@ -194,6 +196,10 @@ def reweigh(loader: Any, epoch: int) -> None:
     loader.sampler.weights[0] += 1000.0 * (epoch == 2)
 
 
+def exchange(loader: Any, epoch: int) -> None:
+    loader.sampler.indices[0] += epoch == 2
+
+
 def validate(_: Any, __: int) -> None:
     list(DpexDataLoader(Noisy(8), batch_size=4))
 
@@ -201,6 +207,11 @@ def validate(_: Any, __: int) -> None:
 CHANGES: dict[str, tuple[Callable[[Any], dict[str, Any]], Between, int]] = {
     "the dataset grows": (lambda data: {"sampler": SequentialSampler(data)}, grow, EPOCHS - 2),
     "weights change": (SAMPLERS["weighted"], reweigh, EPOCHS - 2),
+    "indices that are arrays change": (
+        lambda data: {"sampler": SubsetRandomSampler(np.arange(20).reshape(10, 2))},  # type: ignore[arg-type]
+        exchange,
+        EPOCHS - 2,
+    ),
     "numbers are drawn": (SAMPLERS["shuffled"], lambda *_: torch.randn(5), 0),
     "numbers are drawn beside a generator": (
         SAMPLERS["shuffled by a generator"],
@@ -354,6 +365,11 @@ class WithState(Noisy):
         self.state = state
 
 
+class NamelessKey:
+    def __repr__(self) -> str:
+        raise LookupError("no name")
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "why"),
     [
@@ -367,6 +383,13 @@ class WithState(Noisy):
         (WithState(multiprocessing.Value("i")), {}, "WithState.state"),
         (WithState([{"number": multiprocessing.RawValue("i")}]), {}, "WithState.state[0]['number']"),
         (WithState(torch.zeros(1).share_memory_()), {}, "WithState.state"),
+        (WithState(torch.eye(2).to_sparse()), {}, ""),
+        (WithState(np.zeros(2)), {}, ""),
+        (WithState(np.ctypeslib.as_array(multiprocessing.RawArray("d", 2))), {}, "WithState.state"),
+        (WithState(torch.from_numpy(np.frombuffer(mmap.mmap(-1, 8), np.uint8))), {}, "WithState.state"),
+        (WithState(mmap.mmap(-1, 8)), {}, "WithState.state"),
+        (WithState({NamelessKey(): 1}), {}, "cannot be searched"),
+        (cached(Noisy(), on_random="skip"), {}, ""),
     ],
 )
 def test_the_reason_why_nothing_is_made_ahead(dataset: Any, options: dict[str, Any], why: str) -> None:
