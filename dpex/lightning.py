@@ -26,7 +26,11 @@ class DpexCallback(_pytorch.Callback):  # type: ignore[misc]  # it may not be in
     def __init__(self, *, every_n_steps: int | None = None, print_diagnosis: bool = True) -> None:
         self._every_n_steps = every_n_steps
         self._print_diagnosis = print_diagnosis
-        self._readings: dict[int, LoaderFigures] = {}
+        self._readings: list[LoaderFigures] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Let go of loaders of earlier epochs (``reload_dataloaders_every_n_epochs``), whose workers can then end."""
+        self._read(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log at the interval that was given."""
@@ -45,12 +49,17 @@ class DpexCallback(_pytorch.Callback):  # type: ignore[misc]  # it may not be in
         self._readings.clear()
 
     def _log(self, trainer: Any) -> None:
-        for loader in _loaders(trainer):
-            if id(loader) not in self._readings:
-                self._readings[id(loader)] = LoaderFigures(loader)
-            values = self._readings[id(loader)].take()
+        self._read(trainer)
+        for readings in self._readings:
+            values = readings.take()
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step)
+
+    def _read(self, trainer: Any) -> None:
+        """Have readings of the loaders of now, and of no other."""
+        known = {id(readings.loader): readings for readings in self._readings}
+        behind = [loader_behind(loader) for loader in _loaders(trainer)]
+        self._readings = [known.get(id(loader)) or LoaderFigures(loader) for loader in behind]
 
 
 def _loaders(trainer: Any) -> list[Any]:

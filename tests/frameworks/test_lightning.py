@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,29 @@ def test_the_callback_logs_and_prints_the_diagnosis(tmp_path: Path, capsys: pyte
     assert len(rows) >= 4
     assert "dpex diagnosis of train" in capsys.readouterr().out
     loader.close()
+
+
+def test_the_callback_lets_go_of_loaders_of_earlier_epochs() -> None:
+    import dpex.lightning
+
+    made: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def train_dataloader() -> Any:
+        loader: DpexDataLoader[Any] = DpexDataLoader(DATA, 16, num_workers=1, persistent_workers=True)
+        made.append(weakref.ref(loader))
+        return loader
+
+    def count(*_: Any) -> None:
+        gc.collect()
+        alive.append(sum(loader() is not None for loader in made))
+
+    trained = module(LAYER, squares)
+    trained.train_dataloader, trained.on_train_epoch_end = train_dataloader, count
+    callback = dpex.lightning.DpexCallback(print_diagnosis=False)
+    trainer(callbacks=[callback], max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(trained)
+    assert len(made) == 3
+    assert alive == [1, 1, 1]
 
 
 def test_fabric_uses_the_loader_itself_and_it_is_found_behind_fabrics() -> None:
