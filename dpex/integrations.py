@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.loader.proxies import give_proxy, proxy_behind, why_not
+from dpex.loader.proxies import TAKEN_OVER, give_proxy, proxy_behind, why_not
 from dpex.measure.readable import remainder
 from dpex.stats import LoaderStats
 
@@ -29,7 +29,7 @@ def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: A
         loader: A `torch.utils.data.DataLoader`, or what Accelerate or Fabric has wrapped around one.
         num_workers: The number of workers in place of the loader's; ``"auto"``: as many as pay, found and changed while
             training runs.
-        options: Options of `DpexDataLoader` beyond PyTorch's arguments, by name.
+        options: Options of `DpexDataLoader` beyond PyTorch's arguments, by name. The loader has those.
 
     Returns:
         The `DpexDataLoader` behind the loader, which shows what it does.
@@ -55,6 +55,14 @@ def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: A
     reason = "its class makes iterators itself" if makes_its_own else why_not(inner)
     if reason is not None:
         raise OptionError(f"serve({loader!r}): dpex cannot make its batches: {reason}. Train with a DpexDataLoader")
+    ignored = sorted(options.keys() & {"shuffle", *TAKEN_OVER})
+    if ignored:
+        raise OptionError(
+            f"serve({loader!r}, {ignored[0]}={options[ignored[0]]!r}): that of the loader holds; leave it out, and "
+            "make the loader with another one"
+        )
+    prefetch = inner.prefetch_factor if num_workers else None
+    options = {"prefetch_factor": prefetch, **options}
     proxy: DpexDataLoader[Any] = DpexDataLoader(inner.dataset, num_workers=num_workers, **options)
     give_proxy(inner, proxy)
     return proxy

@@ -240,6 +240,8 @@ def test_a_plain_loader_is_served_on_demand() -> None:
     fixed = serve(DataLoader(DATA, 4, num_workers=3), 1, seeding="batch")
     assert (fixed._is_auto, fixed.num_workers, fixed.seeding, fixed._tuning()) == (False, 1, "batch", None)
     assert serve(fixed) is fixed
+    assert serve(DataLoader(DATA, num_workers=1, prefetch_factor=8), 2).prefetch_factor == 8
+    assert serve(DataLoader(DATA, num_workers=1, prefetch_factor=8), 0).prefetch_factor is None
 
 
 def test_what_cannot_be_served_on_demand_is_refused() -> None:
@@ -247,6 +249,8 @@ def test_what_cannot_be_served_on_demand_is_refused() -> None:
         serve(DataLoader(DATA), workers=2)
     with pytest.raises(OptionError, match="seeding='no'"):
         serve(DataLoader(DATA), seeding="no")
+    with pytest.raises(OptionError, match=r"batch_size=8.*that of the loader holds"):
+        serve(DataLoader(DATA, 4), batch_size=8)
     for loader in (OwnIterators(DATA), [1]):
         with pytest.raises(OptionError, match="its class makes iterators itself"):
             serve(loader)
