@@ -197,8 +197,40 @@ def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Pa
     watch = ProcessWatch([], [directory], ask)
     watch.turn()
     assert [one.error for one in watch.watched.values()] == [
-        *("gone: the process was killed", "gone", "no answer: timed out", "no answer: 'number'")
+        *(
+            "gone: the process was killed",
+            "gone",
+            "no answer: timed out",
+            "no live page of dpex is there (KeyError('number'))",
+        )
     ]
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}"])
+def test_a_server_of_another_kind_is_said_to_be_one(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        watch = ProcessWatch([f"127.0.0.1:{server.getsockname()[1]}"], [], top.asking(None))
+        watch.turn()
+        thread.join()
+    (one,) = watch.watched.values()
+    assert one.error.startswith("no live page of dpex is there")
+    assert "no live page of dpex is there" in shown(one)
+
+
+def test_an_address_that_is_none_is_said_to_be_one() -> None:
+    watch = ProcessWatch(["127.0.0.1:port"], [], top.asking(None))
+    watch.turn()
+    (one,) = watch.watched.values()
+    assert "nonnumeric port: 'port'" in one.error
 
 
 def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpex.cli.main import add_command
@@ -72,7 +73,8 @@ def _list(options: argparse.Namespace) -> int:
         stored = one.stored
         sizes = (f"{size / 1e6:,.0f}" for size in (stored.nbytes, stored.budget))
         kept = f"{stored.kept:,} of {stored.samples:,}"
-        table.add_row(one.key[:_SHOWN], stored.name, kept, *sizes, one.where, "in use" if one.is_used else "")
+        use = "in use" if one.is_used else ""
+        table.add_row(one.key[:_SHOWN], escape(stored.name), kept, *sizes, escape(one.where), use)
     if table.row_count:
         Console().print(table)
     else:
@@ -81,9 +83,12 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    chosen = [one for one in _caches(options.disk) if options.all or any(map(one.key.startswith, options.key))]
-    if not chosen:
-        print("No such cache: `dpex cache ls` lists the keys. Give one, or --all.", file=sys.stderr)
+    found = list(_caches(options.disk))
+    chosen = [one for one in found if options.all or any(map(one.key.startswith, options.key))]
+    unknown = [key for key in options.key if not key or not any(one.key.startswith(key) for one in found)]
+    if unknown or not chosen:  # an empty key is a variable of a script that is not set, and not all caches
+        names = "".join(f" {key!r}" for key in unknown)
+        print(f"No such cache{names}: `dpex cache ls` lists the keys. Give one, or --all.", file=sys.stderr)
         return 1
     for one in chosen:
         if one.is_used:

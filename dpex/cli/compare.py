@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dpex.cli.main import add_command
@@ -73,7 +74,7 @@ def read(path: str) -> Report:
     """Return what a file says.
 
     Raises:
-        _UnusableError: It is no diagnosis, or one of another version.
+        _UnusableError: It is no diagnosis, or a part of one, or one of another version.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -82,6 +83,13 @@ def read(path: str) -> Report:
     if not isinstance(found, dict) or found.get("version") != VERSION:
         version = found.get("version") if isinstance(found, dict) else None
         raise _UnusableError(f"{path}: not a diagnosis of version {VERSION} (version: {version!r}); write it again")
+    try:
+        return _report(found)
+    except (LookupError, TypeError) as error:
+        raise _UnusableError(f"{path}: not a whole diagnosis ({error!r}); write it again") from None
+
+
+def _report(found: Mapping[str, Any]) -> Report:
     facts, verdict = found["facts"], found["verdict"]
     evidence = {one["name"]: one["value"] for one in verdict["evidence"]}
     wall_s = facts["wall_s"]
@@ -121,7 +129,7 @@ def is_met(condition: str, first: Report, second: Report) -> bool:
 
 def table(names: tuple[str, str], reports: tuple[Report, Report]) -> Table:
     """Return the quantities of both reports, and the second over the first."""
-    shown = Table("", *names, "", box=None, pad_edge=False)
+    shown = Table("", *map(escape, names), "", box=None, pad_edge=False)
     for key, heading in _HEADINGS.items():
         first, second = (report.values[key] for report in reports)
         if first is not None or second is not None:

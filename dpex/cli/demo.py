@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from dpex.cli.main import add_command
@@ -20,8 +21,17 @@ def register(subparsers: Any) -> None:
     """Add the command."""
     summary = "see it work, on data that it makes itself"
     parser = add_command(subparsers, "demo", summary=summary, description=_DESCRIPTION)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of training in all (default: {SECONDS:.0f})")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=SECONDS, help=f"of training in all (default: {SECONDS:.0f})"
+    )
     parser.set_defaults(command=_demo)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return seconds
 
 
 def _demo(options: argparse.Namespace) -> int:

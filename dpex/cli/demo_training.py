@@ -211,7 +211,7 @@ class Demo:
         auto: DpexDataLoader[Any]
         with DpexDataLoader(self.dataset, **self._settings(), num_workers="auto", metrics_port=0, name="demo") as auto:
             tuned = self._train(auto, "auto", 'dpex, "auto", from a cold start')
-            found = tuned.workers
+            found = max(1, tuned.workers)  # in a short demo none may have started
             self._head(f"2. torch.utils.data.DataLoader, num_workers={FIXED_WORKERS}")
             torchs = DataLoader(self.dataset, **self._settings(), num_workers=FIXED_WORKERS)
             self._train(torchs, "torch", f"torch, {FIXED_WORKERS} workers")

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 import dpex
@@ -82,7 +83,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     for number, heading in enumerate(headings):
         found.add_column(heading, justify="right" if number else "left")
     for row in rows:
-        found.add_row(*map(str, row))
+        found.add_row(*(escape(str(value)) for value in row))
     return found
 
 

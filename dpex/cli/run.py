@@ -6,6 +6,7 @@ import argparse
 import ast
 import atexit
 import builtins
+import functools
 import importlib.machinery
 import inspect
 import io
@@ -96,7 +97,7 @@ def register(subparsers: Any) -> None:
             _add_option(parser, owner, name)
     parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
     _add_report_and_script(parser)
-    parser.set_defaults(command=lambda given: _run_tuned(parser, given))
+    parser.set_defaults(command=functools.partial(_run_tuned, parser))
 
     summary = "run a script as it is, and say why it waits for data"
     parser = add_command(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import ssl
@@ -53,7 +54,7 @@ _DESCRIPTION = """
 Show what the live page shows, in a terminal and fresh every second: for each training process with metrics, whether it
 waits for data, why, and what the tuner decided.
 """
-NO_ANSWER = (OSError, ValueError, LookupError, TypeError)
+NO_ANSWER = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 _WHO = (("run", "run_id"), ("rank", "rank"), ("machine", "node"))
 State = Mapping[str, Any]
 Ask = Callable[[str], State]
@@ -75,8 +76,13 @@ class WatchedProcess:
         return max(0, int(self.state["number"]) - 1) if self.state is not None else 0
 
     def take(self, state: State) -> None:
-        """Keep this answer. Another process may have begun to serve at the same address."""
-        if self.state is not None and self.state["process"] != state["process"]:
+        """Keep this answer. Another process may have begun to serve at the same address.
+
+        Raises:
+            LookupError: It is no answer of a live page.
+        """
+        process, _ = state["process"], state["loaders"]
+        if self.state is not None and self.state["process"] != process:
             self.diagnoses = {}
         self.state, self.error = state, ""
 
@@ -125,6 +131,8 @@ def _why_not(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         with contextlib.suppress(OSError, ValueError):
             return f"no answer: {error.read(MOST_SAID).decode(errors='replace').strip() or error.reason}"
+    if isinstance(error, LookupError | http.client.HTTPException):
+        return f"no live page of dpex is there ({error!r})"
     reason = getattr(error, "reason", error)
     return "gone" if isinstance(reason, ConnectionError) else f"no answer: {reason}"
 

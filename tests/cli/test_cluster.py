@@ -27,13 +27,13 @@ def text_of(shown: Any) -> str:
 
 def test_nodes_and_loaders_are_shown_who_lacks_most_first() -> None:
     loaders = {
-        "idle": (Claim(useful=2, most=12, requested=2, running=2), 2),
+        "id[/]le": (Claim(useful=2, most=12, requested=2, running=2), 2),
         "hungry": (Claim(useful=16, most=12, requested=8, running=4, weight=2.0), 8),
     }
     lines = [line.split() for line in text_of(screen(NODES, loaders)).splitlines()]
     assert ["Ray", "cluster:", "2", "nodes,", "12", "CPUs,", "2.5", "free"] in lines
     assert ["b", "8", "5.5", "2.5"] in lines
-    hungry, idle = ["hungry", "4", "8", "8", "16", "1", "2"], ["idle", "2", "2", "2", "2", "1", "1"]
+    hungry, idle = ["hungry", "4", "8", "8", "16", "1", "2"], ["id[/]le", "2", "2", "2", "2", "1", "1"]
     assert lines.index(hungry) < lines.index(idle)
 
 

@@ -55,7 +55,9 @@ def test_a_condition_that_cannot_be_used(
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"version": 1}', '{"version": 4}', '{"version": 4, "facts": 1, "verdict": 2}']
+)
 def test_a_file_that_is_no_diagnosis(
     reports: tuple[str, str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from dpex.cli.main import main
+
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(200)]
 ENVIRONMENT = {**os.environ, "COLUMNS": "80", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
 
@@ -41,3 +43,10 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
     out, err = demo.communicate(timeout=60)
     assert (demo.returncode, out.splitlines()[-1]) == (130, "Stopped.")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-3", "nan", "inf", "long"])
+def test_a_time_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", "--seconds", seconds])
+    assert "argument --seconds" in capsys.readouterr().err

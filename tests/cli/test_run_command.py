@@ -64,6 +64,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "it is a folder; give a file, or -m" in dpex("run", ".", cwd=tmp_path).stderr
 
 
+def test_a_wrong_option_is_refused_with_the_usage_of_the_command(tmp_path: Path) -> None:
+    done = dpex("run", "--distribute-mode", "0", "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: dpex run ")
+    assert "dpex run: error: distribute_mode=0: give " in done.stderr
+
+
 @pytest.mark.smoke
 def test_torch_is_not_imported_for_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print({'torch', 'numpy', 'ray'} & set(sys.modules))")
