@@ -259,8 +259,13 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
                 fix_workers(self, val)
             elif attr == "timeout":
                 val = own_number(val)
-            source.assign(attr, val)
+            elif attr in DEFAULTS:
+                options = {name: getattr(self, name) for name in DEFAULTS} | {attr: val}
+                val = checked(options, is_auto=self._is_auto)[attr]
+                val = parsed_device(val) if attr == "device" else val
         super().__setattr__(attr, val)
+        if source is not None:
+            source.assign(attr, val)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: val for name, val in vars(self).items() if name not in ("_runtime", "_source")} | {"_begun": None}
@@ -281,7 +286,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         context manager that closes itself.
         """
         self._runtime.close()
-        self._iterator = None
+        self._iterator = self._begun = None
 
     def __enter__(self) -> DpexDataLoader[T_co]:
         return self

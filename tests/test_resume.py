@@ -379,6 +379,26 @@ def test_a_loaded_state_is_the_state_until_the_loader_is_iterated() -> None:
         assert len(list(loader)) == 10
 
 
+def test_after_close_a_loader_begins_anew_though_its_state_was_asked_for() -> None:
+    loader = loader_of("map", num_workers=1)
+    loader.state_dict()
+    loader.close()
+    assert len(list(loader)) == 10
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_state_of_a_subclass_that_changes_batches_changes_none_twice(workers: int) -> None:
+    class Doubled(DpexDataLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                yield 2 * batch
+
+    with Doubled(range(4), batch_size=2, num_workers=workers) as loader:
+        assert loader.state_dict()["batches"] == 0
+        assert [batch.tolist() for batch in loader] == [[0, 2], [4, 6]]
+
+
 def numbers(count: int = 24) -> TensorDataset:
     return TensorDataset(torch.arange(count))
 
@@ -418,9 +438,11 @@ def test_logical_workers_are_the_same_number_or_it_is_an_error() -> None:
     [
         ({"_snapshot": {}}, r"version None.*'_snapshot'"),
         ({"version": 2}, "version 2"),
+        ({"version": 1}, "does not say which loader"),
+        ([1], r"the state is \[1\], which is no dict"),
     ],
 )
-def test_what_is_no_state_of_this_release_is_refused(state: dict[str, Any], why: str) -> None:
+def test_what_is_no_state_of_this_release_is_refused(state: Any, why: str) -> None:
     with pytest.raises(StateError, match=why):
         loader_of("map").load_state_dict(state)
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from dpex._torch import DatasetKind
 from dpex.engine.pass_state import PassState, SamplerStart, dataset_state_of, generators_of, samplers_within
@@ -42,7 +42,7 @@ def state_of(loader: Any) -> dict[str, Any]:
         return {"version": VERSION, "why_not": why_not}
     runtime.ask_states()
     if runtime.last_state is None:
-        loader._begun = iter(loader)
+        loader._begun = DataLoader.__iter__(loader)  # not that of a subclass, which would change batches twice
     found = None if runtime.last_state is None else runtime.last_state.read()
     if found is None:
         raise StateError(
@@ -58,7 +58,7 @@ def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
     loader._runtime.loaded = loader._runtime.resume = None
     if not state_dict:
         return
-    _check_version(state_dict)
+    _check_kind(state_dict)
     if "why_not" in state_dict:
         warn(f"the state holds no position, so that the epoch begins anew: {state_dict['why_not']}")
         return
@@ -82,7 +82,9 @@ def _why_not(loader: Any) -> str:
     return "" if sizing.why_torch is None else f"PyTorch's own iterators make the batches ({sizing.why_torch})"
 
 
-def _check_version(state: Mapping[str, Any]) -> None:
+def _check_kind(state: Any) -> None:
+    if not isinstance(state, Mapping):
+        raise StateError(f"the state is {state!r:.80}, which is no dict: load one that state_dict() returned")
     version = state.get("version")
     if version != VERSION:
         keys = ", ".join(map(repr, islice(state, 4)))
@@ -90,6 +92,8 @@ def _check_version(state: Mapping[str, Any]) -> None:
             f"the state has version {version!r} (its keys begin with {keys}), and this release of dpex reads version "
             f"{VERSION}: load a state that state_dict() of a DpexDataLoader of this release returned"
         )
+    if "why_not" not in state and not isinstance(state.get("of"), Mapping):
+        raise StateError("the state does not say which loader it is of: load one that state_dict() returned")
 
 
 def _dataset_of(state: PassState) -> Any:
