@@ -339,7 +339,7 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "distribute_mode": (
-        lambda value: value in (True, False, "auto"),
+        lambda value: isinstance(value, bool) or value == "auto",
         "False (this machine), True (the Ray cluster) or 'auto'",
     ),
     "head_address": (

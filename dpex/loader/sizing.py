@@ -24,7 +24,8 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
@@ -242,7 +243,7 @@ class Sizing:
         return sizes
 
     def _split_of_fixed(self, now: Sizes, local: int | None, remote: int | None) -> tuple[int, int]:
-        total = self._workers
+        total, given = self._workers, {"local": local, "remote": remote}
         if local is None and remote is None:
             return now.local, now.remote
         if local is None:
@@ -250,11 +251,15 @@ class Sizing:
         if remote is None:
             remote = total - local
         if local + remote != total or min(local, remote) < 0:
+            why = "seeding='worker' ties the random state to the number of workers"
+            remedy = "With seeding='batch' any number gives the same batches"
+            if self.is_iterable:
+                why = "the number of workers decides what each of them reads of an iterable dataset"
+                remedy = "Make a new loader for another number"
+            asked = ", ".join(f"{name}={count}" for name, count in given.items() if count is not None)
             raise FixedWorkersError(
-                f"resize(local={local}, remote={remote}) asks for {local + remote} workers, but seeding="
-                f"{self._loader.seeding!r} ties the random state to num_workers={total} logical workers. The next "
-                "iterator may have them elsewhere, but not another number of them. With seeding='batch' any number "
-                "gives the same batches"
+                f"resize({asked}) asks for another number of workers than num_workers={total}, but {why}. The next "
+                f"iterator may have the {total} elsewhere. {remedy}"
             )
         return local, remote
 
@@ -263,12 +268,12 @@ def fix_workers(loader: Any, count: Any) -> None:
     """End tuning, as ``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on.
 
     Raises:
-        OptionError: The number is a word.
+        OptionError: It is no whole number of at least 0.
     """
-    if isinstance(count, str):
+    if not (isinstance(count, SupportsIndex) and index(count) >= 0):
         raise OptionError(
-            f"loader.num_workers = {count!r}: assign a whole number; to have the number tuned, make the loader with "
-            "num_workers='auto'"
+            f"loader.num_workers = {count!r}: assign a whole number of at least 0; to have it tuned, make the loader "
+            "with num_workers='auto'"
         )
     if Sizing(loader).is_tuned:
         warn(

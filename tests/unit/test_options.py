@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
@@ -30,7 +31,7 @@ from dpex.schedule.sample_policy import SamplePolicy
 
 DATA = list(range(10))
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "distribute_mode": ("yes", None, 2),
+    "distribute_mode": (0, 1, "yes", None, 2),
     "head_address": ("", "somewhere", "host:", "host:port", "two words:6379", "auto\n", None, 6379),
     "seeding": ("epoch", "", 3, True),
     "autotune": (True, "fast", {}),
@@ -267,6 +268,32 @@ def test_a_number_that_is_set_later_is_kept() -> None:
     loader.num_workers = 3
     assert not loader._is_auto
     assert loader._tuning() is None
+
+
+@pytest.mark.parametrize("count", [-1, None, 2.0, "auto"])
+def test_a_number_that_is_set_later_is_a_whole_one(count: Any) -> None:
+    loader = DpexDataLoader(DATA, num_workers=2)
+    with pytest.raises(OptionError, match=re.escape(f"loader.num_workers = {count!r}: assign a whole number")):
+        loader.num_workers = count
+    assert loader.num_workers == 2
+
+
+def test_an_option_that_is_set_later_is_checked_as_in_the_constructor() -> None:
+    loader = DpexDataLoader(DATA)
+    for name, value in (("seeding", "no"), ("device", "nowhere"), ("sample_policy", 3), ("metrics_port", -4)):
+        before = getattr(loader, name)
+        with pytest.raises(OptionError, match=re.escape(f"{name}={value!r}: give ")):
+            setattr(loader, name, value)
+        assert getattr(loader, name) == before
+    loader.device, loader.worker_config = "cpu", None  # type: ignore[assignment]
+    assert (loader.device, loader.worker_config) == (torch.device("cpu"), WorkerConfig())
+
+
+def test_an_attribute_that_torch_refuses_to_set_changes_no_loader_that_a_framework_makes() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1)
+    with pytest.raises(ValueError, match="persistent_workers attribute should not be set"):
+        loader.persistent_workers = True
+    assert not loader._source.settings["persistent_workers"]  # type: ignore[union-attr]
 
 
 def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

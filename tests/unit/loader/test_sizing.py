@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
+from dpex.errors import FixedWorkersError
 from dpex.loader.sizing import Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
 from dpex.options import DeviceConfig, WorkerConfig
@@ -132,6 +133,21 @@ def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
 )
 def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[str, int]) -> None:
     assert options(**changes).fixed_by_resize(NOW, *named) == fixed
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "message"),
+    [
+        ({"seeding": "worker"}, (5, None), r"resize\(local=5\) asks .* than num_workers=3, but seeding='worker' ties"),
+        ({"seeding": "worker"}, (1, 1), r"resize\(local=1, remote=1\) asks .* With seeding='batch' any number"),
+        (STREAM, (5, None), r"resize\(local=5\) .* reads of an iterable dataset.* Make a new loader"),
+    ],
+)
+def test_another_number_of_fixed_workers_is_refused_as_it_was_asked_for(
+    changes: dict[str, Any], named: Any, message: str
+) -> None:
+    with pytest.raises(FixedWorkersError, match=message):
+        options(**changes).fixed_by_resize(NOW, *named, None)
 
 
 def test_what_a_resize_does_not_fix_stays() -> None:
