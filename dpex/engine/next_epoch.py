@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -118,23 +119,24 @@ class NextEpoch:
             indices=iter(()),
             drawn=deque(),
         )
-        with self._advanced(prediction):
-            if torch.default_generator in generators:
-                _draw_seeds(torch.default_generator, self.record.seeds_between)
-            prediction.expected = [each.get_state() for each in generators]
-            indices = iter(self._index_sampler)
-        prediction.indices = indices
+        self._advanced(prediction, partial(self._begin, prediction))
         self._prediction = prediction
         return True
+
+    def _begin(self, prediction: _Prediction) -> None:
+        if torch.default_generator in prediction.generators:
+            _draw_seeds(torch.default_generator, self.record.seeds_between)
+        prediction.expected = [each.get_state() for each in prediction.generators]
+        prediction.indices = iter(self._index_sampler)
 
     def draw(self, count: int) -> deque[Any]:
         """Draw indices until ``count`` wait to become tickets, or all that are left. Return those, to be emptied."""
         prediction = self._prediction
         assert prediction is not None
-        if len(prediction.drawn) < count:
-            with self._advanced(prediction):
-                prediction.drawn.extend(taken(prediction.indices, count - len(prediction.drawn)))
-        return prediction.drawn
+        drawn = prediction.drawn
+        if len(drawn) < count:
+            self._advanced(prediction, lambda: drawn.extend(taken(prediction.indices, count - len(drawn))))
+        return drawn
 
     def forget(self) -> None:
         """Drop the prediction. There is no other one before the next epoch."""
@@ -196,23 +198,25 @@ class NextEpoch:
         """Return the samplers with ``set_epoch``."""
         return [one for _, one in samplers_within(self._index_sampler) if type(one) is DistributedSampler]
 
-    @contextmanager
-    def _advanced(self, prediction: _Prediction) -> Iterator[None]:
-        """Set all states to those after the prediction's draws so far for a ``with`` block, then put them back."""
+    def _advanced(self, prediction: _Prediction, act: Callable[[], None]) -> None:
+        """Call ``act`` with all states as they are after the prediction's draws so far, then put them back.
+
+        That is one call into C, so that no signal handler leaves a part of them (see `dpex.system.interrupts`).
+        """
         generators, samplers = prediction.generators, self._told()
         states, epochs = [each.get_state() for each in generators], [sampler.epoch for sampler in samplers]
+        back = chain(
+            map(torch.Generator.set_state, generators, states), map(setattr, samplers, repeat("epoch"), epochs)
+        )
         try:
             for generator, state in zip(generators, prediction.after, strict=True):
                 generator.set_state(state)
             for sampler, epoch in zip(samplers, prediction.epochs, strict=True):
                 sampler.set_epoch(epoch)
-            yield
+            act()
             prediction.after = [each.get_state() for each in generators]
         finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            for sampler, epoch in zip(samplers, epochs, strict=True):
-                sampler.set_epoch(epoch)
+            deque(back, maxlen=0)
 
     def _learn(self, prediction: _Prediction) -> None:
         """Learn from what has really changed since the prediction was made."""

@@ -346,7 +346,7 @@ class Sums(Record):
         how_to_read="Work that each epoch's start did not wait for.",
     )
     dropped_ahead: int = counter(
-        "Batches that were made for an epoch which began in another way than predicted, or not at all.",
+        "Batches that were made for an epoch which then began in another way than predicted.",
         metric="dpex_dropped_ahead_batches_total",
         how_to_read="Work in vain, of at most a prefetch per epoch. If it rises with each epoch, something between "
         "epochs draws random numbers or changes the dataset: `overlap_epochs=False` saves that work.",
