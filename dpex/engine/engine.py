@@ -192,7 +192,7 @@ class Engine:
             self._drawing.begin(sampler)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
-            self._tally.returned_at = 0.0
+            self._tally.begin_pass(began)
             self._consumer = get_native_id()
             self._fill()
             self._tally.causes[STARTUP] += monotonic() - began

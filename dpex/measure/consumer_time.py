@@ -49,6 +49,9 @@ NONE_YET = -1
 """The cause of a wait is known when the awaited batch is there."""
 LONG_S = 0.5
 """A wait that is longer, in seconds, gets its cause from the batch before, so that the counts keep up."""
+UNENDED_S, UNENDED_STEPS = 1.0, 10.0
+"""A step that has not ended counts for this many seconds, or mean steps, at most: a loop that breaks a pass off may do
+something else meanwhile, such as a validation."""
 QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
 
@@ -109,6 +112,7 @@ class Tally:
             ``used_ahead`` and ``dropped_ahead``.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
+        unended_s: Seconds of the last step of each pass that was broken off, as far as it counts.
     """
 
     __slots__ = (
@@ -116,8 +120,8 @@ class Tally:
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
         *("dropped_ahead", "overlapped_epochs", "used_ahead"),
-        *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s"),
-        *("waits", "work_s", "_before", "_latest", "_queued_before_s"),
+        *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s"),
+        *("unended_s", "waited_s", "waits", "work_s", "_before", "_latest", "_queued_before_s"),
     )
 
     def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
@@ -127,7 +131,7 @@ class Tally:
         self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
         self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
-        self.idle_ratio = self.head_idle_s = self.other_idle_s = 0.0
+        self.idle_ratio = self.head_idle_s = self.other_idle_s = self.unended_s = 0.0
         self.errors: Counter[str] = Counter()
         self.cause = NONE_YET
         self.causes = [0.0] * len(CAUSES)
@@ -142,6 +146,15 @@ class Tally:
         self._queued_before_s: float | None = None
 
     # -- calls of next() ---------------------------------------------------------------------------------------------
+
+    def begin_pass(self, now: float) -> None:
+        """Begin a pass at ``now``. Of the one before, which may have been broken off, no count is lost."""
+        unended_s = self._unended_s(now)
+        seqlock = self.seqlock
+        seqlock.changes |= 1
+        self.unended_s += unended_s
+        self.returned_at = 0.0
+        seqlock.changes = (seqlock.changes | 1) + 1
 
     def enter(self, now: float) -> None:
         """Begin a call of ``next()`` at ``now``."""
@@ -273,6 +286,10 @@ class Tally:
         returned_at = self.returned_at
         return 0.0 if self.entered_at or not returned_at else max(0.0, now - returned_at)
 
+    def _unended_s(self, now: float) -> float:
+        """Return the seconds of the present step that count before it has ended."""
+        return min(self.away_s(now), max(UNENDED_S, UNENDED_STEPS * self.work_s / max(1, self.batches)))
+
     def times(self, now: float) -> Times:
         """Return the times so far, the present stay or step included."""
         return self.seqlock.read(lambda: self._times(now))
@@ -297,19 +314,18 @@ class Tally:
     def sums(self, now: float, **others: Any) -> Sums:
         """Return all counts, with the fields of `Sums` that others count.
 
-        Of the present wait only the seconds with a known cause are included, so that no count ever shrinks.
+        Of the present wait only the seconds with a known cause are included, so that no count ever shrinks. Nor does
+        the present step count in full if it takes long, as it may never end.
         """
         return self.seqlock.read(lambda: self._sums(now, others))
 
     def _sums(self, now: float, others: dict[str, Any]) -> Sums:
-        causes, work_s = list(self.causes), self.work_s
-        entered_at, blocked_at, cause, returned_at = self.entered_at, self.blocked_at, self.cause, self.returned_at
+        causes, work_s = list(self.causes), self.work_s + self.unended_s + self._unended_s(now)
+        entered_at, blocked_at, cause = self.entered_at, self.blocked_at, self.cause
         if entered_at and self.starting:
             causes[STARTUP] += max(0.0, now - entered_at)
         elif entered_at and blocked_at and cause >= 0:
             causes[cause] += max(0.0, now - blocked_at)
-        elif not entered_at and returned_at:
-            work_s += max(0.0, now - returned_at)
         return Sums(
             batches=self.batches,
             samples=self.samples,

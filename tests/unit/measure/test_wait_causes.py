@@ -184,8 +184,8 @@ def test_a_start_a_step_and_a_wait_of_known_cause_are_seen_while_they_last() -> 
     consumer.clock.advance(5.0)
     assert consumer.causes == {STARTUP: 5.0}
     consumer.tally.leave(consumer.clock(), consumer.clock(), over=False)
-    consumer.step(3.0)
-    assert consumer.tally.sums(consumer.clock()).work_s == 3.0
+    consumer.step(0.75)
+    assert consumer.tally.sums(consumer.clock()).work_s == 0.75
     assert consumer.causes == {STARTUP: 5.0}
     consumer.tally.enter(consumer.clock())
     consumer.tally.block(consumer.clock(), STRAGGLER)
@@ -202,6 +202,22 @@ def test_between_passes_nothing_is_counted() -> None:
     assert consumer.accounted_s == before == 3.0
     consumer.call((4.0, NONE_YET))
     assert consumer.causes == {STARTUP: 5.0, UNKNOWN: 2.0}
+
+
+def test_a_pass_that_is_broken_off_has_no_endless_step_and_makes_no_count_shrink() -> None:
+    consumer = Consumer()
+    for _ in range(4):
+        consumer.call()
+        consumer.step(0.5)
+    consumer.step(100.0)  # a validation, after `break`
+    worked_s = consumer.tally.sums(consumer.clock()).work_s
+    assert worked_s == 1.5 + 10 * 1.5 / 4
+    consumer.tally.begin_pass(consumer.clock())
+    consumer.step(100.0)
+    assert consumer.tally.sums(consumer.clock()).work_s == worked_s
+    consumer.call((4.0, NONE_YET))
+    assert consumer.causes == {STARTUP: 4.0}
+    assert consumer.tally.sums(consumer.clock()).work_s == worked_s
 
 
 calls = st.lists(
