@@ -71,6 +71,7 @@ class Subject:
         gpu_use: What NVML said of the GPU while the loader was tuned; None where nothing was asked.
         note: Why nothing is measured; used where no batch was counted.
         untimed: Why single transforms are not timed, if they never are.
+        is_torchs: PyTorch's own iterators make the batches, so that none is ever counted.
     """
 
     name: str = ""
@@ -86,6 +87,7 @@ class Subject:
     gpu_use: GpuUse | None = None
     note: str = ""
     untimed: str = ""
+    is_torchs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

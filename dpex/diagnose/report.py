@@ -74,7 +74,10 @@ def confidence(verdict: Verdict) -> str:
 
 
 def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
-    """Return the evidence in three lines: batches, CPUs, and the training loop's time."""
+    """Return the evidence in three lines: batches, CPUs, and the training loop's time; or why there is none."""
+    if facts.note and not facts.batches:
+        yield f"Not measured: {facts.note}."
+        return
     if facts.tickets:
         who = f"{facts.workers} worker{'s' * (facts.workers != 1)} made" if facts.workers else "next() made"
         each_s, cpu_s = facts.busy_s / facts.tickets, facts.cpu_s / facts.tickets
@@ -106,7 +109,8 @@ def advice(found: Diagnosis) -> str:
     facts, best = found.facts, found.recommendation
     usual, rate = CAUSES[found.verdict.cause].advice, rounded(facts.rate)
     if found.verdict.cause == TOO_EARLY.key:
-        return usual
+        is_hopeless = facts.is_torchs and not facts.batches
+        return "None: this loader is not measured, however long training runs." if is_hopeless else usual
     if found.verdict.cause == STEP.key:
         return f"{usual} It takes {rate} batches/s and gets them; the loader cannot add to that."
     told = predicted(best, facts.wait_ratio, facts.rate) if best is not None else ""
@@ -282,6 +286,7 @@ def _slow_samples(facts: Facts) -> ReportSection:
     rows = tuple(
         (slow.shown, duration(slow.seconds), f"{slow.seconds / mean_s:.3g}", str(slow.times))
         for slow in facts.slow_samples
+        if slow.seconds >= mean_s  # else slower ones were not timed alone
     )
     header = ("dataset index", "time", "times the mean sample", "how often so slow")
     return ReportSection(title="Slowest samples", header=header, rows=rows, lines=("Since the loader was made.",))

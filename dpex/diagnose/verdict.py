@@ -249,10 +249,11 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
     if cause == "crowding" and facts.held_s >= found.by_cause["crowding"]:
         return f"{_held_up(facts)} The wait for batches is {percent(facts.wait_ratio)} of the time."
     held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
+    who = "workers wait" if facts.workers else "next() waits"
+    full = f" The machine is full: {who} for a CPU." if "cpu" in causes and _is_full(found) else ""
     if cause == "mixed":
         parts = "; ".join(_because(facts, name, _place(facts, found, name)) for name in causes)
-        return f"{waits}, for several reasons: {parts}.{_gpu(facts)}{held}"
-    full = " The machine is full: workers wait for a CPU." if cause == "cpu" and _is_full(found) else ""
+        return f"{waits}, for several reasons: {parts}.{full}{_gpu(facts)}{held}"
     return f"{waits}, because {_because(facts, cause, where)}.{full}{_gpu(facts)}{held}"
 
 

@@ -25,7 +25,7 @@ from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import WITHIN, Facts
 from dpex.diagnose.verdict import TRANSFORM, waited_for
-from dpex.measure.readable import percent, rounded
+from dpex.measure.readable import percent, plural, rounded
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
@@ -376,7 +376,8 @@ def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
     if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
         needs = _cpus(facts, end)
     elif first in ("cpu", "storage") and end.workers > model.now.workers:
-        needs = f"That needs {end.workers} workers; {model.now.workers or 'none'} ran."
+        dividing = ", among which the dataset divides its stream" if facts.keeps_workers else ""
+        needs = f"That needs {plural(end.workers, 'worker')}{dividing}; {model.now.workers or 'none'} ran."
     else:
         return ""
     who = "training loop" if facts.gpu_running_stall_s is None else "GPU"

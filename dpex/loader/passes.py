@@ -194,13 +194,19 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         starts_anew=not loader.persistent_workers,
         note=_why_unmeasured(loader, sizing),
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
+        is_torchs=_is_torchs(sizing),
     )
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
 
 
+def _is_torchs(sizing: Sizing) -> bool:
+    """Return True if PyTorch's own iterators make the batches."""
+    return sizing.why_torch is not None or sizing.is_piped
+
+
 def _why_unmeasured(loader: Any, sizing: Sizing) -> str:
     """Return what is not measured, and why, for a report without a counted batch."""
-    if sizing.why_torch is not None or sizing.is_piped:
+    if _is_torchs(sizing):
         return "anything: PyTorch's own iterators make the batches of this loader"
     if not loader._runtime.is_diagnosed and loader.num_workers == 0:
         return "passes before this call: without workers it is measured from now on, or under dpex diagnose"

@@ -54,11 +54,13 @@ def test_nothing_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     list(loader)
     diagnosis = loader.diagnose()
     assert diagnosis.verdict.cause == "too-early"
-    assert "without workers it is measured from now on" in diagnosis.full
+    assert "Not measured: passes before this call: without workers it is measured from now on" in str(diagnosis)
     list(loader)
     assert loader.diagnose().facts.batches == 8
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "PyTorch's own iterators" in DpexDataLoader(Planted(8), num_workers=1).diagnose().full
+    torchs = DpexDataLoader(Planted(8), num_workers=1).diagnose()
+    assert "Not measured: anything: PyTorch's own iterators" in str(torchs)
+    assert torchs.advice != diagnosis.advice  # which is to train for longer
 
 
 def test_a_pickled_loader_begins_anew() -> None:

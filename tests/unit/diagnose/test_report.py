@@ -14,7 +14,7 @@ from decisions import a_decision
 from dpex.autotune.types import Outcome
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.report import COLUMNS
+from dpex.diagnose.report import COLUMNS, sections
 from dpex.diagnose.report import page as html
 from dpex.measure.sampling import FailedSample, SlowIndex
 from dpex.measure.sums import PoolStats, StepSums
@@ -129,3 +129,15 @@ def test_lines_fit_a_terminal_and_no_percent_sign_begins_one(name: str) -> None:
     lines = diagnose(PLANTED[name][2]).full.splitlines()
     assert max(map(len, lines)) <= COLUMNS
     assert not any(line.strip().startswith("%") for line in lines)
+
+
+def test_a_sample_that_took_less_than_the_mean_is_no_slow_one() -> None:
+    reading = PLANTED["reading"][2]
+    slow, quick = SlowIndex(2.0 * reading.sample_s, "17", 1, 0.0), SlowIndex(0.3 * reading.sample_s, "23", 1, 0.0)
+    assert "Slowest samples" not in diagnose(replace(reading, slow_samples=(quick,))).full
+    (rows,) = [
+        one.rows
+        for one in sections(diagnose(replace(reading, slow_samples=(slow, quick))))
+        if one.title == "Slowest samples"
+    ]
+    assert [row[0] for row in rows] == ["17"]

@@ -116,6 +116,14 @@ def test_what_is_planted_is_found(name: str) -> None:
     assert verdict.sentence.endswith(".")
 
 
+def test_a_full_machine_is_said_whoever_waits_and_whatever_else_there_is() -> None:
+    mixed = facts({"read": 5.0, "transform": 0.5}, replace(QUEUEING, queued_s=0.45 * QUEUEING.load_s), cpus=2.0)
+    assert judge(mixed).cause == "mixed"
+    assert "The machine is full: workers wait for a CPU." in judge(mixed).sentence
+    here = facts({"read": 4.5, "transform": 1.5}, pools={"inline": QUEUEING}, cpus=2.0)
+    assert "The machine is full: next() waits for a CPU." in judge(here).sentence
+
+
 def test_a_little_of_this_and_that_is_not_the_limit() -> None:
     """94 % of the time in the step."""
     assert judge(facts({"unknown": 0.42, "read": 0.18}, pool(load_s=N * 0.0045, load_cpu_s=0.4))).cause == "consumer"

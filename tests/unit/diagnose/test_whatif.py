@@ -207,6 +207,11 @@ def test_storage_gets_the_workers_that_are_missing() -> None:
     assert found.end_of_stall.startswith("The training loop could take 100 batches/s. That needs 10 workers; 4 ran.")
 
 
+def test_a_stream_gets_more_workers_only_if_it_is_divided() -> None:
+    found = diagnose(replace(waiting(step_s=0.01), keeps_workers=True))
+    assert "That needs 10 workers, among which the dataset divides its stream; 4 ran." in found.end_of_stall
+
+
 def test_stragglers_get_a_prefetch_that_covers_them() -> None:
     times = tuple(0.01 if number % 16 else 0.15 for number in range(64))
     made = replace(PLANTED["stragglers"][2].pools["local"], load_s=7.5, load_cpu_s=0.4, services_s=times)
