@@ -355,6 +355,20 @@ def test_a_read_only_folder_is_read_only() -> None:
     shutil.rmtree(memory_store.SHARED_MEMORY / f"dpex-{NOBODY}", ignore_errors=True)
 
 
+def test_a_process_forked_after_the_files_were_removed_has_the_lock_of_its_parent(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path / "cache" / "key.samples", 100, 1 << 20, "Data")
+    shutil.rmtree(tmp_path / "cache")  # as systemd does when the user logs out
+    lock = os.fstat(store._claims._fd)
+
+    def fill() -> None:
+        assert store.put(3, encoded(3), 1)
+        assert os.path.samestat(os.fstat(store._claims._fd), lock)
+
+    in_a_child(fill)
+    assert store.put(4, encoded(4), 1)
+    assert [decoded(store.get(index)[0]) for index in (3, 4)] == [3, 4]  # type: ignore[index]
+
+
 def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "key"
 

@@ -202,7 +202,9 @@ class CachedDataset(Dataset[Any]):
         try:
             self._open()
         except (CacheError, OptionError, OSError) as error:
-            logger.warning("%s is not cached in process %s: %s", type(self.dataset).__name__, os.getpid(), error)
+            where = "" if self._memory is None else "on disk "
+            name = type(self.dataset).__name__
+            logger.warning("%s is not cached %sin process %s: %s", name, where, os.getpid(), error)
 
     def _kept(self, place: int) -> tuple[Any, int] | None:
         """Return the sample that is kept, with its place for the later steps, and its cost in microseconds."""
@@ -212,7 +214,15 @@ class CachedDataset(Dataset[Any]):
             found = self._disk.get(place)
             if found is not None and not self._memory.why_full:
                 self._memory.put(place, Encoded((found[0],), len(found[0])), found[1])
-        return None if found is None else (decoded(found[0]), found[1])
+        if found is None:
+            return None
+        try:
+            return decoded(found[0]), found[1]
+        except Exception as error:
+            raise CacheError(
+                f"sample {place} of {type(self.dataset).__name__} cannot be read from its cache ({error}): a class in "
+                "it has changed since; give another cache_version="
+            ) from error
 
     def _keep(self, place: int, sample: Any, cost_us: int) -> None:
         assert self._memory is not None

@@ -72,8 +72,10 @@ class DiskStore:
         own_folder(folder)
         self._is_read_only = not os.access(folder, os.W_OK)
         if not self._is_read_only:
-            with contextlib.suppress(OSError):  # of a full disk
-                (folder / _ABOUT).write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
+            with contextlib.suppress(OSError):  # of a full disk, on which the file that is there must stay
+                part = folder / f"{_ABOUT}.{os.getpid()}"
+                part.write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
+                part.replace(folder / _ABOUT)
         self.why_full = "it is read-only" if self._is_read_only else ""
         self._pid, self._env = os.getpid(), self._opened()
 
@@ -153,16 +155,16 @@ class DiskStore:
             return False
         body = b"".join(sample.parts)
         record = _HEAD.pack(_checksum(body), cost_us) + body
-        if not _has_room(self._folder, len(record)):
-            self.why_full = "its file system is full"
-            return False
         try:
+            if not _has_room(self._folder, len(record)):
+                self.why_full = "its file system is full"
+                return False
             with env.begin(write=True) as transaction:
                 transaction.put(_key(index), record)
         except (self._lmdb.MapFullError, self._lmdb.MapResizedError):  # by this process, or by one with a larger budget
             self.why_full = f"its budget of {self._budget:,} bytes is used"
             return False
-        except self._lmdb.Error as error:
+        except (self._lmdb.Error, OSError) as error:  # the folder was removed, for example
             self.why_full = f"it cannot be written ({error})"
             return False
         return True
@@ -180,6 +182,7 @@ def opened(folder: Path, budget: int | None, name: str, samples: int) -> DiskSto
 
     A budget of None is half of what is free.
     """
+    folder = folder.parent.resolve() / folder.name  # LMDB refuses to open a file by two names
     found = _stores.get(folder)
     if found is None:
         budget = _free_bytes(folder) // 2 if budget is None else budget
@@ -191,11 +194,17 @@ def stores(place: Path) -> list[tuple[Path, Stored]]:
     """Return the caches in the folder that was given as ``disk=``, and what each has."""
     found = []
     for about in sorted(place.glob(f"*/{_ABOUT}")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            known = json.loads(about.read_text())
-            found.append(
-                (about.parent, opened(about.parent, known["budget"], known["name"], known["samples"]).stored())
-            )
+        known = {"budget": _LEAST_MAP, "name": "?", "samples": 0}
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a full disk may have cut it off; the cache can still be removed
+            known.update(json.loads(about.read_text()))
+        try:
+            store = opened(about.parent, known["budget"], known["name"], known["samples"])
+        except CacheError as error:
+            logger.warning("%s is left out: %s", about.parent, error)
+            continue
+        found.append((about.parent, store.stored()))
     return found
 
 

@@ -51,7 +51,7 @@ def encoded(sample: Any) -> Encoded:
     try:
         SamplePickler(stream, 5, buffer_callback=keep_inside).dump(sample)
     except Exception as error:
-        raise CacheError(f"a sample with a {type(sample).__qualname__} cannot be cached: {error}") from error
+        raise CacheError(f"a sample cannot be cached: {error}") from error
     pickled = stream.getvalue()
     head = _HEAD.pack(len(pickled), len(buffers)) + struct.pack(f"<{len(buffers)}Q", *(each.nbytes for each in buffers))
     parts: list[bytes | memoryview] = []

@@ -253,18 +253,17 @@ class _ClaimLock:
     """A lock between all threads and processes that claim space. The kernel takes it back from a process that ends."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open()
+        self._hold(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
-    def _open(self) -> None:
-        """Open the lock for this process: one that was inherited by a fork would not exclude the parent."""
-        self._pid, self._threads = os.getpid(), threading.RLock()
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        weakref.finalize(self, os.close, self._fd).atexit = False
+    def _hold(self, fd: int) -> None:
+        self._pid, self._threads, self._fd = os.getpid(), threading.RLock(), fd
+        weakref.finalize(self, os.close, fd).atexit = False
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            self._open()
+            # One that was inherited by a fork would not exclude the parent. By its number, as systemd removes the files
+            # of a user who logs out (RemoveIPC=), and another file would not exclude the parent either.
+            self._hold(os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC))
         self._threads.acquire()
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 

@@ -346,6 +346,14 @@ def test_options_that_make_no_sense_are_refused(dataset: Any, options: dict[str,
         cached(dataset, **options)
 
 
+def test_a_sample_whose_class_has_gone_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cached(Images([lambda index: Stream()]))
+    found[0]
+    monkeypatch.delitem(globals(), "Stream")
+    with pytest.raises(CacheError, match=r"sample 0 of Images cannot be read .* give another cache_version="):
+        found[0]
+
+
 def test_a_sample_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(CacheError, match="cannot be cached"):
         cached(Images([lambda index: lambda: index]))[0]

@@ -217,6 +217,29 @@ def test_two_datasets_of_a_process_share_one_store(folder: Path) -> None:
     assert disk_store.opened(folder, 1 << 24, "Data", MANY) is one
 
 
+def test_one_folder_of_two_names_has_one_store(folder: Path, tmp_path: Path) -> None:
+    one = disk_store.opened(folder, 1 << 24, "Data", MANY)
+    (tmp_path / "link").symlink_to(folder.parent)
+    assert disk_store.opened(tmp_path / "link" / folder.name, 1 << 24, "Data", MANY) is one
+
+
+def test_a_folder_that_was_removed_ends_the_filling(folder: Path) -> None:
+    store = DiskStore(folder, 1 << 24, "Data", MANY)
+    shutil.rmtree(folder)
+    assert not store.put(3, encoded(sample(3)), 1)
+    assert "cannot be written" in store.why_full
+
+
+def test_a_description_that_was_cut_off_hides_no_cache_and_a_bad_folder_no_other(folder: Path) -> None:
+    disk_store.opened(folder, 1 << 24, "Data", MANY).put(3, encoded(sample(3)), 1)
+    disk_store._stores.clear()
+    (folder / "about.json").write_text("")
+    others = folder.parent / "others"
+    shutil.copytree(folder, others)
+    others.chmod(0o777)
+    assert [(path, stored.kept) for path, stored in disk_store.stores(folder.parent)] == [(folder, 1)]
+
+
 def test_the_error_without_lmdb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(OptionError, match=r"pip install 'dpex\[cache\]'"):
