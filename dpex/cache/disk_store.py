@@ -194,7 +194,7 @@ def stores(place: Path) -> list[tuple[Path, Stored]]:
     """Return the caches in the folder that was given as ``disk=``, and what each has."""
     found = []
     for about in sorted(place.glob(f"*/{_ABOUT}")):
-        known = {"budget": _LEAST_MAP, "name": "?", "samples": 0}
+        known: dict[str, Any] = {"budget": _LEAST_MAP, "name": "?", "samples": 0}
         with contextlib.suppress(
             OSError, ValueError
         ):  # a full disk may have cut it off; the cache can still be removed
