@@ -230,6 +230,22 @@ def test_out_of_order_each_batch_comes_once() -> None:
         assert sorted(seen) == sorted(plain(batch) for batch in loader)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_what_was_delivered_out_of_order_is_passed_over_without_workers_in_each_run(steps: int) -> None:
+    with loader_of("map", seeding="batch") as loader:
+        iterator = iter(loader)
+        wanted = [plain(next(iterator)) for _ in range(2)]
+        state = kept(loader.state_dict()) | {"ahead": [3, 4]}
+        wanted += [plain(batch) for batch in iterator]
+    with loader_of("map", seeding="batch") as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        seen = [plain(next(iterator)) for _ in range(steps)]
+        state = kept(loader.state_dict())
+    with loader_of("map", seeding="batch") as loader:
+        assert seen + resumed(loader, state) == [wanted[2], *wanted[5:]]
+
+
 # -- samplers ----------------------------------------------------------------------------------------------------------
 
 

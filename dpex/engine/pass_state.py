@@ -478,7 +478,7 @@ def in_process_state(iterator: Any) -> PassState | None:
 def _reached(begun: ResumePoint, batches: int) -> ResumePoint:
     """Return where a pass is that began at ``begun``, once ``batches`` batches of the epoch are delivered."""
     first = begun.first
-    for _ in range(batches - begun.first - len(begun.ahead)):
+    for _ in range(batches - begun.first):
         while first in begun.ahead:
             first += 1
         first += 1
