@@ -19,12 +19,14 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from dpex.errors import DpexError, OptionError
 
 _HEAD = struct.Struct("<II")
 _SIZES = struct.Struct("<QQ")
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 PIECES_A_CALL = 512
 """Pieces that are handed to the system at once; POSIX systems take at least 1024 (IOV_MAX)."""
 LONGEST_HEADER = 1 << 28
@@ -47,24 +49,28 @@ class FrameWriter:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._pieces: deque[memoryview] = deque()
+        self._sent: list[int] = []
+        """The bytes that the last call sent, if they are not dropped yet."""
         self.pending_bytes = 0
 
-    def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
-        """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`."""
+    def put(self, header: Any, buffers: Sequence[Any] = (), sent: list[Any] | None = None) -> None:
+        """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`.
+
+        ``sent`` gets an item once the frame is kept, even if an exception of a signal handler follows.
+        """
+        sent = [] if sent is None else sent
         data = marshal.dumps(header)
-        pieces = [one.data if isinstance(one, Compressed) else memoryview(one).cast("B") for one in buffers]
+        pieces = [memoryview(one.data if isinstance(one, Compressed) else one).cast("B") for one in buffers]
         sizes = [
             _SIZES.pack(one.nbytes if isinstance(one, Compressed) else len(piece), len(piece))
             for one, piece in zip(buffers, pieces, strict=True)
         ]
-        self._keep(b"".join((_HEAD.pack(len(data), len(pieces)), *sizes, data)))
-        for piece in pieces:
-            self._keep(piece)
-
-    def _keep(self, piece: bytes | memoryview) -> None:
-        if len(piece):
-            self._pieces.append(memoryview(piece))
-            self.pending_bytes += len(piece)
+        head = memoryview(b"".join((_HEAD.pack(len(data), len(pieces)), *sizes, data)))
+        kept = [head, *filter(len, pieces)]
+        nbytes = sum(map(len, kept))
+        self._pieces += kept  # from here on without a call: see `dpex.system.interrupts`
+        self.pending_bytes += nbytes
+        sent += (nbytes,)
 
     def flush(self) -> bool:
         """Send what the connection takes; return True if nothing is kept any more.
@@ -72,25 +78,30 @@ class FrameWriter:
         Raises:
             OSError: The connection is gone.
         """
-        pieces = self._pieces
-        while pieces:
-            batch = [pieces[at] for at in range(min(len(pieces), PIECES_A_CALL))]
+        self._drop_sent()
+        while self._pieces:
+            batch = list(islice(self._pieces, PIECES_A_CALL))
             try:
-                sent = self._connection.sendmsg(batch, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._sent.extend(map(self._connection.sendmsg, (batch,), ((),), (_FLAGS,)))
             except BlockingIOError:
                 return False
-            self._drop(sent)
+            self._drop_sent()
         return True
 
-    def _drop(self, sent: int) -> None:
-        pieces = self._pieces
-        self.pending_bytes -= sent
+    def _drop_sent(self) -> None:
+        """Drop what the last call sent. A second call continues where an exception of a signal handler broke off."""
+        if not self._sent:
+            return
+        pieces, sent = deque(self._pieces), self._sent[0]
+        pending_bytes = self.pending_bytes - sent
         while sent:
             first = pieces.popleft()
             if sent < first.nbytes:
                 pieces.appendleft(first[sent:])
-                return
+                break
             sent -= first.nbytes
+        self._pieces, self.pending_bytes = pieces, pending_bytes  # without a call: see `dpex.system.interrupts`
+        self._sent = []
 
 
 def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[Any, list[Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections import Counter
@@ -280,6 +281,21 @@ def test_training_without_a_producer_says_why(notes: Path, monkeypatch: pytest.M
         _producer(notes).kill()
         with pytest.raises(WorkerDiedError, match="there can be no other: no more processes; without share="):
             list(batches)
+
+
+def test_training_that_can_read_no_batch_says_why(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system lets no process look into another one."""
+
+    def refuses(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "not permitted here")
+
+    monkeypatch.setattr(pool, "copied", refuses)
+    with (
+        loader_of(Noted(notes)) as loader,
+        pytest.warns(match="could not be read: .*not permitted here"),
+        pytest.raises(WorkerDiedError, match="ended before a batch came of any; without share="),
+    ):
+        list(loader)
 
 
 def _cannot_start(*_: Any) -> None:

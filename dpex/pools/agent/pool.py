@@ -308,8 +308,8 @@ class RemotePool:
             self._events.append(Notice(f"no worker can run on the cluster: {why}"))
         self.failed, self._is_hopeless = why or None, for_good
 
-    def _put(self, agent: AgentHandle, *header: Any) -> None:
-        if not agent.link.put(*header):
+    def _put(self, agent: AgentHandle, *header: Any, sent: list[Any] | None = None) -> None:
+        if not agent.link.put(*header, sent=sent):
             self._watch(agent)
 
     def _watch(self, agent: AgentHandle) -> None:
@@ -347,10 +347,14 @@ class RemotePool:
             return False
         data = _packed([(ticket.number, ticket.index) for ticket in tickets])
         self._last_message += 1
-        if epoch == self._epoch:
-            agent.sent(tickets, self._last_message, number, monotonic())
-        sent += (agent.number,)
-        self._put(agent, "tickets", number, epoch, tickets[0].queue, data)
+        try:
+            if epoch == self._epoch:
+                agent.sent(tickets, self._last_message, number, monotonic())
+            self._put(agent, "tickets", number, epoch, tickets[0].queue, data, sent=sent)
+        finally:
+            if not sent and epoch == self._epoch:
+                for ticket in tickets:
+                    agent.took_back(ticket.number)
         return True
 
     def _emptiest(self) -> AgentHandle | None:
@@ -393,6 +397,7 @@ class RemotePool:
             return self._events
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
+        self._epoll.poll(0)  # else a connection that takes more again, once watched, would be readable for ever
         self._take_news()
         if self._torn is not None:
             if self._torn.number in self._agents:
@@ -471,12 +476,13 @@ class RemotePool:
         self._events.append(event)
 
     def _gone(self, agent: AgentHandle, event: WorkerGone) -> WorkerGone:
-        worker, lost = event.worker, event.lost
+        worker = event.worker
         agent.up.discard(worker)
-        if event.epoch == self._epoch:
-            for number in lost:
-                agent.took_back(number)
-            lost = (*lost, *(agent.lost_with(worker) if worker >= 0 else ()))
+        if event.epoch != self._epoch:  # it ended before the agent knew of this epoch, whose tickets are on their way
+            event = replace(event, epoch=self._epoch, lost=(), working_on=None)
+        for number in event.lost:
+            agent.took_back(number)
+        lost = (*event.lost, *(agent.lost_with(worker) if worker >= 0 else ()))
         self._nodes.runs(agent.number, len(agent.up))
         self.crashes += not event.expected
         number = agent.number * WORKERS_AN_AGENT + worker if worker >= 0 else -1

@@ -182,7 +182,8 @@ class AvoidedNodes:
 
     def now(self, kind: str, now: float) -> dict[str, AvoidedNode]:
         """Return the nodes that get no workers for datasets of that kind now."""
-        return {node: found for (node, of), found in self._avoided.items() if of in ("", kind) and now < found.until}
+        known = list(self._avoided.items())  # in one go: the threads of other loaders add to it
+        return {node: found for (node, of), found in known if of in ("", kind) and now < found.until}
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------

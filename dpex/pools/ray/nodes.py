@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from dpex.errors import ClusterError
-from dpex.pools.agent.connection import AdmissionServer, AgentLink, link_over, wake_nobody
+from dpex.pools.agent.connection import AdmissionServer, AgentLink, link_over
 from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool
 from dpex.pools.agent.serving import ShippedContents
 from dpex.pools.ray.cluster import (
@@ -111,13 +111,18 @@ def ray_pool(
     try:
         needs = worker_options(ray_remote_args)
         key = json.dumps(needs, sort_keys=True, default=repr)
-        nodes = cluster.parked.take(key) or RayNodes(cluster, key, needs)
         header = np.frombuffer(packed.header, np.uint8)
         kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
-        nodes.ship(kind, [importlib.import_module("ray").put([header, *packed.buffers])])
-        return RemotePool(nodes, **options)
+        refs = [importlib.import_module("ray").put([header, *packed.buffers])]
+        nodes = cluster.parked.take(key) or RayNodes(cluster, key, needs)
     except BaseException:
         release(cluster)
+        raise
+    try:
+        nodes.ship(kind, refs)
+        return RemotePool(nodes, **options)
+    except BaseException:
+        nodes.close()
         raise
 
 
@@ -137,7 +142,8 @@ class RayNodes(Nodes):
         self._room = ReservedRoom(options)
         self._kind = ""
         self._refs: list[Any] = []
-        self._wake: Callable[[], None] = wake_nobody
+        self._told: tuple[deque[NodeNews], Callable[[], None]] | None = None
+        """The news of the present pool, and what wakes it. The thread's: the pool before it gets none of them."""
         self._changed = threading.Event()
         self._closed = False
         self._parked_at: float | None = None
@@ -178,9 +184,9 @@ class RayNodes(Nodes):
         self._kind, self._refs = kind, refs
 
     def begin(self, wake: Callable[[], None]) -> None:
-        self._news.clear()
-        self._wake = wake
-        self._do(self._begin)
+        news: deque[NodeNews] = deque()
+        self._news = news
+        self._do(lambda: self._begin(news, wake))
 
     def want(self, workers: int) -> None:
         self._room.want(workers)
@@ -199,7 +205,8 @@ class RayNodes(Nodes):
         self._changed.set()
 
     def set_aside(self, agent: int, why: str) -> None:
-        self._do(lambda: self._set_aside(agent, why))
+        kind = self._kind  # of this pool; the next one may have come until the thread does it
+        self._do(lambda: self._set_aside(agent, why, kind))
 
     def cut_off(self, agent: int) -> None:
         self._do(lambda: self._cut_off(agent))
@@ -209,7 +216,7 @@ class RayNodes(Nodes):
 
     def close(self) -> None:
         """Park this, and give the share of the connection back. It does not wait for the cluster."""
-        self._wake, self._refs = wake_nobody, []
+        self._refs = []
         self._room.keep()
         self._do(self._park)
         self._cluster.parked.park(self)
@@ -316,9 +323,10 @@ class RayNodes(Nodes):
                 self._failed_on(node, f"its guardian ended: {reason_of(error)}")
 
     def _report(self, news: NodeNews) -> None:
-        if self._parked_at is None:
-            self._news.append(news)
-            self._wake()
+        if self._told is not None:
+            told, wake = self._told
+            told.append(news)
+            wake()
 
     def _notice(self, why: str, *, warning: bool = True) -> None:
         self._report(NodeNews("notice", why=why, warning=warning))
@@ -330,7 +338,8 @@ class RayNodes(Nodes):
 
     # -- a pool comes and goes -----------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, news: deque[NodeNews], wake: Callable[[], None]) -> None:
+        self._told = news, wake
         self._parked_at, self._failed, self._looked_at = None, "", -math.inf
         self._avoided = {}
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
@@ -338,7 +347,7 @@ class RayNodes(Nodes):
             self._ship(node)
 
     def _park(self) -> None:
-        self._parked_at = monotonic()
+        self._parked_at, self._told = monotonic(), None
         self._room.free(lambda one: one.node is None or one.leaving)
         with contextlib.suppress(Exception):
             for node in self._nodes.values():
@@ -369,7 +378,7 @@ class RayNodes(Nodes):
             if why:
                 text = f"node {node.place} is set aside: {why}"
                 self._notice(text)
-                self._set_aside(number, text)
+                self._set_aside(number, text, self._kind)
                 return
             self._ask(node, node.guardian.watch.remote(), lambda end: self._agent_ended(node, *end))
             self._report_if_ready(node)
@@ -429,9 +438,9 @@ class RayNodes(Nodes):
         end(node.guardian)
         self._report(NodeNews("lost", node.number, node.place, why=why))
 
-    def _set_aside(self, agent: int, why: str) -> None:
+    def _set_aside(self, agent: int, why: str, kind: str) -> None:
         if (node := self._numbers.get(agent)) is not None:
-            self._cluster.avoided.unfit(node.node, node.name, self._kind, why)
+            self._cluster.avoided.unfit(node.node, node.name, kind, why)
             self._leave(node, why)
 
     def _leave(self, node: GuardedNode, why: str) -> None:

@@ -158,11 +158,22 @@ def _made_with(value: Any) -> dict[str, Any]:
 def _texts(value: Any) -> list[str]:
     """Return a text that is the same for that value in all processes, or nothing."""
     with contextlib.suppress(Exception):
-        if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > _MOST_ITEMS:
-            return [f"a {type(value).__name__} of {len(value)}"]
-        text = _named(value) if hasattr(value, "__qualname__") else repr(value)
+        text = _text(value)
         return [] if " at 0x" in text else [_shortened(text)]
     return []
+
+
+def _text(value: Any) -> str:
+    """Its repr, where the order of a set's items, which differs by process, is that of their texts."""
+    if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > _MOST_ITEMS:
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__}({', '.join(sorted(map(_text, value)))})"
+    if type(value) in (list, tuple):
+        return f"{type(value).__name__}({', '.join(map(_text, value))})"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_text(name)}: {_text(one)}' for name, one in value.items())}}}"
+    return _named(value) if hasattr(value, "__qualname__") else repr(value)
 
 
 def _named(value: Any) -> str:

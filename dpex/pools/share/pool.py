@@ -179,7 +179,8 @@ class SharedPool(RemotePool):
             epoch, number, worker, kind, node, rest, places = marshal.loads(data)
             try:
                 slots = copied(places, self._processes[0], self._arena)
-            except OSError:  # the producer was killed after it sent this; what is not here is made again
+            except OSError as error:  # as where the producer was killed after it sent this; it is made again
+                agent.link.why_ended = f"a batch of its could not be read: {error}"
                 agent.link.close()
                 break
             which = [(*at, len(buffers) + place) for place, at in enumerate(slots)]
@@ -188,7 +189,8 @@ class SharedPool(RemotePool):
             found.append((worker, epoch, number, kind, node, *rest, which, math.inf))
             self.times.shared += not is_first
         super()._made(agent, found, arrived._replace(buffers=buffers), None)
-        self._producers.connections = 0
+        if found:
+            self._producers.connections = 0
         self._put(agent, "taken", keys)
 
     def _take(self, agent: AgentHandle, event: PoolEvent) -> None:

@@ -159,9 +159,7 @@ class Subscriber:
         self.wanted = self.epoch = 0
         self.refused = ""
         self.pool = 0
-        pid, uid = peer(connection)
-        self._is_own = uid == os.getuid()
-        self._process = pidfd(pid)
+        self._process = pidfd(peer(connection)[0])
         self._writer = FrameWriter(connection)
         self._results: list[tuple[bytes, bool]] = []
         self._events: list[tuple[Any, ...]] = []
@@ -173,8 +171,8 @@ class Subscriber:
         return bool(self.pool) and not self.refused
 
     def is_alive(self) -> bool:
-        """Return True if it is a process of this user that runs: processes that it forked may hold its socket."""
-        return self._is_own and (self._process < 0 or not readable_within(self._process, 0))
+        """Return True if its process runs: processes that it forked may hold its socket."""
+        return self._process < 0 or not readable_within(self._process, 0)
 
     def watch(self, poller: select.poll) -> None:
         """Have ``poller`` wait for what it says, for room to tell it more, and for its end."""
@@ -271,6 +269,9 @@ class Producer:
         with contextlib.suppress(BlockingIOError, OSError):
             while True:
                 connection, _ = self._listener.accept()
+                if peer(connection)[1] != os.getuid():  # nothing is read of a process of another user
+                    connection.close()
+                    continue
                 self._last += 1
                 self._subscribers[self._last] = Subscriber(self._last, connection)
 

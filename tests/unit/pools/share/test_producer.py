@@ -1,0 +1,73 @@
+"""Whom the process that makes shared batches listens to, and what trainings must have alike, without workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from families import setup_of
+from torch.utils.data import Dataset
+
+from dpex.pools.share import producer as module
+from dpex.pools.share.meeting import MeetingPlace, difference, facts_of
+from dpex.pools.share.producer import Producer
+from dpex.transport.frames import FrameWriter
+
+
+class Writes:
+    """Whoever unpickles it writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def test_nothing_is_read_of_a_process_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "peer", lambda connection: (os.getpid(), os.getuid() + 1))
+    place = MeetingPlace(str(tmp_path))
+    listener = place.listen()
+    assert listener is not None
+    with listener:
+        listener.setblocking(False)
+        pool: Any = SimpleNamespace(
+            workers=list, counts=SimpleNamespace(wanted=0), failed=None, resize=lambda _: None, takes_more=False
+        )
+        producer = Producer(listener, {"share": "a"}, pool)
+        client = place.connect()
+        assert client is not None
+        with client:
+            writer = FrameWriter(client)
+            writer.put(("open", 1, ({"share": "a"}, 0)))
+            writer.put(("tickets", None, 0, 0, pickle.dumps([(0, Writes(tmp_path / "it was unpickled"))])))
+            assert writer.flush()
+            producer._accept()
+            for subscriber in list(producer._subscribers.values()):
+                producer._hear(subscriber)
+            assert not list(tmp_path.iterdir())
+            with pytest.raises(ConnectionError):
+                client.sendall(b"more")
+
+
+class WithSets(Dataset[torch.Tensor]):
+    def __init__(self, endings: Any) -> None:
+        self.endings = endings
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_the_order_of_a_set_is_no_difference() -> None:
+    """It differs by process where the hashes of the items do, as those of texts."""
+    one, other = {0, 8}, {8, 0}
+    assert str(one) != str(other)
+    for value, same in ((one, other), ([one], [other]), ({"a": frozenset(one)}, {"a": frozenset(other)})):
+        facts = [facts_of("a", setup_of(WithSets(each))) for each in (value, same, (one, 1))]
+        assert not difference(*facts[:2])
+        assert "the endings of the dataset of this training is" in difference(facts[0], facts[2])
