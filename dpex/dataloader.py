@@ -349,7 +349,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             path: The file, such as ``"run.json"``; ``~`` is the home directory.
 
         Raises:
-            OptionError: The loader has no workers of dpex's own, so there is nothing to record.
+            OptionError: The loader has no workers of dpex's own, so there is nothing to record; or, at the beginning of
+                ``with``, another timeline of it is being recorded.
             OSError: The file cannot be written, at the end of ``with``.
 
         Examples:

@@ -41,12 +41,15 @@ def test_a_loader_with_a_fixed_number_says_what_it_did() -> None:
     text = html_of(loader)
     assert "num_workers=1" in text
     assert "Pass 1: 100 batches, " in text
+    assert "no worker runs now" in text
 
 
 def test_what_a_loader_tells_fits_a_terminal_and_a_notebook() -> None:
     with DpexDataLoader(DATA, 4, num_workers="auto", name="train") as loader:
+        assert "workers that run: " in next(repr(loader) for _ in iter(loader))
         for _ in loader:
             pass
+        assert "no worker runs now" in repr(loader)
         told = loader, loader.stats(), loader.decisions, loader.diagnose()
     assert repr(loader).startswith("<DpexDataLoader train: TensorDataset, batch size 4")
     assert repr(loader.stats()).startswith("LoaderStats(pass 1; batches 100; wait ")

@@ -89,3 +89,16 @@ def test_a_pass_that_runs_already_is_recorded_from_then_on(tmp_path: Path) -> No
 def test_without_workers_there_is_nothing_to_record(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no workers of dpex's own"):
         DpexDataLoader(Augmented(48, SAMPLE_S)).timeline(tmp_path / "run.json")
+
+
+def test_a_second_timeline_at_the_same_time_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with DpexDataLoader(range(8), batch_size=2, num_workers=1) as loader:
+        with loader.timeline(tmp_path / "first.json"):
+            second = loader.timeline(tmp_path / "second.json")
+            with pytest.raises(OptionError, match=r"second.json'\): one of this loader is being recorded"), second:
+                pass
+            list(loader)
+        assert len(parsed(tmp_path / "first.json")[0]) == 2
+        with loader.timeline(tmp_path / "third.json"):
+            list(loader)
+    assert len(parsed(tmp_path / "third.json")[0]) == 2

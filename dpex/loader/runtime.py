@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import get_worker_info
 
 from dpex.engine.snapshots import LoaderCounters
+from dpex.errors import OptionError
 from dpex.measure.ledger import LastReading
 from dpex.measure.timeline import Timeline
 from dpex.profile.live_timer import TicketTimer, is_switched_on
@@ -83,7 +84,13 @@ class LoaderRuntime:
 
     @contextmanager
     def record(self, path: Path) -> Iterator[None]:
-        """Record a timeline of all iterators with workers, and write it at the end."""
+        """Record a timeline of all iterators with workers, and write it at the end.
+
+        Raises:
+            OptionError: One is recorded already.
+        """
+        if self.timeline is not None:
+            raise OptionError(f"timeline({str(path)!r}): one of this loader is being recorded: end that one first")
         self.timeline = timeline = Timeline(monotonic())
         for iterator in list(self.iterators):
             iterator._engine.record(timeline)

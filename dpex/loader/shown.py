@@ -28,7 +28,7 @@ def loader_html(loader: Any) -> str:
         f"<style>{_STYLE}</style>",
         f"<p><strong>{escape(type(loader).__name__)} {escape(title)}</strong></p>",
         f'<p class="faint">{escape(", ".join(_settings(loader)))}</p>',
-        f"<p>{escape(_state(stats))}</p>",
+        f"<p>{escape(_state(loader, stats))}</p>",
         *_latest(loader.decisions),
     ]
     if loader.metrics_url is not None:
@@ -40,7 +40,7 @@ def loader_text(loader: Any) -> str:
     """Return one line for a terminal; "" for a loader whose constructor failed."""
     try:
         name = f" {loader.name}" if loader.name else ""
-        return f"<{type(loader).__name__}{name}: {', '.join(_settings(loader))}. {_state(loader.stats())}>"
+        return f"<{type(loader).__name__}{name}: {', '.join(_settings(loader))}. {_state(loader, loader.stats())}>"
     except AttributeError:
         return ""
 
@@ -52,10 +52,11 @@ def _settings(loader: Any) -> Iterator[str]:
     yield 'num_workers="auto"' if loader._is_auto else f"num_workers={loader.num_workers}"
 
 
-def _state(stats: LoaderStats) -> str:
+def _state(loader: Any, stats: LoaderStats) -> str:
     if not stats.batches:
         return "No batch was delivered yet."
-    workers = [f"{pool.running} {name}" for name, pool in stats.pools.items() if pool.running]
+    has_ended = loader._runtime.last_stats.has_ended  # its workers, too, which the figures kept of it still count
+    workers = [f"{pool.running} {name}" for name, pool in stats.pools.items() if pool.running and not has_ended]
     wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
     running = f"; workers that run: {' + '.join(workers)}" if workers else "; no worker runs now"
     return f"Pass {stats.epoch + 1}: {stats.batches:,} batches{wait}{running}."

@@ -273,6 +273,7 @@ def write(options: RunOptions, diagnosis: Diagnosis) -> None:
         if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
             path = _free_path(name, diagnosis.facts.rank)
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_to(path)
             except OSError as error:
                 print(f"dpex {options.command}: {path} cannot be written: {error}", file=sys.stderr)

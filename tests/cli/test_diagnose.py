@@ -95,7 +95,15 @@ def test_a_loader_of_dpexs_class_is_reported_on_too(workers: int, tmp_path: Path
 
 
 @pytest.mark.long
+def test_the_folder_of_a_report_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "x.json"
+    assert dpex("diagnose", "--json", str(path), "waits.py", "0", "0", "0", "0", "5").returncode == 0
+    assert path.exists()
+
+
+@pytest.mark.long
 def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
-    done = dpex("diagnose", "--json", str(tmp_path / "missing" / "x.json"), "waits.py", "0", "0", "0", "0", "5")
+    (tmp_path / "file").touch()
+    done = dpex("diagnose", "--json", str(tmp_path / "file" / "x.json"), "waits.py", "0", "0", "0", "0", "5")
     assert done.returncode == 0
     assert "cannot be written" in done.stderr
