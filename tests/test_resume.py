@@ -218,6 +218,32 @@ def test_a_batch_that_raised_counts_as_delivered(workers: int) -> None:
         assert resumed(loader, state)[0][0] == [6, 7, 8]
 
 
+@pytest.mark.parametrize(("goes_on", "rest"), [(False, [3, 4, 5]), (True, [9, 10, 11])])
+def test_a_batch_without_workers_that_ctrl_c_interrupted_is_lost_only_to_a_loop_that_goes_on(
+    goes_on: bool, rest: list[int]
+) -> None:
+    class Interrupted(Augmented):
+        is_armed = True
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 4 and self.is_armed:
+                self.is_armed = False
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    dataset = Interrupted()
+    with DpexDataLoader(dataset, batch_size=BATCH) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        if goes_on:
+            next(iterator)
+        state = loader.state_dict()
+    with DpexDataLoader(dataset, batch_size=BATCH) as loader:
+        assert resumed(loader, state)[0][0] == rest
+
+
 def test_out_of_order_each_batch_comes_once() -> None:
     options: dict[str, Any] = {"seeding": "batch", "num_workers": 2, "in_order": False}
     with loader_of("map", **options) as loader:

@@ -63,6 +63,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
     """
 
     _drawn: Drawn = None
+    _is_interrupted = False
+    """The latest batch was interrupted. A state that is saved now has it made; a loop that goes on does without it."""
     meter: InlineMeter | None = None
 
     def __init__(
@@ -124,6 +126,9 @@ class InProcessIterator(SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         meter = self.meter
+        if self._is_interrupted:
+            self._is_interrupted = False
+            self._recorder.failed += 1
         if meter is not None:
             meter.enter()
         try:
@@ -131,6 +136,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         except BaseException as error:
             if isinstance(error, Exception):
                 self._recorder.raised(error)
+            else:
+                self._is_interrupted = True
             if meter is not None:
                 meter.leave(error)
             raise
