@@ -369,6 +369,13 @@ def test_a_process_forked_after_the_files_were_removed_has_the_lock_of_its_paren
     assert [decoded(store.get(index)[0]) for index in (3, 4)] == [3, 4]  # type: ignore[index]
 
 
+def test_a_process_forked_after_the_disk_was_removed_goes_on_without_it(tmp_path: Path) -> None:
+    dataset = cached(Images(transform=Decode()), disk=tmp_path / "disk")
+    dataset[0]
+    shutil.rmtree(tmp_path / "disk")
+    in_a_child(lambda: [dataset[index] for index in range(4)])
+
+
 def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "key"
 

@@ -49,7 +49,7 @@ def cached(
     disk_budget: int | str | None = None,
     on_random: OnRandom = "raise",
     cache_version: str = "",
-    paths: Iterable[str | Path] = (),
+    paths: Iterable[str | Path] | str | Path = (),
 ) -> CachedDataset:
     """Return a dataset that prepares each sample of ``dataset`` once, and then reads it from a cache.
 
@@ -63,8 +63,9 @@ def cached(
         upto: The class of a step of the dataset's Compose (its attribute ``transform`` or ``transforms`` with a list of
             steps). The samples are cached as they are after this step, and the later steps run each time. "": before
             the first step. None: whole samples are cached.
-        memory: The maximum number of bytes of shared memory on each machine, as a number or as a text such as "8GB". It
-            goes when the last process that uses the cache ends. None: half of what is free. 0: none.
+        memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
+            as "8GB". A table takes 24 more for each sample of the dataset. All goes when the last process that uses the
+            cache ends. None: half of what is free. 0: none.
         disk: A folder for a cache that outlives the run. It needs the package lmdb: ``pip install 'dpex[cache]'``.
         disk_budget: The maximum number of bytes there. None: half of what is free.
         on_random: What happens when a sample turns out to be random: it is prepared twice under different seeds for the
@@ -72,8 +73,8 @@ def cached(
             "raise": CacheError, which names the step. "skip": a warning, and nothing is cached.
         cache_version: Change it to begin a new cache. A new one begins by itself when the pickled state of the dataset
             changes, or the source of the classes in it.
-        paths: Files and folders that the samples are made from: a new cache begins when their sizes or times of change
-            differ.
+        paths: Files and folders that the samples are made from, or one of them: a new cache begins when their sizes or
+            times of change differ.
 
     Returns:
         A map-style dataset. Attributes that it lacks are those of ``dataset``. Samples consist of the same types. Their
@@ -81,8 +82,8 @@ def cached(
 
     Raises:
         OptionError: An argument is none of these, or lmdb is not installed. It is a ValueError.
-        CacheError: A folder is another user's, shared memory is too small, or the dataset cannot be pickled and has no
-            ``cache_version``.
+        CacheError: A folder is another user's, shared memory or a limit of the process is too small, or the dataset
+            cannot be pickled and has no ``cache_version``.
 
     Examples:
         >>> import dpex
@@ -187,9 +188,15 @@ class CachedDataset(Dataset[Any]):
         name = type(self.dataset).__name__
         self._pid, self._misses = os.getpid(), 0
         self._disk: disk_store.DiskStore | None = None
-        self._memory: MemoryStore | None = MemoryStore(path_of(self.key), self._samples, memory, name)
-        if disk is not None:
-            self._disk = disk_store.opened(disk, disk_budget, name, self._samples)
+        self._memory: MemoryStore | None = None
+        try:
+            self._memory = MemoryStore(path_of(self.key), self._samples, memory, name)
+            if disk is not None:
+                self._disk = disk_store.opened(disk, disk_budget, name, self._samples)
+        except OSError as error:  # of limits (ulimit -f, -v, -n), for example
+            raise CacheError(
+                f"a cache of {name} cannot be made: {error}; give a smaller memory=, or see `ulimit -a`"
+            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -201,7 +208,7 @@ class CachedDataset(Dataset[Any]):
         self._memory = self._disk = None
         try:
             self._open()
-        except (CacheError, OptionError, OSError) as error:
+        except (CacheError, OptionError) as error:
             where = "" if self._memory is None else "on disk "
             name = type(self.dataset).__name__
             logger.warning("%s is not cached %sin process %s: %s", name, where, os.getpid(), error)

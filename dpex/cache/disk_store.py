@@ -82,7 +82,7 @@ class DiskStore:
     def _opened(self) -> Any:
         try:
             return self._open()
-        except self._lmdb.Error as error:
+        except (self._lmdb.Error, OSError) as error:
             raise CacheError(f"the cache in {self._folder} cannot be opened: {error}; give another disk=") from error
 
     def _open(self) -> Any:

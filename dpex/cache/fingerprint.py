@@ -18,7 +18,7 @@ FORMAT = 2
 """Version of encoded samples and their stores. Another number makes other caches."""
 
 
-def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Path | str]) -> str:
+def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Path | str] | Path | str) -> str:
     """Return the key of a dataset's cache, 32 hexadecimal digits.
 
     It depends on the pickled state of the dataset, on the source of the classes and functions in it and on what these
@@ -44,7 +44,7 @@ def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Pat
                 "cache_version=, and another value whenever the samples change"
             ) from error
         found.update(_source(type(dataset)))
-    for line in _files(paths):
+    for line in _files([paths] if isinstance(paths, (str, Path)) else paths):
         found.update(line)
     return found.hexdigest()
 
@@ -135,5 +135,5 @@ def _files(paths: Iterable[Path | str]) -> Iterator[bytes]:
             raise CacheError(f"paths= names {path}, which does not exist")
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_dir():
-                found = file.stat()
+                found = file.stat() if file.exists() else file.lstat()  # of a link to nowhere
                 yield f"{file} {found.st_size} {found.st_mtime_ns}\n".encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import resource
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -344,6 +345,17 @@ class Stream(IterableDataset[int]):
 def test_options_that_make_no_sense_are_refused(dataset: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         cached(dataset, **options)
+
+
+def test_a_limit_of_the_process_is_an_error_with_the_remedy() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(CacheError, match=r"a cache of Images cannot be made: .*; give a smaller memory="):
+            cached(Images(), memory="2MB")
+        assert cached(Images(), memory=1000)[1]["label"] == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_sample_whose_class_has_gone_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,10 @@ def test_files_are_looked_at_where_they_are_named(tmp_path: Path) -> None:
     longer = key(paths=[tmp_path])
     os.utime(file, ns=(1, 1))
     assert len({before, longer, key(paths=[tmp_path])}) == 3
+    assert key(paths=str(tmp_path)) == key(paths=tmp_path) == key(paths=[tmp_path])
+    before = key(paths=tmp_path)
+    (tmp_path / "to nowhere").symlink_to(tmp_path / "missing")
+    assert key(paths=tmp_path) != before
     with pytest.raises(CacheError, match="does not exist"):
         key(paths=[tmp_path / "missing"])
 
