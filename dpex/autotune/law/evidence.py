@@ -60,31 +60,59 @@ class Cusum:
         return max(self._up, self._down) > k.alarm
 
 
+class ServiceTimes:
+    """The times of a batch. wall: seconds in a worker. cpu: its CPU seconds. queued: seconds on run queues.
+
+    Queueing is subtracted from sums over windows. In one short window on a busy machine, the kernel's counts and the
+    batches that arrived are of different work, and what exceeds a batch's time there is missing elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.wall, self.cpu, self.queued = Mean(), Mean(), Mean()
+
+    def add(self, *pools: PoolSample) -> None:
+        """Take in a window of these pools together."""
+        count = sum(pool.tickets for pool in pools)
+        self.wall.add(sum(pool.busy_s for pool in pools), count)
+        self.cpu.add(sum(pool.cpu_s for pool in pools), count)
+        self.queued.add(sum(pool.queued_s or 0.0 for pool in pools), count)
+
+    @property
+    def count(self) -> int:
+        """Batches in these windows."""
+        return self.wall.count
+
+    @property
+    def net_s(self) -> float:
+        """Seconds of a batch without queueing for a CPU; 0 without a window."""
+        return _net_s(self.wall.value, self.cpu.value, self.queued.value)
+
+    def net_lately_s(self, least: int) -> float:
+        """`net_s` of the latest windows that hold ``least`` batches."""
+        return _net_s(self.wall.lately(least), self.cpu.lately(least), self.queued.lately(least))
+
+
+def _net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
+    """Seconds without queueing for a CPU; at least the CPU time."""
+    least_s = max(min(cpu_s, wall_s), (1.0 - CONSTANTS.queued) * wall_s)
+    return max(wall_s - queued_s, least_s)
+
+
 @dataclass
 class PoolEvidence:
-    """The times of a place. net: seconds of a batch without queueing for a CPU. wall: with it. cpu: its CPU seconds."""
+    """The times of a place: of its batches, of its slowest batch, and seconds by stage."""
 
-    net: Mean = field(default_factory=Mean)
-    wall: Mean = field(default_factory=Mean)
-    cpu: Mean = field(default_factory=Mean)
+    times: ServiceTimes = field(default_factory=ServiceTimes)
     slowest_s: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
 
     def add(self, pool: PoolSample) -> None:
         """Take in a window."""
         if pool.tickets:
-            self.net.add(net_s(pool), pool.tickets)
-            self.wall.add(pool.busy_s, pool.tickets)
-            self.cpu.add(pool.cpu_s, pool.tickets)
+            self.times.add(pool)
             self.slowest_s = max(self.slowest_s, *pool.services_s, 0.0)
             for name in self.stages:
                 self.stages[name] += getattr(pool, f"{name}_s")
-
-
-def net_s(pool: PoolSample) -> float:
-    """Seconds of a pool's batches, without queueing for a CPU; at least their CPU time."""
-    least_s = max(min(pool.cpu_s, pool.busy_s), (1.0 - CONSTANTS.queued) * pool.busy_s)
-    return max(pool.busy_s - (pool.queued_s or 0.0), least_s)
 
 
 class Evidence:
@@ -126,7 +154,7 @@ class Evidence:
     def service_s(self, name: str) -> float:
         """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
         other = next(pool for pool in WORKER_POOLS if pool != name)
-        return self.pools[name].net.value or self.pools[other].net.value
+        return self.pools[name].times.net_s or self.pools[other].times.net_s
 
     @property
     def unevenness(self) -> float:
@@ -147,8 +175,7 @@ class Record:
     def __init__(self) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
         self.seconds = self.wait_s = self.own_s = self.queued_s = self.head_s = self.busy_s = 0.0
-        self.wall = Mean()
-        self.net = Mean()
+        self.times = ServiceTimes()
         self.calm = 0
 
     def add(self, sample: Sample, goal: float) -> None:
@@ -162,8 +189,7 @@ class Record:
         self.head_s += sample.head_s
         self.queued_s += sample.machine.trainer_queued_s or 0.0
         self.busy_s += local.busy_s + remote.busy_s
-        self.wall.add(local.busy_s + remote.busy_s, made)
-        self.net.add(net_s(local) + net_s(remote), made)
+        self.times.add(local, remote)
         self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
 
     def __len__(self) -> int:

@@ -168,7 +168,7 @@ class Law:
         trial = self._trial
         if trial is not None:
             return self._judge(sample, trial) if self._is_slow(trial, sample.local.running) else None
-        made = sum(pool.net.count for pool in self._evidence.pools.values())
+        made = sum(pool.times.count for pool in self._evidence.pools.values())
         waits = sample.wait_s > self.config.wait_goal * sample.seconds
         is_known = self._evidence.step.count and made >= min(CONSTANTS.start, self._running)
         if not self._is_fresh or not waits or not is_known:
@@ -203,7 +203,7 @@ class Law:
         """The model as of this window."""
         seen, machine, record = self._evidence, sample.machine, self._record
         local, remote = (self._place(name) for name in WORKER_POOLS)
-        stages = seen.pools[LOCAL if seen.pools[LOCAL].net.count else REMOTE].stages
+        stages = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].stages
         total = sum(stages.values())
         rate, error = record.rate()
         waits = record.wait > self.config.wait_goal
@@ -233,10 +233,10 @@ class Law:
 
     def _place(self, name: str) -> Place:
         pool = self._evidence.pools[name]
-        service_s = max(self._evidence.service_s(name), pool.net.lately(CONSTANTS.latest))
+        service_s = max(self._evidence.service_s(name), pool.times.net_lately_s(CONSTANTS.latest))
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
-        known = pool if pool.net.count else other
-        share = known.cpu.value / max(1e-9, known.net.value)
+        known = (pool if pool.times.count else other).times
+        share = known.cpu.value / max(1e-9, known.net_s)
         return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s)
 
     # -- deciding ------------------------------------------------------------------------------------------------------
@@ -394,10 +394,10 @@ class Law:
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
             least = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
-            slower, bound = record.wall.value / trial.wall_s, ratio**k.part
+            slower, bound = record.times.wall.value / trial.wall_s, ratio**k.part
             is_held_up = slower > bound or gain < -k.same
-            is_free = slower < bound and record.wall.count >= 2 * now.workers and now.remote <= trial.old.remote
-        is_enough = len(record) >= k.least and record.wall.count >= k.start
+            is_free = slower < bound and record.times.count >= 2 * now.workers and now.remote <= trial.old.remote
+        is_enough = len(record) >= k.least and record.times.count >= k.start
         is_fine = len(record) >= k.least and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
         return Verdict(
             gain=gain,
@@ -450,8 +450,8 @@ class Law:
                 at=sample.at,
                 old=now,
                 before=self._record,
-                service_s=self._record.net.value or model.local.service_s,
-                wall_s=self._record.wall.value or model.local.service_s,
+                service_s=self._record.times.net_s or model.local.service_s,
+                wall_s=self._record.times.wall.value or model.local.service_s,
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again
