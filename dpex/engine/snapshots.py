@@ -17,7 +17,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dpex.measure.batch_times import RECENT, PoolTimes
 from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 SHORT_S = 0.2
 """Seconds. The run queues of iterators that lived for less are not read, as that would take a share of this time."""
+REST_S = 1.0
+"""Seconds. Pages that counted for less do not rest after a pass: resting and waking take 1.5 ms each."""
 
 
 class EngineView:
@@ -183,17 +185,34 @@ class CounterSource(Protocol):
         """Return the counts so far. Any thread may call it."""
 
 
+class _Baseline(NamedTuple):
+    """Where the counts of the machine begin. past: these counts before, by name. is_resting: they do not grow."""
+
+    at: float
+    wall_s: float
+    cpu_s: float
+    queued: run_queue.Queued
+    used: tuple[float, float] | None
+    past: Sums = Sums()
+    is_resting: bool = False
+
+
+def _of_machine(found: Sums) -> dict[str, Any]:
+    names = ("trainer_cpu_s", "trainer_queued_s", "others_s", "others_over_s")
+    return {name: getattr(found, name) for name in names}
+
+
 class Page(LastReading[Sums]):
-    """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it."""
+    """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it.
+
+    The iterator of persistent workers has many passes. Between two of them the page may `rest`.
+    """
 
     def __init__(self, source: CounterSource) -> None:
         super().__init__(partial(self._measured, source))
         self._base = Sums()
-        self._began_at = monotonic()
-        self._cpu_s = time.process_time()
         self._thread = threading.get_native_id()
-        self._queued = run_queue.look((), self._thread)
-        self._used = _used(())
+        self._from = self._baseline(Sums())
 
     def read(self) -> Sums:
         """Return the counts since the page was made, or since `restart`."""
@@ -203,30 +222,49 @@ class Page(LastReading[Sums]):
         """Count from now on."""
         self._base = super().read()
 
+    def rest(self) -> None:
+        """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
+        base = self._from
+        if not base.is_resting and monotonic() - base.at >= REST_S:
+            self._from = base._replace(past=Sums(**_of_machine(super().read())), is_resting=True)
+
+    def wake(self) -> None:
+        """Count the machine again: a pass begins."""
+        base = self._from
+        if base.is_resting:
+            self._from = self._baseline(super().read())._replace(past=base.past)
+
+    def _baseline(self, found: Sums) -> _Baseline:
+        queued = run_queue.look((), found.thread or self._thread)
+        return _Baseline(monotonic(), found.wall_s, time.process_time(), queued, _used(found.pids))
+
     def _measured(self, source: CounterSource) -> Sums:
         """Return the counts, with the CPU time of this process and its workers.
 
-        CPU time between two passes is subtracted in proportion.
+        CPU time between two passes is subtracted in proportion, unless the page rests there.
         """
-        found = source.sums()
-        lived_s = max(1e-6, monotonic() - self._began_at)
-        part = min(1.0, found.wall_s / lived_s)
-        found = replace(found, trainer_cpu_s=(time.process_time() - self._cpu_s) * part)
-        return found if lived_s < SHORT_S else self._with_queues(self._with_others(found, lived_s), part)
+        found, base = source.sums(), self._from
+        lived_s = max(1e-6, monotonic() - base.at)
+        part = min(1.0, max(0.0, found.wall_s - base.wall_s) / lived_s)
+        found = replace(found, trainer_cpu_s=(time.process_time() - base.cpu_s) * part)
+        if base.is_resting or lived_s >= SHORT_S:
+            found = self._with_queues(self._with_others(found, base, lived_s), base, part)
+        past = _of_machine(base.past if base.is_resting else base.past.plus(Sums(**_of_machine(found))))
+        return replace(found, **past)
 
-    def _with_others(self, found: Sums, lived_s: float) -> Sums:
+    def _with_others(self, found: Sums, base: _Baseline, lived_s: float) -> Sums:
         """Add the CPU time of other programs, if it is known."""
         used = _used(found.pids)
-        if used is None or self._used is None:
+        if used is None or base.used is None:
             return found
         ranks = local_ranks(os.environ)
-        others_s = max(0.0, used[0] - self._used[0] - (used[1] - self._used[1]) * ranks)
+        others_s = max(0.0, used[0] - base.used[0] - (used[1] - base.used[1]) * ranks)
         return replace(found, others_s=others_s / ranks, others_over_s=lived_s)
 
-    def _with_queues(self, found: Sums, part: float) -> Sums:
+    def _with_queues(self, found: Sums, base: _Baseline, part: float) -> Sums:
         """Add the time on run queues, of the training thread and of the processes that make batches."""
         queued = run_queue.look(found.pids, found.thread or self._thread)
-        ran = queued.since(self._queued)
+        ran = queued.since(base.queued)
         makers = {INLINE: ran.here, LOCAL: queued.workers}
         return replace(
             found,
@@ -266,6 +304,16 @@ class LoaderCounters:
     def read(self) -> Sums:
         """Return the counts of all iterators so far."""
         return self._pages.read()
+
+    def rest(self) -> None:
+        """A pass of persistent workers has ended: count nothing of the machine until `wake`."""
+        for page in self._pages.entries:
+            page.rest()
+
+    def wake(self) -> None:
+        """A pass begins."""
+        for page in self._pages.entries:
+            page.wake()
 
     def restart(self) -> None:
         """Count from now on."""

@@ -78,6 +78,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             feed.have_transformed(loader.device_config.transform, int(self._base_seed))
         pinner = self._new_pinner(feed)
         observers = observers or Observers()
+        self._counters = observers.counters
         self._next_epoch = self._new_next_epoch(loader, overlap)
         self._engine = Engine(
             EnginePlan(
@@ -181,6 +182,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        if self._counters is not None and not first_iter:
+            self._counters.wake()
         resume, self._resume = self._resume, None
         next_epoch = None if first_iter else self._next_epoch
         takes_ahead = next_epoch is not None and next_epoch.is_right()
@@ -221,8 +224,11 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             self._recorder.has_finished = True
             if self._engine.schedule.finished and not self._persistent_workers:
                 self._shutdown_workers()
-            elif feed is not None:
+                raise
+            if feed is not None:
                 feed.settle()
+            if self._counters is not None:
+                self._counters.rest()
             raise
 
     def ask_states(self) -> None:
