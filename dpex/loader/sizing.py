@@ -268,9 +268,9 @@ def fix_workers(loader: Any, count: Any) -> None:
     """End tuning, as ``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on.
 
     Raises:
-        OptionError: It is no whole number of at least 0.
+        OptionError: The number is a word, or less than 0. What else is no number, ``iter()`` refuses, as torch does.
     """
-    if not (isinstance(count, SupportsIndex) and index(count) >= 0):
+    if isinstance(count, str) or (isinstance(count, SupportsIndex) and index(count) < 0):
         raise OptionError(
             f"loader.num_workers = {count!r}: assign a whole number of at least 0; to have it tuned, make the loader "
             "with num_workers='auto'"
