@@ -259,6 +259,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
                 fix_workers(self, val)
             elif attr == "timeout":
                 val = own_number(val)
+                source.mark(val)
             elif attr in DEFAULTS:
                 options = {name: getattr(self, name) for name in DEFAULTS} | {attr: val}
                 val = checked(options, is_auto=self._is_auto)[attr]

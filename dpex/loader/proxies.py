@@ -10,7 +10,8 @@ made from a noted one if it has, or wraps, the same dataset, and has the same ob
 that attribute, and each loader of dpex's has a float of its own there.
 
 The table keeps no dataset and no loader alive. A note outlives its loader, as scripts write ``loader =
-accelerator.prepare(loader)``, and goes with the dataset.
+accelerator.prepare(loader)``. It goes with the dataset, or with the last loader that has this ``timeout`` if the
+dataset, such as a list, cannot be referred to weakly.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _take_over(proxy: Any, loader: Any) -> None:
 # -- loaders that a framework built from one of dpex's -----------------------------------------------------------------
 
 _TORCHS_MODULE = "torch.utils.data.dataloader"
-_OWN = {*TAKEN_OVER, "_iterator", "_begun", "_runtime", "_source"} - {"timeout", "in_order"}
+_OWN = {*TAKEN_OVER, "_iterator", "_begun", "_runtime", "_source"} - {"in_order"}
 """Attributes of a loader that are no settings: its data, and what it has while it is used."""
 _RESIZED = ("_sizes", "_pins")
 """Settings that `resize` of the user's own loader changes while others are served."""
@@ -155,12 +156,26 @@ class Source:
         dataset, attributes = loader.dataset, vars(loader).items()
         self.settings = {name: value for name, value in attributes if name not in _OWN and value is not dataset}
         self._loader = weakref.ref(loader)
+        self._timeout: Any = None
         self._note: Any = None
+        self._forget: Any = None
+        self.mark(loader.timeout)
 
     def assign(self, name: str, value: Any) -> None:
         """An attribute of the loader was set."""
         if name in self.settings:
             self.settings[name] = value
+
+    def mark(self, timeout: Any) -> None:
+        """Recognise by this object the loaders that are made from now on. It is not kept alive."""
+        try:
+            self._timeout = weakref.ref(timeout, self._forget)
+        except TypeError:  # of a kind that is no number of `own_number`
+            self._timeout = lambda: timeout
+
+    def is_marked_by(self, timeout: Any) -> bool:
+        """Return True if a loader with this ``timeout`` was made from this one."""
+        return timeout is not None and self._timeout() is timeout
 
     def is_auto_for(self, num_workers: int | str) -> bool:
         """Return True if a loader with ``num_workers`` is tuned as this one is. Another number was set on purpose."""
@@ -182,9 +197,13 @@ class Source:
 _notes: dict[int, list[Source]] = {}
 
 
+class _OwnNumber(float):
+    """A number that can be referred to weakly."""
+
+
 def own_number(timeout: Any) -> Any:
     """Return a float object of its own with this value; torch refuses values that are no numbers."""
-    return timeout + 0.0 if isinstance(timeout, (int, float)) else timeout
+    return _OwnNumber(timeout) if isinstance(timeout, (int, float)) else timeout
 
 
 def remember(loader: Any, loader_class: Any) -> Source:
@@ -196,8 +215,9 @@ def remember(loader: Any, loader_class: Any) -> Source:
     del notes[:-_MOST]
     try:
         source._note = weakref.ref(dataset, _forgetting(id(dataset), None))
-    except TypeError:  # such as a list: the note goes with the loader
-        source._note = weakref.ref(loader, _forgetting(id(dataset), source))
+    except TypeError:  # such as a list: the note goes with the last loader that has this ``timeout``
+        source._forget = _forgetting(id(dataset), source)
+        source.mark(loader.timeout)
     return source
 
 
@@ -219,7 +239,7 @@ def source_of(dataset: Any, timeout: Any) -> Source | None:
     """Return what a loader with this dataset and this ``timeout`` was made from; None: not from one of dpex's."""
     for known in (dataset, attribute(dataset, "dataset")):
         for source in _notes.get(id(known), ()):
-            if source.settings["timeout"] is timeout:
+            if source.is_marked_by(timeout):
                 return source
     return None
 

@@ -225,6 +225,23 @@ def test_a_rebuilt_loader_of_dpexs_class_is_tuned_as_the_own_one() -> None:
     assert not type(loader)(DATA, num_workers=loader.num_workers)._is_auto
 
 
+def test_a_loader_of_a_list_is_known_after_it_has_gone_and_no_longer_than_those_made_from_it() -> None:
+    data = list(range(8))
+    loader: Any = DpexDataLoader(data, 4, num_workers=1, seeding="batch", name="list")
+    loader.timeout = 30
+    plain = DataLoader(data, 4, num_workers=1, timeout=loader.timeout)
+    del loader
+    gc.collect()
+    assert [batch.tolist() for batch in plain] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    behind = loader_behind(plain)
+    assert behind is not None
+    assert (behind.name, behind.seeding, behind.timeout) == ("list", "batch", 30)
+    assert id(data) in proxies._notes
+    del plain, behind
+    gc.collect()
+    assert id(data) not in proxies._notes
+
+
 # -- a loader that a framework makes itself, and finding the loader ---------------------------------------------------
 
 
