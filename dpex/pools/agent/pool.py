@@ -234,18 +234,12 @@ class RemotePool:
         self._torn: AgentHandle | None = None
         """The agent of which a frame is taken in."""
         self._closed = False
-        self._owner = os.getpid()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._epoll = select.epoll()
         self._epoll.register(self._woken, select.EPOLLIN)
         nodes.begin(self.wake)
         self.resize(first_workers)
-
-    @property
-    def is_own(self) -> bool:
-        """True if this process made the pool, and not a parent of it."""
-        return self._owner == os.getpid()
 
     def wake(self) -> None:
         """Make `descriptors` readable; from any thread."""
@@ -528,8 +522,6 @@ class RemotePool:
             self._closed = True
             os.close(self._woken)
         self._epoll.close()
-        if not self.is_own:
-            return
         for agent in self._agents.values():
             agent.link.wake = wake_nobody
             agent.link.put("close", grace_s)
