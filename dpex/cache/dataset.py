@@ -240,15 +240,14 @@ class CachedDataset(Dataset[Any]):
                 self._tell_full(where, store.stored(), store.why_full)
 
     def _tell_full(self, where: str, stored: Stored, why: str) -> None:
-        all_bytes = stored.nbytes * stored.samples // max(1, stored.kept)
+        all_bytes = stored.nbytes * stored.samples // stored.kept if stored.kept else 0
         logger.warning(
-            "the cache of %s (%s) keeps %s of %s samples, in %s bytes, and no more: %s. All would take about %s bytes. "
-            "The others %s",
+            "the cache of %s (%s) keeps %s of %s samples, in %s bytes, and no more: %s. %sThe others %s",
             stored.name,
             where,
             *(f"{value:,}" for value in (stored.kept, stored.samples, stored.nbytes)),
             why,
-            f"{all_bytes:,}",
+            f"All would take about {all_bytes:,} bytes. " if all_bytes else "",
             "are read from disk" if where == "memory" and self._disk is not None else "are prepared each time",
         )
 

@@ -313,6 +313,11 @@ def test_the_log_says_how_much_fits(caplog: pytest.LogCaptureFixture) -> None:
     assert len(images.made) == CHECKED_FIRST + 20 + 18, "samples that fit are prepared once, the others in each epoch"
 
 
+def test_the_log_predicts_nothing_from_no_sample(caplog: pytest.LogCaptureFixture) -> None:
+    cached(Images([lambda index: torch.zeros(100_000)]), memory=1000)[0]
+    assert "keeps 0 of 20 samples, in 0 bytes, and no more: it has no more room. The others" in caplog.text
+
+
 def test_samples_come_from_disk_where_memory_is_full(tmp_path: Path) -> None:
     pytest.importorskip("lmdb")
     images = Images([lambda index: torch.full((50_000,), float(index))])
