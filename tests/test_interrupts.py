@@ -7,8 +7,10 @@ met, where a timer would leave it to chance.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import random
+import select
 import signal
 import socket
 import sys
@@ -57,14 +59,20 @@ def loader_of(kind: str, **options: Any) -> DpexDataLoader[Any]:
 
 
 class Ticking:
-    """A signal comes at the ``at``-th place where dpex calls a function, while it is armed; its handler raises."""
+    """A signal comes at the ``at``-th place where dpex calls a function of ``within``, while it is armed; its handler
+    raises."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, within: str = PACKAGE) -> None:
         self.left = at
+        self.within = within
         self.came = False
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and "finalize" not in frame.f_code.co_name:
+        if (
+            event == "call"
+            and frame.f_code.co_filename.startswith(self.within)
+            and "finalize" not in frame.f_code.co_name
+        ):
             self.left -= 1
             if not self.left:
                 self.came = True
@@ -111,6 +119,35 @@ def test_every_batch_comes_once_whatever_is_interrupted(kind: str) -> None:
     assert ticks > ROWS // 4
     rows = torch.cat(got)
     assert_same(rows[rows[:, 0].argsort()] if kind == "out of order" else rows, wanted[wanted[:, 0].argsort()])
+
+
+DEATH = 48
+"""Calls in which the pool takes in the death of a worker, and starts another one."""
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("kind", ["worker", "batch"])
+@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
+def test_every_batch_comes_once_if_the_news_of_a_death_are_interrupted(kind: str) -> None:
+    """What was read of the news, and what a death changes, once was lost: the loop waited without an end."""
+    wanted = stacked(loader_of(kind))
+    for at in range(1, DEATH, 4):
+        iterator = iter(loader_of(kind))
+        got = [next(iterator)]
+        pool = iterator._engine._pools.by_name["local"]
+        os.kill(pool.handles[0].pid, signal.SIGKILL)
+        until(lambda pool=pool: select.select([pool._source.fileno()], [], [], 0)[0])  # type: ignore[misc]
+        sys.settrace(Ticking(at, str(Path(PACKAGE, "pools", "local"))))
+        while True:
+            try:
+                got.append(next(iterator))
+            except TickError:
+                continue
+            except StopIteration:
+                break
+            finally:
+                sys.settrace(None)
+        assert_same(torch.cat(got), wanted)
 
 
 @pytest.mark.usefixtures("handler")

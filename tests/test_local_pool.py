@@ -263,7 +263,7 @@ def test_why_a_dataset_cannot_be_opened_is_heard_after_the_template_has_ended() 
     template = TemplateHandle(ForkStarter(open_plan))
     template.start_process(0, [], ())
     template._process.join()
-    assert template.news() == [("unfit", "ModuleNotFoundError: No module named 'rare_codec'"), ("dead",)]
+    assert list(template.news()) == [("unfit", "ModuleNotFoundError: No module named 'rare_codec'"), ("dead",)]
     template.join(1.0)
 
 

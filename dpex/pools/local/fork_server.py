@@ -24,6 +24,7 @@ import socket
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -262,6 +263,9 @@ class TemplateHandle:
         """True if it takes requests."""
         self._owner = os.getpid()
         self._closed = False
+        self._arrived: deque[bytes] = deque()
+        self.unheard: deque[tuple[Any, ...]] = deque()
+        """News that the caller has not removed."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there is `news`."""
@@ -278,28 +282,29 @@ class TemplateHandle:
             socket.send_fds(self._control, [pickle.dumps(("fork", number, arguments, kinship))], fds)
         return kinship.name
 
-    def news(self) -> list[tuple[Any, ...]]:
-        """Return what happened since the last call.
+    def news(self) -> deque[tuple[Any, ...]]:
+        """Return what happened, in the handle's deque. The caller removes what it has handled.
 
         ``("ready", pid)`` or ``("unfit", why)``;
         ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
         ``("dead",)`` once the template has ended.
         """
-        found: list[tuple[Any, ...]] = []
         while not self._closed:
             try:
-                data = self._control.recv(MESSAGE_BYTES)
+                self._arrived.extend(map(self._control.recv, (MESSAGE_BYTES,)))  # see `dpex.system.interrupts`
             except BlockingIOError:
                 break
             except ConnectionResetError:  # it ended with requests unread; what it told before is still there
                 continue
-            if not data:
-                found.append(("dead",))
+            if not self._arrived[-1]:
                 break
-            found.append(pickle.loads(data))
-            if found[-1][0] == "ready":
-                self._process.pid, self.ready = found[-1][1], True
-        return found
+        while self._arrived:
+            told: tuple[Any, ...] = pickle.loads(self._arrived[0]) if self._arrived[0] else ("dead",)
+            if told[0] == "ready":
+                self._process.pid, self.ready = told[1], True
+            self.unheard += (told,)  # from here on without a call: see `dpex.system.interrupts`
+            del self._arrived[0]
+        return self.unheard
 
     def end(self, grace_s: float) -> None:
         """Have the processes ended within ``grace_s`` seconds."""
@@ -312,17 +317,18 @@ class TemplateHandle:
         A template that overstays is killed. One that is not ready yet is not waited for: it has no workers, and ends
         when it finds its socket closed.
         """
-        news: list[tuple[Any, ...]] = []
-        if self._owner != os.getpid() or self._closed:
-            return news
+        if self._owner != os.getpid():
+            return []
+        if self._closed:
+            return list(self.unheard)
         deadline = monotonic() + timeout_s
-        while self.ready and ("dead",) not in news and (left := deadline - monotonic()) > 0:
+        while self.ready and ("dead",) not in self.unheard and (left := deadline - monotonic()) > 0:
             if forking.readable_within(self._control.fileno(), left):
-                news += self.news()
+                self.news()
         self._closed = True
         self._control.close()
         self._process.join(max(0.1, deadline - monotonic()))
         if self._process.is_alive():
             self._process.kill()
             self._process.join(5.0)
-        return news
+        return list(self.unheard)

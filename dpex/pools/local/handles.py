@@ -236,19 +236,17 @@ class TicketQueue:
         return min(self.groups, default=group)
 
     def forget(self) -> dict[int, tuple[int, ...]]:
-        """Return the numbers of all tickets that are out, by epoch; no request to leave is out either.
+        """Return the numbers of all tickets that are out, by epoch, and empty the socket.
 
-        For when no worker holds any.
+        For when no worker holds any. The caller clears ``groups`` and ``leaves`` once it has reported them.
         """
         with contextlib.suppress(BlockingIOError):
             while received := receive(self._theirs, self._buffer, socket.MSG_DONTWAIT):
                 for fd in received[1]:
                     os.close(fd)
-        self.leaves = 0
         lost: dict[int, tuple[int, ...]] = {}
         for epoch, tickets in self.groups.values():
             lost[epoch] = lost.get(epoch, ()) + tuple(ticket.number for ticket in tickets)
-        self.groups.clear()
         return lost
 
     def shut_down(self) -> None:

@@ -105,6 +105,8 @@ class LocalPool:
         self._events: deque[PoolEvent] = deque()
         self._closed = False
         self._suspicious = False
+        self._is_short = False
+        """Workers have ended, and what follows from that is not done yet."""
         self._settled_since: float | None = None
         self._was_refused = False
         self._crowded = False
@@ -173,14 +175,14 @@ class LocalPool:
     # -- starting ------------------------------------------------------------------------------------------------
 
     def _open_source(self) -> None:
-        self._source = TemplateHandle(self._starter)
-        self._epoll.register(self._source.fileno(), select.EPOLLIN)
+        source = TemplateHandle(self._starter)
+        self._epoll.register(source.fileno(), select.EPOLLIN)
+        self._source = source
 
     def _keep_promises(self) -> None:
         """Ask for promised workers, as far as the source can take requests."""
         while self._promised and self._source.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
-            self._add_worker()
-            self._promised -= 1  # where a signal handler raised, it is asked for again
+            self._add_worker()  # where a signal handler raised, it is asked for again
         self.counts.requested = len(self._workers) + self._promised
 
     def _add_worker(self) -> None:
@@ -192,9 +194,11 @@ class LocalPool:
         ours, theirs = private_pair()
         with theirs:
             name = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
-        worker = self._workers[number] = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
-        self._by_fd[ours.fileno()] = worker
-        self._epoll.register(ours.fileno(), select.EPOLLIN)
+        worker = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
+        fd = ours.fileno()
+        self._epoll.register(fd, select.EPOLLIN)
+        self._workers[number] = self._by_fd[fd] = worker  # from here on without a call: see `dpex.system.interrupts`
+        self._promised -= 1
         self._list(worker.process)
 
     def _list(self, process: ProcessHandle) -> None:
@@ -215,7 +219,9 @@ class LocalPool:
             self._settled_since = None
             assert self._queue is not None
             self._queue.send(group, epoch, tickets, data, sent)
-        elif self._flush(place := self._workers[worker]):
+        elif (place := self._workers.get(worker)) is None:
+            return False  # it has ended, and an exception kept the engine from hearing of it
+        elif self._flush(place):
             held = {(epoch, t.number): t for t in tickets}
             place.held.update(held)
             write(place.socket, data, sent)
@@ -267,7 +273,7 @@ class LocalPool:
     @property
     def is_unsettled(self) -> bool:
         """True if `poll` has work to do that no descriptor shows."""
-        return self._suspicious or self._crowded
+        return self._suspicious or self._crowded or self._is_short
 
     def descriptors(self) -> list[int]:
         """See `WorkerPool.descriptors`: the pool's own epoll."""
@@ -287,9 +293,13 @@ class LocalPool:
                 self._room_again(worker)
             if what & ~select.EPOLLOUT:
                 self._drain(worker)
+        if self._source.unheard:
+            self._hear_source()
         if self._suspicious:
             self._recount()
-        if self._crowded:
+        if self._is_short:
+            self._make_up()
+        elif self._crowded:
             self._adjust()
         return self._events
 
@@ -393,7 +403,11 @@ class LocalPool:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _hear_source(self) -> None:
-        for what, *about in self._source.news():
+        """Take in the news of the source. A second call continues where an exception broke off."""
+        source = self._source
+        news = source.news()
+        while news:
+            what, *about = news[0]
             if what == "dead":
                 self._source_died()
             elif what == "ready":
@@ -402,6 +416,9 @@ class LocalPool:
                 self._fail(f"the dataset cannot be opened: {about[0]}")
             else:
                 self._note(what, *about)
+            if source is not self._source:
+                return
+            del news[0]
 
     def _note(self, what: str, number: int, *about: Any) -> None:
         """Take in news of one process: "up" (its pid), "refused" (why) or "exit" (its pid and exit code)."""
@@ -431,16 +448,16 @@ class LocalPool:
     def _refused(self, worker: LocalWorkerHandle, why: str) -> None:
         """Keep the workers that run, and request no more until `resize` is called: a worker cannot be started."""
         worker.process.exitcode = 0
-        epoch, lost, _ = self._bury(worker)
+        epoch, lost, _ = self._held_by(worker)
         text = f"it could not be started: {why}"
-        self._events.append(WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0))
-        if self._queue is not None and not self._workers:
-            self._lose_the_rest()
-        self.counts.most, self.counts.why_most = max(0, self._staying()), why
-        self._adjust()
+        events: tuple[PoolEvent, ...] = (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),)
         if not self._was_refused:
-            self._was_refused = True
-            self._events.append(Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
+            events += (Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)),)
+        most = max(0, self._staying() - (not worker.is_leaving))
+        self.counts.most, self.counts.why_most = most, why
+        self._bury(worker, events)
+        self._was_refused = True
+        self._make_up()
 
     def _source_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
@@ -460,59 +477,76 @@ class LocalPool:
                 self._fail(text)
                 return
         self._events.append(Notice(f"{text}; starting anew"))
-        self._open_source()
         for worker in list(self._workers.values()):
             self._ended(worker, -signal.SIGKILL, by_source=True)
+        self._open_source()
+        self._make_up()
 
     def _hang_up(self, worker: LocalWorkerHandle) -> None:
         """Close the socket of a worker that has closed its end. The source reports how the worker ended."""
-        if not worker.hung_up:
-            worker.hung_up = True
-            fd = worker.socket.fileno()
-            self._epoll.unregister(fd)
-            del self._by_fd[fd]
+        worker.hung_up = True
+        fd = worker.socket.fileno()
+        if fd >= 0:
+            with contextlib.suppress(FileNotFoundError):  # an exception came between this and closing it
+                self._epoll.unregister(fd)
+            self._by_fd.pop(fd, None)
             worker.socket.close()
 
     def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: bool = False) -> None:
         """Report the end of a worker. ``by_source``: it ended because the template did, so no ticket is responsible."""
-        if worker.refused is not None:
+        if worker.refused is not None and not by_source:
             self._refused(worker, worker.refused)
             return
         pid = worker.process.pid or 0
         worker.process.exitcode = code
         never_began = code > 0 and not worker.is_up
         expected = code == 0 and worker.is_leaving
-        epoch, lost, working_on = self._bury(worker)
+        epoch, lost, working_on = self._held_by(worker)
         working_on = None if expected or by_source else working_on
         hung, why = worker.hung or (None, how_it_ended(pid, code))
-        self._events.append(WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung))
-        if self._closed:
+        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung)
+        self._bury(worker, (event,), crashed=not expected and not self._closed)
+        if self._closed or by_source:
             return
         if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
             self._failed_starts += 1
             if self._failed_starts >= STARTS_IN_A_ROW:
                 self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
                 return
-        if self._queue is not None and not self._workers:
-            self._lose_the_rest()
-        self.crashes += not expected
-        self._suspicious = self._suspicious or (not expected and self._queue is not None)
-        if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
-            self._adjust()
+        self._make_up()
 
-    def _bury(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
-        """Forget a worker; return an epoch, the tickets of it that the worker held, and the one it was working on."""
-        self._hang_up(worker)
-        del self._workers[worker.number]
-        self.counts.requested -= 1
-        self.counts.running -= worker.is_up
+    def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
+        """Return an epoch, the tickets of it that a worker holds, and the one it is working on."""
         group, working_on = self._board.read(worker.row)
         if self._queue is None:
             epoch, tickets = self._epoch, [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
         else:
-            epoch, tickets = self._queue.groups.pop(group, (self._epoch, []))
+            epoch, tickets = self._queue.groups.get(group, (self._epoch, []))
+        return epoch, tuple([t.number for t in tickets]), working_on
+
+    def _bury(self, worker: LocalWorkerHandle, events: tuple[PoolEvent, ...], *, crashed: bool = False) -> None:
+        """Forget a worker and tell ``events`` of it: all at once, or not at all."""
+        self._hang_up(worker)
+        group, _ = self._board.read(worker.row)
+        groups = {} if self._queue is None else self._queue.groups
+        del self._workers[worker.number]  # from here on without a call: see `dpex.system.interrupts`
+        self._events += events
+        self.counts.requested -= 1
+        self.counts.running -= worker.is_up
+        if group in groups:
+            del groups[group]
+        self.crashes += crashed
+        self._suspicious = self._suspicious or (crashed and self._queue is not None)
+        self._is_short = True
         self._board.give_row(worker.row)
-        return epoch, tuple(t.number for t in tickets), working_on
+
+    def _make_up(self) -> None:
+        """Replace what has ended. `poll` calls it again where an exception broke it off."""
+        if self._queue is not None and not self._workers:
+            self._lose_the_rest()
+        if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
+            self._adjust()
+        self._is_short = False
 
     def _recount(self) -> None:
         """After a death: once the queue is empty and all workers are idle for a while, open tickets count as lost."""
@@ -526,9 +560,9 @@ class LocalPool:
             self._settled_since = now
         if now - self._settled_since < SETTLED_S:
             return
-        self._suspicious, self._settled_since = False, None
         self._lose_the_rest()  # a worker may have died with a request to leave, which is lost with it
         self._adjust()
+        self._suspicious, self._settled_since = False, None
 
     def _in_doubt(self) -> bool:
         assert self._queue is not None
@@ -538,9 +572,10 @@ class LocalPool:
     def _lose_the_rest(self) -> None:
         """Take back the open tickets: no worker holds one, or no worker is left to read the queue."""
         assert self._queue is not None
-        for epoch, lost in self._queue.forget().items():
-            text = "a worker died as it took them"
-            self._events.append(WorkerGone(self.name, -1, epoch, lost, None, True, text))
+        text = "a worker died as it took them"
+        lost = self._queue.forget().items()
+        self._events += [WorkerGone(self.name, -1, epoch, numbers, None, True, text) for epoch, numbers in lost]
+        self._queue.groups, self._queue.leaves = {}, 0  # without a call: see `dpex.system.interrupts`
 
     # -- closing -------------------------------------------------------------------------------------------------
 
