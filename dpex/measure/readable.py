@@ -11,7 +11,8 @@ _DECIMALS_BELOW = 0.0995
 _WHOLE_FROM = 99.5
 """Numbers from here on have three digits before the decimal point."""
 _NEXT_UNIT = 0.9995
-"""Numbers from here on are rounded to 1, and shown in the larger unit: "1 ms", not "1,000 µs"."""
+"""Numbers from here on are rounded to 1, and shown in the larger unit: "1 ms", not "1,000 µs"; "1 MB", not
+"1,000 kB"."""
 _CLOCK_S = 1e-7
 """Reading a clock takes that long: what is shorter was not measured."""
 
@@ -43,7 +44,7 @@ def duration(seconds: float) -> str:
 def size(nbytes: float) -> str:
     """Return a number of bytes in the unit that suits it, by powers of 1000: "38 MB"."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(nbytes) >= factor:
+        if abs(nbytes) >= _NEXT_UNIT * factor:
             return f"{rounded(nbytes / factor)} {unit}"
     return f"{nbytes:.0f} B"
 

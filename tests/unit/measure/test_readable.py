@@ -54,7 +54,16 @@ def test_times_have_the_unit_that_suits_them(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (38.5e6, "38.5 MB"), (2e12, "2,000 GB"), (-3e6, "-3 MB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.6, "1 kB"),
+        (1500, "1.5 kB"),
+        (999_999, "1 MB"),
+        (38.5e6, "38.5 MB"),
+        (2e12, "2,000 GB"),
+        (-3e6, "-3 MB"),
+    ],
 )
 def test_sizes_have_the_unit_that_suits_them(nbytes: float, text: str) -> None:
     assert size(nbytes) == text
