@@ -318,7 +318,16 @@ class Producer:
     def _do_tickets(self, subscriber: Subscriber, worker: int | None, epoch: int, queue: int, data: bytes) -> None:
         to_make = []
         try:
-            for number, index in pickle.loads(data) if subscriber.is_admitted else ():
+            asked = pickle.loads(data) if subscriber.is_admitted else ()
+        except Exception as error:
+            subscriber.refused = (
+                f"share={self._facts['share']!r}: the process that makes the batches cannot read what the sampler of "
+                f"this training yields: {type(error).__name__}: {error}. Have all trainings yield indices of types "
+                "that the first one can import, or give another name to one of them"
+            )
+            return
+        try:
+            for number, index in asked:
                 answer = self._cache.ask(subscriber.number, (epoch, number), index)
                 if answer.must_make:
                     to_make.append(number)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +17,10 @@ from torch.utils.data import Dataset
 
 from dpex.pools.share import producer as module
 from dpex.pools.share.meeting import MeetingPlace, difference, facts_of
-from dpex.pools.share.producer import Producer
+from dpex.pools.share.producer import Producer, Subscriber
 from dpex.transport.frames import FrameWriter
+
+FACTS = {"share": "a"}
 
 
 class Writes:
@@ -29,8 +33,9 @@ class Writes:
         return Path.touch, (self._path,)
 
 
-def test_nothing_is_read_of_a_process_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "peer", lambda connection: (os.getpid(), os.getuid() + 1))
+@pytest.fixture
+def producer(tmp_path: Path) -> Iterator[tuple[Producer, socket.socket]]:
+    """A producer without workers, and the connection of a training."""
     place = MeetingPlace(str(tmp_path))
     listener = place.listen()
     assert listener is not None
@@ -39,20 +44,40 @@ def test_nothing_is_read_of_a_process_of_another_user(tmp_path: Path, monkeypatc
         pool: Any = SimpleNamespace(
             workers=list, counts=SimpleNamespace(wanted=0), failed=None, resize=lambda _: None, takes_more=False
         )
-        producer = Producer(listener, {"share": "a"}, pool)
         client = place.connect()
         assert client is not None
         with client:
-            writer = FrameWriter(client)
-            writer.put(("open", 1, ({"share": "a"}, 0)))
-            writer.put(("tickets", None, 0, 0, pickle.dumps([(0, Writes(tmp_path / "it was unpickled"))])))
-            assert writer.flush()
-            producer._accept()
-            for subscriber in list(producer._subscribers.values()):
-                producer._hear(subscriber)
-            assert not list(tmp_path.iterdir())
-            with pytest.raises(ConnectionError):
-                client.sendall(b"more")
+            yield Producer(listener, FACTS, pool), client
+
+
+def heard(producer: Producer, client: socket.socket, tickets: bytes) -> list[Subscriber]:
+    """Have the producer read what a training says that asks for these; return the trainings that it listens to."""
+    writer = FrameWriter(client)
+    writer.put(("open", 1, (FACTS, 0)))
+    writer.put(("tickets", None, 0, 0, tickets))
+    assert writer.flush()
+    producer._accept()
+    for subscriber in list(producer._subscribers.values()):
+        producer._hear(subscriber)
+    return list(producer._subscribers.values())
+
+
+def test_nothing_is_read_of_a_process_of_another_user(
+    producer: tuple[Producer, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "peer", lambda connection: (os.getpid(), os.getuid() + 1))
+    assert not heard(*producer, pickle.dumps([(0, Writes(tmp_path / "it was unpickled"))]))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConnectionError):
+        producer[1].sendall(b"more")
+
+
+def test_a_training_whose_indices_cannot_be_read_is_told_and_no_other_suffers(
+    producer: tuple[Producer, socket.socket],
+) -> None:
+    (training,) = heard(*producer, b"cno_such_module\nIndex\n.")
+    assert "this training yields: ModuleNotFoundError: No module named 'no_such_module'" in training.refused
+    training.close()
 
 
 class WithSets(Dataset[torch.Tensor]):
