@@ -211,6 +211,24 @@ def test_a_generator_of_a_pass_that_was_begun_before_is_an_error_too(how: str) -
         assert errors == [TickError, InterruptedSamplerError]
 
 
+@pytest.mark.usefixtures("handler")
+def test_an_epoch_is_whole_after_an_interrupted_iter() -> None:
+    """Here the batches that were made ahead are no longer the prediction's, and not yet the epoch's."""
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "_new_draws":
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+
+    options: Any = {"num_workers": 1, "seeding": "batch", "persistent_workers": True, "overlap_epochs": True}
+    with DpexDataLoader(Augmented(ROWS), batch_size=4, **options) as loader:
+        assert len(list(loader)) == ROWS // 4
+        sys.settrace(interrupt)
+        with pytest.raises(TickError):
+            iter(loader)
+        assert len(list(loader)) == ROWS // 4
+
+
 def fingerprints() -> dict[str, Any]:
     """Return values by name that are unequal (``!=``) once a global generator has moved."""
     return {

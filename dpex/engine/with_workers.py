@@ -187,8 +187,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         resume, self._resume = self._resume, None
         next_epoch = None if first_iter else self._next_epoch
         takes_ahead = next_epoch is not None and next_epoch.is_right()
-        if takes_ahead and next_epoch is not None:
-            self._drawn = next_epoch.take()
+        if not first_iter:  # an interrupted call may have left indices there
+            self._drawn = next_epoch.take() if takes_ahead and next_epoch is not None else None
         self._engine.begin_epoch(self._new_draws(resume), point_for(resume), takes_ahead=takes_ahead)
         if resume is not None and not resume.has_finished:
             self._num_yielded = resume.batches
