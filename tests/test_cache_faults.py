@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 import warnings
@@ -388,6 +389,22 @@ def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
     small = disk_store.opened(folder, 1 << 20, "Images", 100)
     in_a_child(fill)
     assert all(small.get(index) is not None for index in range(100))
+
+
+def test_a_dataset_with_a_set_has_the_same_cache_in_the_next_run() -> None:
+    """Texts have other hashes in each process, so a set of them has another order."""
+    program = """
+from types import SimpleNamespace
+from dpex.cache.fingerprint import fingerprint
+names = [f".{number}" for number in range(20)]
+parts = {"kinds": set(names), "pairs": frozenset((name, 1) for name in names), "nested": [{frozenset(names[:3]), 4}]}
+print(fingerprint(SimpleNamespace(**parts), 3, "", ()))
+"""
+    found = {
+        subprocess.check_output([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in "123"
+    }
+    assert len(found) == 1
 
 
 def test_the_command_lists_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

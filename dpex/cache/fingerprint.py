@@ -66,6 +66,12 @@ class _StateHasher(SamplePickler):
         self._seen: set[Any] = set()
         self.bound: list[Any] = []
 
+    def persistent_id(self, obj: Any) -> Any:
+        """See `pickle.Pickler`. The order of a set is another one in each run, as the hashes of texts are."""
+        if type(obj) in (set, frozenset):
+            return type(obj).__name__, sorted(obj, key=_in_order)
+        return None
+
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""
         is_named = inspect.isclass(obj) or inspect.isfunction(obj)
@@ -80,6 +86,10 @@ class _StateHasher(SamplePickler):
         if inspect.ismodule(obj):
             return tuple, ((obj.__name__,),)
         return super().reducer_override(obj)
+
+
+def _in_order(item: Any) -> str:
+    return f"{sorted(map(_in_order, item))}" if isinstance(item, (tuple, frozenset)) else repr(item)
 
 
 def _name(kind: Any) -> str:

@@ -40,6 +40,11 @@ def test_the_same_dataset_has_the_same_key() -> None:
     assert len(key()) == 32
 
 
+def test_a_set_counts_with_its_items_and_as_a_set() -> None:
+    assert key(kinds={1, 2}) != key(kinds={1, 3})
+    assert key(kinds={1, 2}) != key(kinds=[1, 2])
+
+
 @pytest.mark.parametrize(
     "change",
     [
