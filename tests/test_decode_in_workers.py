@@ -117,7 +117,7 @@ def test_attributes_and_length_are_the_sources() -> None:
 
 
 class Countdown(IterableDataset[int]):
-    """It is its own iterator: its place is an attribute."""
+    """A stream that is its own iterator: its place is an attribute."""
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()

@@ -129,7 +129,7 @@ DEATH = 48
 @pytest.mark.parametrize("kind", ["worker", "batch"])
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 def test_every_batch_comes_once_if_the_news_of_a_death_are_interrupted(kind: str) -> None:
-    """What was read of the news, and what a death changes, once was lost: the loop waited without an end."""
+    """An interrupt once lost news that were read, or a part of what a death changes: the loop waited without an end."""
     wanted = stacked(loader_of(kind))
     for at in range(1, DEATH, 4):
         iterator = iter(loader_of(kind))
@@ -422,7 +422,7 @@ def test_what_a_handler_raises_is_known_by_its_traceback(handler: Callable[..., 
 
 @pytest.mark.usefixtures("handler")
 def test_a_frame_is_sent_once_and_whole_whatever_is_interrupted() -> None:
-    """What an agent is told: a part that is sent twice is no frame."""
+    """A frame of which a part is sent twice cannot be read."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         writer, reader, found, number, at = FrameWriter(ours), FrameReader(theirs), [], 0, 1

@@ -21,9 +21,9 @@ FORMAT = 2
 def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Path | str] | Path | str) -> str:
     """Return the key of a dataset's cache, 32 hexadecimal digits.
 
-    It depends on the pickled state of the dataset, on the source of the classes and functions in it and on what these
-    are bound to, on the number of samples, on ``version``, and on size and time of change of the files in ``paths`` and
-    below.
+    It depends on the pickled state of the dataset, and on the source of the classes and functions in it, with their
+    defaults and outer variables. It also depends on the number of samples, on ``version``, and on size and time of
+    change of the files in ``paths`` and below.
 
     Raises:
         CacheError: The dataset cannot be pickled and ``version`` is empty, or a path does not exist.
@@ -56,8 +56,8 @@ class _StateHasher(SamplePickler):
     """Hashes the pickle of an object, and the sources of all classes and functions that it meets.
 
     Attributes:
-        bound: What these functions, and the methods of these classes, are bound to; to be hashed as well. A source that
-            is the same may be that of several functions: lambdas in one line, or those that a function makes.
+        bound: Code, defaults and outer variables of these functions and methods, still to be hashed. Several functions
+            may have the same source: lambdas in one line, or those that a function makes.
     """
 
     def __init__(self, found: Any) -> None:

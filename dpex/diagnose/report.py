@@ -74,7 +74,7 @@ def confidence(verdict: Verdict) -> str:
 
 
 def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
-    """Return the evidence in three lines: batches, CPUs, and the training loop's time; or why there is none."""
+    """Return the evidence in three lines: batches, CPUs, and the training loop's time; or why nothing was measured."""
     if facts.note and not facts.batches:
         yield f"Not measured: {facts.note}."
         return

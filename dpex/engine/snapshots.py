@@ -186,7 +186,7 @@ class CounterSource(Protocol):
 
 
 class _Baseline(NamedTuple):
-    """Where the counts of the machine begin. past: these counts before, by name. is_resting: they do not grow."""
+    """The start of the machine's counts. past: their values until then, by name. is_resting: they do not grow."""
 
     at: float
     wall_s: float

@@ -27,7 +27,7 @@ _SHARED = (
 _OF_CTYPES = (ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 """Such as RawArray and RawValue."""
 _WITH_MEMORY = (torch.Tensor, np.ndarray, mmap.mmap, *_OF_CTYPES)
-"""Objects that do so if the memory that they lie in is shared."""
+"""Objects through which a training process changes what a worker has, if their memory is shared."""
 
 
 def overlap_of(loader: Any) -> OverlapRecord:

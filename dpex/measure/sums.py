@@ -348,8 +348,8 @@ class Sums(Record):
     dropped_ahead: int = counter(
         "Batches that were made for an epoch which then began in another way than predicted.",
         metric="dpex_dropped_ahead_batches_total",
-        how_to_read="Work in vain, of at most a prefetch per epoch. If it rises with each epoch, something between "
-        "epochs draws random numbers or changes the dataset: `overlap_epochs=False` saves that work.",
+        how_to_read="Lost work, at most the prefetched batches of each epoch. If it rises with each epoch, something "
+        "between epochs draws random numbers or changes the dataset: `overlap_epochs=False` saves that work.",
     )
     ready: int = level(
         "Batches that are made, were taken in and wait for the training loop.",

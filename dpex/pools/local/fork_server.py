@@ -294,7 +294,7 @@ class TemplateHandle:
                 self._arrived.extend(map(self._control.recv, (MESSAGE_BYTES,)))  # see `dpex.system.interrupts`
             except BlockingIOError:
                 break
-            except ConnectionResetError:  # it ended with requests unread; what it told before is still there
+            except ConnectionResetError:  # it ended with requests unread; what it sent before is still there
                 continue
             if not self._arrived[-1]:
                 break

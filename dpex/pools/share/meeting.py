@@ -164,7 +164,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Its repr, where the order of a set's items, which differs by process, is that of their texts."""
+    """Return the repr of a value, with the items of sets in the order of their texts: their own differs by process."""
     if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > _MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (set, frozenset)):

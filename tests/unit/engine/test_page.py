@@ -1,4 +1,4 @@
-"""What a page counts of the machine, and when."""
+"""A page counts the machine's CPU time and queues while a pass runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the process that makes shared batches listens to, and what trainings must have alike, without workers."""
+"""Which trainings the process that makes shared batches accepts, and what they must have alike, without workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FACTS = {"share": "a"}
 
 
 class Writes:
-    """Whoever unpickles it writes a file."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,7 +51,7 @@ def producer(tmp_path: Path) -> Iterator[tuple[Producer, socket.socket]]:
 
 
 def heard(producer: Producer, client: socket.socket, tickets: bytes) -> list[Subscriber]:
-    """Have the producer read what a training says that asks for these; return the trainings that it listens to."""
+    """Have the producer read the frames of a training that asks for these tickets; return the trainings it accepts."""
     writer = FrameWriter(client)
     writer.put(("open", 1, (FACTS, 0)))
     writer.put(("tickets", None, 0, 0, tickets))
@@ -89,7 +89,7 @@ class WithSets(Dataset[torch.Tensor]):
 
 
 def test_the_order_of_a_set_is_no_difference() -> None:
-    """It differs by process where the hashes of the items do, as those of texts."""
+    """The order of a set differs by process where the hashes of its items do, as those of texts."""
     one, other = {0, 8}, {8, 0}
     assert str(one) != str(other)
     for value, same in ((one, other), ([one], [other]), ({"a": frozenset(one)}, {"a": frozenset(other)})):
