@@ -101,10 +101,11 @@ class BatchCache:
         """Return the samples of a batch that a training waits for."""
         return self._batches[key].index
 
-    def made(self, key: Key, value: Kept) -> list[tuple[int, bool]]:
-        """Keep a batch; return the trainings that wait for it, each with True if it was made for that one."""
+    def made(self, key: Key, index: Any, value: Kept) -> list[tuple[int, bool]]:
+        """Keep a batch of these samples; return the trainings that wait for it, each with True if it was made for that
+        one. If those who asked for these samples have gone, and others want other ones, it is not kept."""
         batch = self._batches.get(key)
-        if batch is None or batch.value is not None:
+        if batch is None or batch.value is not None or not _are_same(batch.index, index):
             return []
         batch.value = value
         self._made[key] = batch

@@ -226,7 +226,8 @@ class Producer:
         self._last = 0
         self._to_make: list[tuple[Key, list[int]]] = []
         """Messages of tickets that no worker has yet, by the first one's key: a heap."""
-        self._at_workers: set[Key] = set()
+        self._at_workers: dict[Key, Any] = {}
+        """The samples of each batch that is being made, by its key."""
         self._idle_since = monotonic()
 
     def run(self) -> None:
@@ -345,9 +346,10 @@ class Producer:
         events = pool.poll()
         made, pool.made = pool.made, deque()
         for key, batch in made:
-            self._at_workers.discard(key)
-            for number, is_first in self._cache.made(key, batch):
+            for number, is_first in self._cache.made(key, self._at_workers.pop(key, None), batch):
                 self._subscribers[number].deliver(batch, is_first=is_first)
+            if self._cache.is_wanted(key):  # with other samples, which waited until no worker had a ticket of this key
+                heapq.heappush(self._to_make, (key, [key[1]]))
         for event in events:
             if isinstance(event, WorkerGone):
                 self._lose(event)
@@ -359,7 +361,8 @@ class Producer:
     def _lose(self, event: WorkerGone) -> None:
         """Report the end of a worker to the trainings that wait for its batches. They ask anew."""
         keys = [key for number in event.lost if (key := (event.epoch, number)) in self._at_workers]
-        self._at_workers.difference_update(keys)
+        for key in keys:
+            del self._at_workers[key]
         missed = self._cache.lost(keys)
         for subscriber in self._subscribers.values():
             epoch = subscriber.epoch
@@ -375,7 +378,7 @@ class Producer:
             tickets = [Ticket(key[1], self._cache.index(key), 0) for key in keys if key not in self._at_workers]
             if tickets and not self._pool.send(tickets, epoch):
                 return
-            self._at_workers.update((epoch, ticket.number) for ticket in tickets)
+            self._at_workers.update(((epoch, ticket.number), ticket.index) for ticket in tickets)
             heapq.heappop(self._to_make)
 
     def _tell_all(self) -> None:

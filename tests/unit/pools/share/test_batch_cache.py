@@ -19,7 +19,7 @@ class Made(NamedTuple):
 def _made(cache: BatchCache, number: int, nbytes: int = 10) -> Made:
     made = Made(nbytes)
     cache.ask(ONE, (0, number), [number])
-    cache.made((0, number), made)
+    cache.made((0, number), [number], made)
     cache.taken(ONE, [(0, number)])
     return made
 
@@ -62,4 +62,4 @@ def test_what_nobody_waits_for_is_not_made(ends: object) -> None:
     assert not cache.is_wanted((0, 0))
     assert cache.is_wanted((0, 1))
     assert cache.index((0, 1)) == [1]
-    assert cache.made((0, 1), Made()) == [(TWO, False)]
+    assert cache.made((0, 1), [1], Made()) == [(TWO, False)]

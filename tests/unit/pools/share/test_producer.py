@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +79,53 @@ def test_a_training_whose_indices_cannot_be_read_is_told_and_no_other_suffers(
     (training,) = heard(*producer, b"cno_such_module\nIndex\n.")
     assert "this training yields: ModuleNotFoundError: No module named 'no_such_module'" in training.refused
     training.close()
+
+
+class Workers:
+    """A pool whose workers are this test: ``sent`` has the tickets, ``made`` what it makes of them."""
+
+    failed, is_unsettled, takes_more, processes = None, False, True, ()
+    counts = SimpleNamespace(wanted=0)
+
+    def __init__(self) -> None:
+        self.made: deque[Any] = deque()
+        self.sent: list[Any] = []
+
+    def workers(self) -> list[int]:
+        return []
+
+    def poll(self) -> list[Any]:
+        return []
+
+    def resize(self, wanted: int) -> None:
+        pass
+
+    def send(self, tickets: list[Any], epoch: int) -> bool:
+        self.sent += [(ticket.number, ticket.index) for ticket in tickets]
+        return True
+
+
+def test_what_is_made_for_a_training_that_has_gone_is_not_a_batch_of_other_samples(
+    producer: tuple[Producer, socket.socket], tmp_path: Path
+) -> None:
+    """A second training with another order asks for the same batch while a worker still makes that of the first."""
+    serving, first = producer
+    workers = Workers()
+    serving._pool = workers  # type: ignore[assignment]
+    (subscriber,) = heard(serving, first, pickle.dumps([(0, [1, 2])]))
+    serving._hand_on_tickets()
+    serving._leave(subscriber)
+    second = MeetingPlace(str(tmp_path)).connect()
+    assert second is not None
+    with second:
+        (subscriber,) = heard(serving, second, pickle.dumps([(0, [7, 8])]))
+        for made_of in ([1, 2], [7, 8]):
+            serving._hand_on_tickets()
+            assert workers.sent.pop() == (0, made_of)
+            workers.made.append(((0, 0), SimpleNamespace(data=str(made_of), nbytes=1, is_lent=False)))
+            serving._hear_workers()
+        assert [data for data, _ in subscriber._results] == ["[7, 8]"]
+        subscriber.close()
 
 
 class WithSets(Dataset[torch.Tensor]):
