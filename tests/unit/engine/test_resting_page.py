@@ -1,4 +1,4 @@
-"""A page counts the machine's CPU time and queues while a pass runs."""
+"""The counts of the machine grow only while a pass runs."""
 
 from __future__ import annotations
 
