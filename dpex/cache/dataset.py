@@ -81,7 +81,7 @@ def cached(
         arrays and tensors are views of shared memory, of which a page is copied when it is written to.
 
     Raises:
-        OptionError: An argument is none of these, or lmdb is not installed. It is a ValueError.
+        OptionError: An argument has a wrong value, or lmdb is not installed. It is a ValueError.
         CacheError: A folder is another user's, shared memory or a limit of the process is too small, or the dataset
             cannot be pickled and has no ``cache_version``.
 

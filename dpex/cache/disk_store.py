@@ -195,9 +195,8 @@ def stores(place: Path) -> list[tuple[Path, Stored]]:
     found = []
     for about in sorted(place.glob(f"*/{_ABOUT}")):
         known: dict[str, Any] = {"budget": _LEAST_MAP, "name": "?", "samples": 0}
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a full disk may have cut it off; the cache can still be removed
+        # A full disk may have cut the file off. The cache can still be removed.
+        with contextlib.suppress(OSError, ValueError):
             known.update(json.loads(about.read_text()))
         try:
             store = opened(about.parent, known["budget"], known["name"], known["samples"])

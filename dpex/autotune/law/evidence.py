@@ -100,7 +100,7 @@ def _net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
 
 @dataclass
 class PoolEvidence:
-    """The times of a place: of its batches, of its slowest batch, and seconds by stage."""
+    """The times of a place. slowest_s: of its slowest batch. stages: seconds of all its batches, by stage."""
 
     times: ServiceTimes = field(default_factory=ServiceTimes)
     slowest_s: float = 0.0
