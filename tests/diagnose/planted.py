@@ -142,9 +142,11 @@ ELSEWHERE = ("cpu", "startup", "crowding")
 
 
 def is_crowded(diagnosis: Diagnosis) -> bool:
-    """Whether the workers waited for a CPU for longer than they had one."""
-    pools = diagnosis.facts.pools.values()
-    return sum(queueing_s(pool) or 0.0 for pool in pools) > sum(pool.cpu_s for pool in pools)
+    """Whether the workers waited for a CPU for longer than they had one, or other programs had most of the CPUs."""
+    facts = diagnosis.facts
+    pools = facts.pools.values()
+    queued_s = sum(queueing_s(pool) or 0.0 for pool in pools)
+    return queued_s > sum(pool.cpu_s for pool in pools) or (facts.others or 0.0) > facts.cpus / 2
 
 
 def check(case: Case) -> Diagnosis:
