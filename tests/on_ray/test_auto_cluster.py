@@ -25,11 +25,11 @@ from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 
-pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(600)]
 ray = pytest.importorskip("ray")
 
 HEAD_CPUS, NODE_CPUS = 1, 4
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 BATCH = 8
 NAP_S = 0.01
 STEP_S = 0.02
