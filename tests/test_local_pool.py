@@ -122,6 +122,19 @@ def test_batches_arrive_in_slots_that_are_lent_until_they_are_dropped() -> None:
         assert driver.lent() == 0
 
 
+def test_a_death_in_a_ticket_of_an_earlier_epoch_is_not_blamed_on_the_ticket_of_that_number() -> None:
+    with driven(1, shared_queue=False, dataset=Hangs()) as driver:
+        (worker,) = driver.pool.workers()
+        driver.send(0, worker=worker)
+        until(lambda: not driver.pool._board.is_idle(driver.pool._workers[worker].row))
+        driver.pool.new_epoch(1)
+        driver.send(0, epoch=1, worker=worker)
+        os.kill(driver.pids()[0], signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert (gone.epoch, gone.lost, gone.working_on) == (1, (0,), None)
+
+
 @pytest.mark.parametrize("shared_queue", [True, False])
 def test_results_of_an_earlier_epoch_are_not_told_of_and_give_their_slots_back(shared_queue: bool) -> None:
     """They arrive after the next epoch has begun, undecoded: nobody else would let go of them."""

@@ -101,7 +101,7 @@ class LocalPool:
         self._promised = 0
         self._failed_starts = 0
         self._epoch = 0
-        self._group = 0
+        self._group, self._first_group = 0, 0
         self._events: deque[PoolEvent] = deque()
         self._closed = False
         self._suspicious = False
@@ -264,9 +264,9 @@ class LocalPool:
 
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
-        self._epoch = epoch
+        self._epoch, self._first_group = epoch, self._group + 1
         if self._queue is not None:
-            self._board.want_from(self._queue.drop_before(epoch, self._group + 1))
+            self._board.want_from(self._queue.drop_before(epoch, self._first_group))
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -520,6 +520,7 @@ class LocalPool:
         group, working_on = self._board.read(worker.row)
         if self._queue is None:
             epoch, tickets = self._epoch, [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
+            working_on = working_on if group >= self._first_group else None  # it may still make one of an earlier epoch
         else:
             epoch, tickets = self._queue.groups.get(group, (self._epoch, []))
         return epoch, tuple([t.number for t in tickets]), working_on

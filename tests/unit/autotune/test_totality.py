@@ -124,7 +124,7 @@ def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) ->
     if config.max_local is None:
         cpus = walls.cpus if math.isfinite(walls.cpus) else 1e5
         assert new.local <= max(decision.old.local, first(config).local, config.max_waiting, 2 * cpus + 2)
-    assert 1 <= new.prefetch <= (config.max_prefetch or 4096)
+    assert 1 <= new.prefetch <= (config.max_prefetch or max(decision.old.prefetch, 32 * new.workers))
     assert new != decision.old
     assert all(math.isfinite(value) for value in (*decision.evidence.values(), decision.at))
     assert 0 <= decision.predicted_wait <= 1
