@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.types import Sample
@@ -69,6 +70,7 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self.wall, self.cpu, self.queued = Mean(), Mean(), Mean()
+        self._latest: deque[float] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, *pools: PoolSample) -> None:
         """Take in a window of these pools together."""
@@ -76,11 +78,17 @@ class ServiceTimes:
         self.wall.add(sum(pool.busy_s for pool in pools), count)
         self.cpu.add(sum(pool.cpu_s for pool in pools), count)
         self.queued.add(sum(pool.queued_s or 0.0 for pool in pools), count)
+        self._latest.extend(second for pool in pools for second in pool.services_s)
 
     @property
     def count(self) -> int:
         """Batches in these windows."""
         return self.wall.count
+
+    @property
+    def median_s(self) -> float:
+        """Median of the latest batches, which a few slow ones do not move; the mean if single ones are unknown."""
+        return median(self._latest) if self._latest else self.wall.value
 
     @property
     def net_s(self) -> float:
@@ -123,6 +131,7 @@ class Evidence:
         self.pools = {name: PoolEvidence() for name in WORKER_POOLS}
         self._watched: defaultdict[object, Cusum] = defaultdict(Cusum)
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
+        self._sent, self._full_s = 0, 0.0
 
     def add(self, sample: Sample, *, is_first: bool = False) -> None:
         """Take in a window. is_first: of a pass, whose first batch counts in no window while its step does."""
@@ -131,6 +140,13 @@ class Evidence:
         for name, pool in self.pools.items():
             pool.add(getattr(sample, name))
         self._others.append(sample.machine.others)
+        if is_link_full(sample):
+            self._sent, self._full_s = self._sent + sample.remote.tickets, self._full_s + sample.seconds
+
+    @property
+    def link(self) -> float:
+        """Batches per second that come from the cluster while the link is full; infinite if it never was."""
+        return self._sent / self._full_s if self._full_s else math.inf
 
     @property
     def others(self) -> float:
@@ -157,10 +173,22 @@ class Evidence:
         return self.pools[name].times.net_s or self.pools[other].times.net_s
 
     @property
+    def median_s(self) -> float:
+        """Median of the latest batches of all pools."""
+        return max(pool.times.median_s for pool in self.pools.values())
+
+    @property
     def unevenness(self) -> float:
         """The slowest batch over the mean, at least 1."""
         slowest_s = max(pool.slowest_s for pool in self.pools.values())
         return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
+
+
+def is_link_full(sample: Sample) -> bool:
+    """Return True if machines of the cluster sent all the time while most of their workers had nothing to do."""
+    there, k = sample.remote, CONSTANTS
+    sends = there.sending_s >= k.queued * there.links * sample.seconds
+    return bool(there.links) and sends and there.busy_s < k.part * there.running * sample.seconds
 
 
 def stepping_s(sample: Sample) -> float:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import wording
 from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.law.evidence import Evidence, Record
+from dpex.autotune.law.evidence import Evidence, Record, is_link_full
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
 from dpex.autotune.measured import MOST_WORKERS, LossClock, SampleChecker
@@ -54,8 +54,8 @@ class Trial:
 
     number: of its decision. old, before: the setting and the windows before it.
 
-    service_s, wall_s: times of a batch before, without and with queueing for a CPU. made, worker_s, windows: batches,
-    seconds of local workers, and windows since.
+    service_s, wall_s, median_s: times of a batch before: the mean without queueing for a CPU, with it, and the median.
+    made, worker_s, windows: batches, seconds of local workers, and windows since.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class Trial:
     before: Record
     service_s: float
     wall_s: float
+    median_s: float
     made: int = 0
     worker_s: float = 0.0
     windows: int = 0
@@ -221,6 +222,7 @@ class Law:
             error=min(1.0, error / rate) if rate else 1.0,
             start=self._start_of(sample),
             stages={name: seconds / total for name, seconds in stages.items()} if total else {},
+            link=seen.link,
         )
 
     def _start_of(self, sample: Sample) -> Start | None:
@@ -245,6 +247,9 @@ class Law:
         if not self._evidence.service_s(LOCAL) or not self._evidence.step.count:
             return None
         self.model = self._known(sample)
+        fewer = self._unload(sample)
+        if fewer is not None:
+            return fewer
         if self._trial is not None:
             decision = self._judge(sample, self._trial)
             if decision is not None or self._trial is not None:
@@ -252,6 +257,18 @@ class Law:
         if self._record.wait <= self.config.wait_goal:
             return self._give_back(sample)
         return self._grow(sample) or self._widen(sample)
+
+    def _unload(self, sample: Sample) -> Decision | None:
+        """No more remote workers than keep the link full: their batches only wait for it, and those after them too."""
+        assert self.model is not None
+        if len(self._record) < CONSTANTS.least or not is_link_full(sample):
+            return None
+        now, remote = sample.settings, self.model.best(self.config.headroom, self._most())[1]
+        if remote >= now.remote:
+            return None
+        if self._trial is not None:
+            self._close(sample, self._trial, kept=now.local > self._trial.old.local)
+        return self._change(sample, now.local, remote, "limit", None)
 
     def _grow(self, sample: Sample) -> Decision | None:
         """Towards what the model asks for."""
@@ -367,8 +384,6 @@ class Law:
             if trial.kind == PROBE and self._failed is not None and sample.settings.workers >= sum(self._failed):
                 self._failed = None
             return None
-        self._tries += 1
-        self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
         if trial.kind == GROW:
             return self._back_to_limit(sample, trial, verdict)
         if trial.kind == PROBE:
@@ -379,23 +394,24 @@ class Law:
         """Judge a change by the windows so far.
 
         Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it. It is
-        bad if the rate does not and batches take longer by more than that root, or come more slowly than before. A
-        probe must gain, and any other change must not lose.
+        bad if the rate does not and the median batch takes longer by more than that root, or batches come more slowly
+        than was measured before. A probe must gain, and any other change must not lose.
         """
         k, record, now, own = CONSTANTS, self._record, sample.settings, self.config
         if not len(record):
             return Verdict(is_sure=False)
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
-        if not rate0:  # by Little's law
+        is_measured = rate0 > 0
+        if not is_measured:  # by Little's law, of a few batches
             rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value)), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
         least, is_held_up, is_free = (k.same if trial.kind == PROBE else -k.same), True, False
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
             least = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
-            slower, bound = record.times.wall.value / trial.wall_s, ratio**k.part
-            is_held_up = slower > bound or gain < -k.same
+            slower, bound = record.times.median_s / trial.median_s, ratio**k.part
+            is_held_up = slower > bound or (gain < -k.same and is_measured)
             is_free = slower < bound and record.times.count >= 2 * now.workers and now.remote <= trial.old.remote
         is_enough = len(record) >= k.least and record.times.count >= k.start
         is_fine = len(record) >= k.least and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
@@ -422,8 +438,11 @@ class Law:
         return self._change(sample, local, remote, "undo", BACK)
 
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
-        """The trial is over."""
+        """The trial is over. After a bad one there is none for a while."""
         self._trial = None
+        if not kept:
+            self._tries += 1
+            self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
         seen = wording.measured(self._record, sample)
         outcome = Outcome(rate=seen["rate"], wait=seen["wait"], kept=kept, at=sample.at)
         self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
@@ -452,6 +471,7 @@ class Law:
                 before=self._record,
                 service_s=self._record.times.net_s or model.local.service_s,
                 wall_s=self._record.times.wall.value or model.local.service_s,
+                median_s=self._record.times.median_s or self._evidence.median_s or model.local.service_s,
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again

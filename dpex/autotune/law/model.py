@@ -7,9 +7,9 @@ use ``o``. A step takes ``t`` seconds, and ``k`` CPU seconds of the training pro
 
     rate(W) = min(W / s, F / (c + k), 1 / t, what memory allows),   F = max(C - o, C W / (W + o))
 
-The second limit counts only batches of local workers in ``c``. ``F`` is the part that other programs leave, or an equal
-part for each thread that wants a CPU. The present setting corrects the limits of workers: they are multiplied by the
-measured rate over the predicted rate.
+The second limit counts only batches of local workers in ``c``. Remote workers make no more than the link carries.
+``F`` is the part that other programs leave, or an equal part for each thread that wants a CPU. The present setting
+corrects the limits of workers: they are multiplied by the measured rate over the predicted rate.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Model:
         start: What starting costs; None where workers live on.
         stages: Parts of the time of a batch in a worker, by name; they sum to 1.
         walls: What memory, configuration and cluster allow.
+        link: Batches per second that the network brings from the cluster at most; infinite where that was never met.
     """
 
     now: Settings
@@ -118,6 +119,7 @@ class Model:
     error: float = 0.05
     start: Start | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
+    link: float = math.inf
 
     # -- what a setting gives ------------------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Model:
         Remote batches cost this machine only what the training process does for them: with ``x`` from local workers
         and ``y`` from remote ones, ``c x + k (x + y)`` CPUs are needed.
         """
-        far = settings.remote / max(_TINY, self.remote.service_s)
+        far = min(self.link, settings.remote / max(_TINY, self.remote.service_s))
         near = settings.local / max(_TINY, self.local.service_s)
         free = self.free_cpus(settings.local) - self.step_cpu_s * min(far, self.demand)
         return max(_TINY, min(near, free / max(_TINY, self._cpu_s))) + far
@@ -196,7 +198,7 @@ class Model:
         spared = 1.0 if walls.remote else None
         local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus(local) / max(_TINY, self._cpu_s))
-        far = max(0.0, headroom * self.demand - near) * self.remote.service_s
+        far = min(max(0.0, headroom * self.demand - near), headroom * self.link) * self.remote.service_s
         remote = min(walls.remote, math.ceil(far - _TINY), max(0, walls.most_prefetch(local) - local))
         local = max(local, walls.least_local, int(not remote))
         return self._quick_to_start(local), max(remote, walls.least_remote)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from dpex.autotune.law.evidence import ServiceTimes
+from dpex.autotune.law.evidence import Evidence, ServiceTimes
+from dpex.autotune.types import Sample, Settings
 from dpex.measure.samples import PoolSample
 
 
@@ -26,3 +29,31 @@ def test_time_that_is_no_queueing_stays() -> None:
     times = ServiceTimes()
     times.add(window(1.0), window(3.0))
     assert (times.count, times.wall.value, times.net_s) == (16, pytest.approx(1.0), pytest.approx(0.75))
+
+
+def test_a_few_slow_batches_move_the_mean_and_not_the_median() -> None:
+    times = ServiceTimes()
+    times.add(PoolSample(tickets=8, load_s=7 * 0.1 + 3.0, services_s=(0.1,) * 7 + (3.0,)))
+    assert (times.wall.value, times.median_s) == (pytest.approx(0.4625), pytest.approx(0.1))
+
+
+def test_the_median_is_the_mean_where_single_batches_are_unknown() -> None:
+    times = ServiceTimes()
+    times.add(window(0.0))
+    assert times.median_s == pytest.approx(1.0)
+
+
+def from_cluster(*, sending_s: float, busy_s: float, tickets: int = 5) -> Sample:
+    """A second in which eight remote workers were busy for so long, and their machine sent for so long."""
+    there = PoolSample(running=8, requested=8, tickets=tickets, load_s=busy_s, links=1, sending_s=sending_s)
+    return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, remote=8, prefetch=96), batches=45, remote=there)
+
+
+def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it() -> None:
+    seen = Evidence()
+    seen.add(from_cluster(sending_s=0.5, busy_s=0.5))  # it was not full
+    seen.add(from_cluster(sending_s=1.0, busy_s=8.0))  # nobody waited for it
+    assert seen.link == math.inf
+    seen.add(from_cluster(sending_s=1.0, busy_s=0.5))
+    seen.add(from_cluster(sending_s=1.0, busy_s=0.5, tickets=7))
+    assert seen.link == pytest.approx(6.0)

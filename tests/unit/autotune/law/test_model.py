@@ -64,6 +64,12 @@ def test_the_rate_is_that_of_the_bottleneck(work: Model, count: int, rate: float
     assert work.wait(workers(count)).value == pytest.approx(max(0.0, 1 - rate * work.step_s))
 
 
+def test_remote_workers_make_no_more_than_the_link_carries() -> None:
+    work = replace(model(step_s=0.001, cpus=4.0, walls=Walls(local=64, remote=64)), link=25.0)
+    assert work.rate(workers(4, 8)).value == pytest.approx(40.0 + 25.0)
+    assert work.best(1.2)[1] == 3  # those keep it full
+
+
 def test_the_interval_grows_with_the_distance() -> None:
     near, far = (model(step_s=0.001).rate(workers(count)) for count in (8, 16))
     assert (near.high - near.low) / near.value < (far.high - far.low) / far.value
