@@ -142,7 +142,7 @@ ELSEWHERE = ("cpu", "startup", "crowding")
 
 
 def is_crowded(diagnosis: Diagnosis) -> bool:
-    """Whether the workers waited for a CPU for longer than they had one, or other programs had most of the CPUs."""
+    """Return True if workers waited for a CPU for longer than they had one, or other programs had most of the CPUs."""
     facts = diagnosis.facts
     pools = facts.pools.values()
     queued_s = sum(queueing_s(pool) or 0.0 for pool in pools)

@@ -185,7 +185,7 @@ class Evidence:
 
 
 def is_link_full(sample: Sample) -> bool:
-    """Return True if machines of the cluster sent all the time while most of their workers had nothing to do."""
+    """Return True if machines of the cluster sent all the time while most of their workers were idle."""
     there, k = sample.remote, CONSTANTS
     sends = there.sending_s >= k.queued * there.links * sample.seconds
     return bool(there.links) and sends and there.busy_s < k.part * there.running * sample.seconds

@@ -438,7 +438,7 @@ class Law:
         return self._change(sample, local, remote, "undo", BACK)
 
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
-        """The trial is over. After a bad one there is none for a while."""
+        """End the trial. After a bad one the law waits before it tries again."""
         self._trial = None
         if not kept:
             self._tries += 1

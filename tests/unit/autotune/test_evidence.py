@@ -44,7 +44,7 @@ def test_the_median_is_the_mean_where_single_batches_are_unknown() -> None:
 
 
 def from_cluster(*, sending_s: float, busy_s: float, tickets: int = 5) -> Sample:
-    """A second in which eight remote workers were busy for so long, and their machine sent for so long."""
+    """A window of a second: ``busy_s`` of eight remote workers together, ``sending_s`` of their machine."""
     there = PoolSample(running=8, requested=8, tickets=tickets, load_s=busy_s, links=1, sending_s=sending_s)
     return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, remote=8, prefetch=96), batches=45, remote=there)
 
@@ -52,7 +52,7 @@ def from_cluster(*, sending_s: float, busy_s: float, tickets: int = 5) -> Sample
 def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it() -> None:
     seen = Evidence()
     seen.add(from_cluster(sending_s=0.5, busy_s=0.5))  # it was not full
-    seen.add(from_cluster(sending_s=1.0, busy_s=8.0))  # nobody waited for it
+    seen.add(from_cluster(sending_s=1.0, busy_s=8.0))  # no worker waited for it
     assert seen.link == math.inf
     seen.add(from_cluster(sending_s=1.0, busy_s=0.5))
     seen.add(from_cluster(sending_s=1.0, busy_s=0.5, tickets=7))
