@@ -102,7 +102,8 @@ class Loader:
         self.clock.advance(seconds)
         self.credit += min(self.rate, 1.0 / self.step_s) * seconds
         batches, self.credit = int(self.credit), self.credit % 1.0
-        work_s = seconds * min(1.0, self.rate * self.step_s)
+        steps = batches + (self.times.batches == 0 < batches)  # the first batch of a pass is not counted, its step is
+        work_s = seconds if self.rate * self.step_s >= 1.0 else min(seconds, steps * self.step_s)
         self.times = self.times.plus(Times(batches=batches, wait_s=seconds - work_s, work_s=work_s))
         each_s = max(self.service_s, self.workers / self.shared if math.isfinite(self.shared) else 0.0)
         for name, pool in self.pools.items():
