@@ -122,7 +122,7 @@ def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) ->
     assert config.min_local <= new.local <= (math.inf if config.max_local is None else config.max_local)
     assert config.min_remote <= new.remote <= (math.inf if config.max_remote is None else config.max_remote)
     if config.max_local is None:
-        cpus = walls.cpus if math.isfinite(walls.cpus) else 1e5
+        cpus = max(walls.cpus if math.isfinite(walls.cpus) else 1e5, decision.evidence.get("cpus", 0.0))
         assert new.local <= max(decision.old.local, first(config).local, config.max_waiting, 2 * cpus + 2)
     assert 1 <= new.prefetch <= (config.max_prefetch or max(decision.old.prefetch, 32 * new.workers))
     assert new != decision.old
