@@ -174,7 +174,7 @@ class Evidence:
 
     @property
     def median_s(self) -> float:
-        """Median of the latest batches of all pools."""
+        """The longest of the pools' medians; 0 without a batch."""
         return max(pool.times.median_s for pool in self.pools.values())
 
     @property
