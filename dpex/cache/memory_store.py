@@ -9,8 +9,9 @@ by the next process that opens a store.
 A writer claims space, writes the sample, and publishes its place last. So a reader never sees a part of a sample. A
 process that is killed while it writes has wasted the space, and another one prepares the sample.
 
-Each epoch has new workers, which take page faults for all that they read. So what was written is made huge pages, if
-the kernel can (Linux 6.1): one fault then serves several samples.
+Each epoch has new workers, which take page faults for all that they read. So space is made huge pages before it is
+claimed, if the kernel can (Linux 6.1): one fault then serves several samples. Writes to one file wait for each other,
+and they are short where the pages exist already.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ SHARED_MEMORY = Path("/dev/shm")
 PAGE = 4096
 COPIED_BYTES = 1 << 20
 """A shorter sample is copied out. Of a longer one the pages are mapped, and copied when they are written to."""
-_MADV_COLLAPSE = 25
-"""Of linux/mman.h; Python has no name for it. It makes huge pages whatever the settings of /dev/shm are."""
+_MADV_POPULATE_READ, _MADV_COLLAPSE = 22, 25
+"""Of linux/mman.h; Python has no names for them. Collapse makes huge pages whatever the settings of /dev/shm are."""
+_PREPARED_BYTES = 2 * HUGE_PAGE
+"""Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
+_LEAD_BYTES = 64 << 20
+"""Most bytes from the claimed space to the end of the huge pages: 16 workers write less while a part is prepared."""
 _SUFFIX = ".samples"
 _MAGIC = 0x6470_6578_6361_6369
 """Another layout of the file has another number."""
@@ -146,6 +151,7 @@ class MemoryStore:
         offset = self._claim(index, sample.nbytes)
         if not offset:
             return False
+        self._prepare(offset, sample.nbytes)
         at = PAGE + index * _ENTRY.size
         try:
             _write(self._file.fd, sample, offset)
@@ -157,10 +163,24 @@ class MemoryStore:
         crc = _checksum(index, offset, sample.nbytes, cost_us)
         _ENTRY.pack_into(self._table, at, 0, sample.nbytes, cost_us, crc)
         _OFFSET.pack_into(self._table, at, offset)
-        first, last = (offset - 1) // HUGE_PAGE, (offset + sample.nbytes) // HUGE_PAGE
-        if first < last:  # no more space is claimed in the huge pages before the last one
-            advise(self._memory, _MADV_COLLAPSE, first * HUGE_PAGE, (last - first) * HUGE_PAGE)
         return True
+
+    def _prepare(self, offset: int, nbytes: int) -> None:
+        """Make huge pages ahead of space that was claimed; each part of the file is the task of one claim.
+
+        Where the kernel refuses, the pages are made small, when they are written.
+        """
+        first, last = (self._prepared_at(used) for used in (offset - 1, offset + nbytes))
+        if first == last:
+            return
+        for at in range(first, last, HUGE_PAGE):
+            advise(self._memory, _MADV_POPULATE_READ, at, PAGE)  # collapse leaves out what has no page at all
+        advise(self._memory, _MADV_COLLAPSE, first, last - first)
+
+    def _prepared_at(self, used: int) -> int:
+        """Return where the huge pages end once the file is used up to ``used``: a small cache gets a short lead."""
+        end = used + min(_LEAD_BYTES, max(0, used - self._begins))
+        return min(end // _PREPARED_BYTES * _PREPARED_BYTES, len(self._table) // HUGE_PAGE * HUGE_PAGE)
 
     def _claim(self, index: int, nbytes: int) -> int:
         """Return where this process may write the sample; 0 if it may not."""

@@ -52,6 +52,27 @@ def test_what_is_put_in_comes_out_with_its_cost(place: Any, size: int) -> None:
     assert size <= stored.nbytes <= size + 20_000
 
 
+@pytest.mark.parametrize("size", [20_000, 100_000, 1_600_000, 12_000_000])
+def test_huge_pages_are_made_once_and_ahead_of_what_is_written(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, made = MemoryStore(tmp_path / "cache" / "key.samples", MANY, 45_000_000, "Data"), []
+
+    def advise(_memory: Any, advice: int, start: int, nbytes: int) -> bool:
+        if advice == memory_store._MADV_COLLAPSE:
+            made.append((start, start + nbytes))
+        return True
+
+    monkeypatch.setattr(memory_store, "advise", advise)
+    kept = [index for index in range(MANY) if store.put(index, encoded(sample(index, size)), 1)]
+    used = store.stored().nbytes
+    end = made[-1][1] if made else 0
+    assert [start for start, _ in made] == [0, *(end for _, end in made)][: len(made)], "each part once"
+    assert min(2 * used - (4 << 20), 44_000_000 // (2 << 20) * (2 << 20)) <= end
+    assert end <= min(2 * used + memory_store.PAGE * 2, store._table.nbytes)
+    assert [value(store.get(index)) for index in kept] == kept
+
+
 def test_the_budget_is_kept_and_what_came_first_stays(place: Any) -> None:
     store = place(2_000_000)
     kept = [index for index in range(MANY) if store.put(index, encoded(sample(index, 100_000)), 1)]
