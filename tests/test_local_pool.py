@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import multiprocessing
 import os
 import resource
@@ -333,6 +334,62 @@ def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path
 
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> mmap.mmap:
+    """Byte 0: attempts of templates to fork. They wait in each until byte 1 is set."""
+    counts, fork, mine = mmap.mmap(-1, 2), os.fork, os.getpid()
+
+    def counted() -> int:
+        if os.getpid() != mine:
+            counts[0] += 1
+            until(lambda: counts[1])
+        return fork()
+
+    monkeypatch.setattr(os, "fork", counted)
+    return counts
+
+
+@pytest.mark.parametrize("shared_queue", [True, False])
+def test_closing_forks_no_worker_that_was_asked_for_before(
+    attempts: mmap.mmap, monkeypatch: pytest.MonkeyPatch, shared_queue: bool
+) -> None:
+    """The template is in the first fork of eight when the pool closes. It reads the other requests after that."""
+    attempts[1] = 1
+    with driven(1, shared_queue=shared_queue) as driver:
+        pool, before, end = driver.pool, attempts[0], TemplateHandle.end
+        attempts[1] = 0
+        pool.resize(9)
+        until(lambda: attempts[0] > before)
+
+        def end_and_go_on(template: TemplateHandle, grace_s: float) -> None:
+            end(template, grace_s)
+            attempts[1] = 1
+
+        monkeypatch.setattr(TemplateHandle, "end", end_and_go_on)
+        pool.close()
+        assert attempts[0] == before + 1
+        assert [process.exitcode for process in pool.handles] == [0] * 9
+
+
+def test_workers_that_are_not_needed_before_they_are_forked_leave(attempts: mmap.mmap) -> None:
+    """Their sockets are open, so that each is forked, takes its request to leave, and gives back what it held."""
+    attempts[1] = 1
+    with driven(1) as driver:
+        pool = driver.pool
+        template = pool._source._process.pid
+        held, rows = descriptors(template), len(pool._board._free)
+        attempts[1] = 0
+        pool.resize(5)
+        pool.resize(1)
+        attempts[1] = 1
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 4)
+        assert all(gone.expected for gone in driver.of(WorkerGone))
+        assert (pool.counts.running, pool.counts.requested, pool.crashes) == (1, 1, 0)
+        assert (descriptors(template), len(pool._board._free)) == (held, rows)
+        driver.send(0)
+        driver.wait_until_made(1)
 
 
 def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:

@@ -136,12 +136,14 @@ class _Template:
         try:
             if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            pid = forking.fork_process(body, kinship, self._lives)
+            # A trainer that closes hangs up before it asks to end. A fork for each open request would take 50 ms.
+            pid = 0 if _is_hung_up(fds[0]) else forking.fork_process(body, kinship, self._lives)
         except OSError as error:
             answer: tuple[Any, ...] = ("refused", number, str(error))
         else:
-            self._children[pid] = number
-            answer = ("up", number, pid)
+            answer = ("up", number, pid) if pid else ("exit", number, 0, 0)
+            if pid:
+                self._children[pid] = number
         for fd in fds:
             os.close(fd)
         self._tell(*answer)
@@ -187,6 +189,13 @@ class _Template:
             while self._children and (left := deadline - time.monotonic()) > 0:
                 forking.readable_within(self._child_ended.fileno(), left)
                 self._reap()
+
+
+def _is_hung_up(fd: int) -> bool:
+    """Return True if the other end of this socket is shut down or closed."""
+    poller = select.poll()
+    poller.register(fd, 0)
+    return any(what & select.POLLHUP for _, what in poller.poll(0))
 
 
 # -- the trainer's side ------------------------------------------------------------------------------------------------
@@ -286,7 +295,8 @@ class TemplateHandle:
         """Return what happened, in the handle's deque. The caller removes what it has handled.
 
         ``("ready", pid)`` or ``("unfit", why)``;
-        ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
+        ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``, with pid and code 0
+        if its socket was hung up before it was forked;
         ``("dead",)`` once the template has ended.
         """
         while not self._closed:
