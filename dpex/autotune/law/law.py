@@ -56,6 +56,8 @@ class Trial:
 
     service_s, wall_s, median_s: times of a batch before: the mean without queueing for a CPU, with it, and the median.
     made, worker_s, windows: batches, seconds of local workers, and windows since.
+
+    taken, seconds: batches that the loop got, and the time of these windows.
     """
 
     kind: str
@@ -67,6 +69,8 @@ class Trial:
     wall_s: float
     median_s: float
     made: int = 0
+    taken: int = 0
+    seconds: float = 0.0
     worker_s: float = 0.0
     windows: int = 0
 
@@ -143,6 +147,8 @@ class Law:
             return self._decided(sample, inside, "limit")
         if self._trial is not None:
             self._trial.made += sample.local.tickets
+            self._trial.taken += sample.batches
+            self._trial.seconds += sample.seconds
             self._trial.windows += 1
             at_work = min(self._before, sample.local.running, sample.settings.prefetch)
             self._trial.worker_s += at_work * sample.seconds
@@ -444,7 +450,8 @@ class Law:
             self._tries += 1
             self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
         seen = wording.measured(self._record, sample)
-        outcome = Outcome(rate=seen["rate"], wait=seen["wait"], kept=kept, at=sample.at)
+        rate = seen.get("rate", trial.taken / max(_ROUNDING_S, trial.seconds))
+        outcome = Outcome(rate=rate, wait=seen["wait"], kept=kept, at=sample.at)
         self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
 
     # -- changing ------------------------------------------------------------------------------------------------------

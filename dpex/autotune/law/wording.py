@@ -19,6 +19,10 @@ _WAITS: Mapping[Signal, str] = {
     "nvml": "the GPU idles while the training loop waits, by NVML,",
 }
 
+_LEAST_TIMES = 3
+"""Times of a batch that windows must cover before their rate is quoted. Workers that began together finish together: a
+shorter time holds their batches without the time in which they were made, or that time without the batches."""
+
 
 def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
     """The measurements that a decision rests on, by name; the ending of a name is its unit."""
@@ -34,19 +38,28 @@ def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
 def measured(record: Record, sample: Sample) -> dict[str, float]:
     """Return rate and wait under the present setting; before the first window that counts, those of the latest one.
 
-    The wait is all time in ``next()``. More workers shorten only the part in which the training loop is blocked there.
+    The rate is missing where the windows are too short for one. The wait is all time in ``next()``. More workers
+    shorten only the part in which the training loop is blocked there.
     """
+    seen = _seen(record, sample)
+    found = {"wait": min(1.0, (seen.wait_s + seen.own_s) / max(1e-9, seen.seconds))}
+    is_long = seen.times.count and seen.seconds >= _LEAST_TIMES * seen.times.wall.value
+    return {"rate": seen.rate()[0]} | found if is_long else found
+
+
+def _seen(record: Record, sample: Sample) -> Record:
+    """Return the windows that count, or else the latest one."""
     if len(record):
-        return {"rate": record.rate()[0], "wait": min(1.0, (record.wait_s + record.own_s) / record.seconds)}
-    return {"rate": sample.rate, "wait": min(1.0, (sample.wait_s + sample.own_s) / max(1e-9, sample.seconds))}
+        return record
+    latest = Record()
+    latest.add(sample, 0.0)
+    return latest
 
 
 def expected_wait(blocked: float, record: Record, sample: Sample) -> float:
     """Return the share of the time in ``next()`` if the training loop is blocked there for the share ``blocked``."""
-    wait_s, own_s, seconds = (
-        (record.wait_s, record.own_s, record.seconds) if len(record) else (sample.wait_s, sample.own_s, sample.seconds)
-    )
-    return blocked + (1.0 - blocked) * min(1.0, own_s / max(1e-9, seconds - wait_s))
+    seen = _seen(record, sample)
+    return blocked + (1.0 - blocked) * min(1.0, seen.own_s / max(1e-9, seen.seconds - seen.wait_s))
 
 
 def named(settings: Settings) -> str:

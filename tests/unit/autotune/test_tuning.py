@@ -454,7 +454,7 @@ def test_it_jumps_to_what_the_training_loop_takes_in_few_decisions() -> None:
     assert len(others) <= 2
     before = len(tuner.decisions)
     assert (first.evidence["service_s"], first.evidence["step_s"]) == pytest.approx((0.08, 0.01), rel=0.3)
-    assert first.predicted_rate > first.evidence["rate"]
+    assert "rate" not in first.evidence  # its windows are shorter than three batches
     assert first.outcome is not None
     run(tuner, loader, 60.0)
     assert len(tuner.decisions) <= before + 2  # what is not at work may be given back

@@ -80,7 +80,21 @@ def test_the_outcome_is_told() -> None:
 
 
 def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
+    record, window = Record(), replace(WINDOW, local=PoolSample(tickets=12, load_s=0.96))
+    assert measured(record, window) == {"rate": 12.0, "wait": 0.63}
+    record.add(replace(window, batches=20, wait_s=0.5, work_s=0.5), 0.01)
+    assert measured(record, window) == {"rate": 20.0, "wait": 0.5}
+
+
+def test_a_window_of_batches_that_were_made_before_it_has_no_rate() -> None:
+    """Eight workers that take 1.27 s make 6.3 batches a second, and finish their first ones at about the same time."""
     record = Record()
-    assert measured(record, WINDOW) == {"rate": 12.0, "wait": 0.63}
-    record.add(replace(WINDOW, batches=20, wait_s=0.5, work_s=0.5), 0.01)
-    assert measured(record, WINDOW) == {"rate": 20.0, "wait": 0.5}
+    burst = replace(WINDOW, seconds=0.34, batches=8, wait_s=0.2, work_s=0.14, local=PoolSample(tickets=8, load_s=10.16))
+    pause = replace(burst, seconds=0.93, batches=0, wait_s=0.93, work_s=0.0, local=PoolSample())
+    for window in (burst, pause, burst, pause, burst):
+        assert "rate" not in measured(record, window)
+        record.add(window, 0.01)
+    record.add(pause, 0.01)
+    assert measured(record, pause)["rate"] == pytest.approx(8 / 1.27)
+    no_rate = replace(GROWTH, evidence={name: value for name, value in EVIDENCE.items() if name != "rate"})
+    assert decided(no_rate, burst).endswith("Expected: 48 batches/s with a wait of 4 %.")
