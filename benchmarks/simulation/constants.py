@@ -32,7 +32,7 @@ instead of 0.58 %), and `wait_goal=0.001` instead of 0.01 has one of 2.09 %.
 
 *Regret* is the share of the batches that was lost against the best fixed setting. It is a mean over simulated worlds:
 60 worlds from all sets, and 22 worlds in which growth may fail. In each row one constant is replaced by the value
-*instead*, and all others stay. It was measured shortly before the last two small changes of the law.
+*instead*, and all others stay. It was measured shortly before the last small changes of the law.
 
 <!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/law/constants.py; do not edit. -->
 

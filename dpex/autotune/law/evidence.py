@@ -39,26 +39,31 @@ class Mean:
 
 
 class Cusum:
-    """A two-sided CUSUM on the logarithm of a time (Page, 1954)."""
+    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `forget`."""
 
     def __init__(self) -> None:
-        self._mean = self._variance = self._up = self._down = 0.0
-        self._count = 0
+        self._variance, self._seen = 0.0, 0
+        self._sums: dict[object, tuple[int, float, float, float]] = {}
 
-    def add(self, seconds: float) -> bool:
-        """Take in a window's mean; True if it is no longer what it was."""
+    def forget(self) -> None:
+        """Begin anew, with another mean."""
+        self._sums = {}
+
+    def add(self, seconds: float, under: object = None) -> bool:
+        """Take in a window's mean; True if it is no longer what it was under this condition."""
         if seconds <= 0:
             return False
         k, x = CONSTANTS, math.log(seconds)
-        if self._count >= k.least:
-            z = (x - self._mean) / max(k.same, math.sqrt(self._variance))
-            self._up = max(0.0, self._up + min(z, k.alarm) - k.drift)
-            self._down = max(0.0, self._down + min(-z, k.alarm) - k.drift)
-        self._count += 1
-        weight, apart = 1.0 / min(self._count, 2 * k.longest), x - self._mean
-        self._mean += weight * apart
-        self._variance = (1 - weight) * (self._variance + weight * apart * apart)
-        return max(self._up, self._down) > k.alarm
+        count, mean, up, down = self._sums.get(under, (0, x, 0.0, 0.0))
+        apart = x - mean
+        if count >= k.least:
+            z = apart / max(k.same, math.sqrt(self._variance))
+            up, down = (max(0.0, each + min(way, k.alarm) - k.drift) for each, way in ((up, z), (down, -z)))
+        if count:
+            self._seen += 1
+            self._variance += (apart * apart - self._variance) / min(self._seen, 2 * k.longest)
+        self._sums[under] = count + 1, mean + apart / min(count + 1, 2 * k.longest), up, down
+        return max(up, down) > k.alarm
 
 
 class ServiceTimes:
@@ -126,10 +131,12 @@ class PoolEvidence:
 class Evidence:
     """The measurements since the work last changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: defaultdict[str, Cusum] | None = None) -> None:
         self.step, self.trainer_cpu = Mean(), Mean()
         self.pools = {name: PoolEvidence() for name in WORKER_POOLS}
-        self._watched: defaultdict[object, Cusum] = defaultdict(Cusum)
+        self._watched = defaultdict(Cusum) if watched is None else watched
+        for each in self._watched.values():
+            each.forget()
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
         self._sent, self._full_s = 0, 0.0
 
@@ -153,17 +160,17 @@ class Evidence:
         """CPUs that other programs used lately, at most: they come and go, and come again."""
         return max(self._others, default=0.0)
 
-    def changes(self, sample: Sample) -> tuple[str, ...]:
+    def changes(self, sample: Sample, *, is_steady: bool) -> tuple[str, ...]:
         """Names of the times that are no longer what they were: "step" and pools. Service times of a pool are compared
-        under the same number of workers, as others hold each other up more, or less."""
-        found = []
+        under the same number of workers, and if all batches were begun under it (``is_steady``): others hold each other
+        up more, or less."""
+        found, workers = [], (sample.settings.local, sample.settings.remote)
         seen: list[tuple[str, object, float, int]] = [("step", None, stepping_s(sample), sample.batches)]
-        workers = sample.settings.local, sample.settings.remote
-        for name in WORKER_POOLS:
+        for name in WORKER_POOLS if is_steady else ():
             pool: PoolSample = getattr(sample, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
         for name, under, seconds, count in seen:
-            if count > 1 and self._watched[name, under].add(seconds / count):
+            if count > 1 and self._watched[name].add(seconds / count, under):
                 found.append(name)
         return tuple(found)
 

@@ -1,32 +1,19 @@
 """The law: how many workers and how large a prefetch, from one model and a few rules. PURE, time is in the samples.
 
-1. *Start* with the CPUs that are granted, at most 8, fewer where memory may be short.
-
-2. *Jump* to the workers that the model asks for (`Model.best`) while the training loop waits.
-
-3. *Judge* each change by the windows before and after it. Growth is bad that makes batches slower instead of more
-   (Little's law), or fewer: go back to as many workers as the limit that was met can have busy. Going back is judged
-   too. A bad change is tried again after a pause, at half the size in the ratio.
-
-4. *Probe* a step up where the loop waits and the model knows nothing better.
-
-5. *Give back* workers that are idle once the loop has not waited for a while; if they are wanted again, that
-   while is doubled.
-
-6. *Change* of the work: forget all but the setting, and go to 2.
-
-7. *Limits* hold in every window.
+``docs/explanation/tuning.md`` has the rules: start (`start`), jump (`Law._grow`), judge (`Law._judge`), probe
+(`Law._probe`), change (`Law._forget`), give back (`Law._give_back`), and limits in every window (`Law._inside`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import wording
 from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.law.evidence import Evidence, Record, is_link_full
+from dpex.autotune.law.evidence import Cusum, Evidence, Record, is_link_full
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
 from dpex.autotune.measured import MOST_WORKERS, LossClock, SampleChecker
@@ -53,11 +40,9 @@ class Trial:
     """A change of workers that is watched.
 
     number: of its decision. old, before: the setting and the windows before it.
-
     service_s, wall_s, median_s: times of a batch before: the mean without queueing for a CPU, with it, and the median.
-    made, worker_s, windows: batches, seconds of local workers, and windows since.
-
-    taken, seconds: batches that the loop got, and the time of these windows.
+    made, taken, worker_s, windows: batches that workers made and that the loop got, seconds of local workers, and
+    windows since. blamed: the growth that this takes back.
     """
 
     kind: str
@@ -68,9 +53,9 @@ class Trial:
     service_s: float
     wall_s: float
     median_s: float
+    blamed: Trial | None = None
     made: int = 0
     taken: int = 0
-    seconds: float = 0.0
     worker_s: float = 0.0
     windows: int = 0
 
@@ -105,6 +90,7 @@ class Law:
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
         self.model: Model | None = None
+        self._watched: defaultdict[str, Cusum] = defaultdict(Cusum)
         self._forget()
 
     def begin(self) -> Settings:
@@ -118,9 +104,8 @@ class Law:
         model = self.model.with_remote(most)
         local, remote = model.best(self.config.headroom)
         wanted = Settings(local=local, remote=remote)
-        if model.rate(wanted).value <= model.rate(model.now).value * (1.0 + self.config.gain):
-            return model.now.remote
-        return remote
+        is_better = model.rate(wanted).value > model.rate(model.now).value * (1.0 + self.config.gain)
+        return remote if is_better else model.now.remote
 
     def step(self, sample: Sample) -> Decision | None:
         """Take in a window, any legal one; return a change of settings, or None."""
@@ -136,7 +121,7 @@ class Law:
         return self._step(judged.sample)
 
     def _step(self, sample: Sample) -> Decision | None:
-        changes = self._evidence.changes(sample)
+        changes = self._evidence.changes(sample, is_steady=self._is_steady(sample))
         if "step" in changes or (changes and (self._trial is None or self._trial.kind != GROW)):
             self._forget()
         self._evidence.add(sample, is_first=sample.epoch != self._epoch)
@@ -148,7 +133,6 @@ class Law:
         if self._trial is not None:
             self._trial.made += sample.local.tickets
             self._trial.taken += sample.batches
-            self._trial.seconds += sample.seconds
             self._trial.windows += 1
             at_work = min(self._before, sample.local.running, sample.settings.prefetch)
             self._trial.worker_s += at_work * sample.seconds
@@ -187,7 +171,7 @@ class Law:
 
     def _forget(self) -> None:
         """The work is another: keep the setting only."""
-        self._evidence = Evidence()
+        self._evidence = Evidence(self._watched)
         self._record = Record()
         self._trial: Trial | None = None
         self._is_fresh = True
@@ -203,8 +187,13 @@ class Law:
         if running != self._running:
             self._running, self._settled_at = running, sample.at
             self._record = Record()
+        return self._is_steady(sample)
+
+    def _is_steady(self, sample: Sample) -> bool:
+        """Return True if all batches of the window were begun under the workers that run."""
         since = min(self._evidence.service_s(LOCAL), CONSTANTS.patience_s)
-        return sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
+        running = sample.local.running + sample.remote.running
+        return running == self._running and sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
 
     def _known(self, sample: Sample) -> Model:
         """The model as of this window."""
@@ -378,6 +367,10 @@ class Law:
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
         """End a trial once its effect is known; return a decision if it must be undone."""
+        if self._has_changed_instead(trial):
+            self._close(sample, trial, kept=False)
+            self._forget()
+            return None
         is_slow = self._is_slow(trial, sample.local.running)
         verdict = self._verdict(sample, trial)
         if not is_slow and not verdict.is_sure and len(self._record) < CONSTANTS.longest:
@@ -395,6 +388,14 @@ class Law:
         if trial.kind == PROBE:
             self._turn += 1
         return self._change(sample, trial.old.local, trial.old.remote, "undo", None)
+
+    def _has_changed_instead(self, trial: Trial) -> bool:
+        """Return True if batches are as slow after growth was taken back: not the growth but the work made them so."""
+        record, grown, k = self._record, trial.blamed, CONSTANTS
+        if grown is None or len(record) < k.least or record.times.count < 2 * k.start:
+            return False
+        ratio = trial.old.workers / max(1, grown.old.workers)
+        return bool(record.times.median_s > ratio**k.part * grown.median_s)
 
     def _verdict(self, sample: Sample, trial: Trial) -> Verdict:
         """Judge a change by the windows so far.
@@ -441,7 +442,7 @@ class Law:
         if not len(self._record):
             seen = replace(sample, batches=trial.made, seconds=sample.at - trial.at)
             self._record.add(seen, self.config.wait_goal)
-        return self._change(sample, local, remote, "undo", BACK)
+        return self._change(sample, local, remote, "undo", BACK, blamed=trial)
 
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
         """End the trial. After a bad one the law waits before it tries again."""
@@ -450,13 +451,15 @@ class Law:
             self._tries += 1
             self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
         seen = wording.measured(self._record, sample)
-        rate = seen.get("rate", trial.taken / max(_ROUNDING_S, trial.seconds))
+        rate = seen.get("rate", trial.taken / max(_ROUNDING_S, sample.at - trial.at))
         outcome = Outcome(rate=rate, wait=seen["wait"], kept=kept, at=sample.at)
         self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
-    def _change(self, sample: Sample, local: int, remote: int, reason: Reason, kind: str | None) -> Decision | None:
+    def _change(
+        self, sample: Sample, local: int, remote: int, reason: Reason, kind: str | None, blamed: Trial | None = None
+    ) -> Decision | None:
         """Other numbers of workers, with the prefetch for them; of the prefetch alone only if it is worth it."""
         assert self.model is not None
         k, now, model = CONSTANTS, sample.settings, self.model
@@ -478,6 +481,7 @@ class Law:
                 before=self._record,
                 service_s=self._record.times.net_s or model.local.service_s,
                 wall_s=self._record.times.wall.value or model.local.service_s,
+                blamed=blamed,
                 median_s=self._record.times.median_s or self._evidence.median_s or model.local.service_s,
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:

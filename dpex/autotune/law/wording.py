@@ -38,8 +38,7 @@ def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
 def measured(record: Record, sample: Sample) -> dict[str, float]:
     """Return rate and wait under the present setting; before the first window that counts, those of the latest one.
 
-    The rate is missing where the windows are too short for one. The wait is all time in ``next()``. More workers
-    shorten only the part in which the training loop is blocked there.
+    The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
     """
     seen = _seen(record, sample)
     found = {"wait": min(1.0, (seen.wait_s + seen.own_s) / max(1e-9, seen.seconds))}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpex.autotune.law.evidence import Evidence, ServiceTimes
+from dpex.autotune.law.evidence import Cusum, Evidence, ServiceTimes
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.samples import PoolSample
 
@@ -57,3 +57,38 @@ def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it(
     seen.add(from_cluster(sending_s=1.0, busy_s=0.5))
     seen.add(from_cluster(sending_s=1.0, busy_s=0.5, tickets=7))
     assert seen.link == pytest.approx(6.0)
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def alarms(cusum: Cusum, *seconds: float) -> bool:
+    return True in [cusum.add(each) for each in seconds]
+
+
+def test_a_time_that_was_noisy_before_a_change_is_so_after_it() -> None:
+    """Windows that are equal by chance after a change do not make it a steady time."""
+    known = Cusum()
+    alarms(known, *[1.0, 1.5, 0.7] * 20)
+    known.forget()
+    later = 1.0, 1.0, 1.0, 1.05, 1.5, 1.05
+    assert not alarms(known, *later)
+    assert alarms(Cusum(), *later)
+    assert alarms(known, *[8.0] * 3)
+
+
+def test_batches_that_were_begun_under_other_workers_are_no_change() -> None:
+    """Batches that take four times as long were begun beside more workers, of which some have left."""
+
+    def changes(*, is_steady: bool) -> tuple[str, ...]:
+        seen = Evidence()
+        for _ in range(20):
+            assert not seen.changes(made(0.1), is_steady=True)
+        return tuple(name for _ in range(3) for name in seen.changes(made(0.4), is_steady=is_steady))
+
+    def made(service_s: float) -> Sample:
+        here = PoolSample(running=4, requested=4, tickets=8, load_s=8 * service_s)
+        return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, prefetch=32), batches=8, work_s=1.0, local=here)
+
+    assert "local" in changes(is_steady=True)
+    assert changes(is_steady=False) == ()

@@ -152,6 +152,15 @@ def test_going_back_is_taken_back_if_it_was_worse() -> None:
     assert loader.workers >= many
 
 
+def test_growth_that_was_not_to_blame_is_no_failure() -> None:
+    """Batches are as slow without it, so the work is another: the next growth neither waits nor goes half-way."""
+    loader = grown(0.3)
+    many, loader.engine.service_s = loader.workers, 4 * 0.3
+    decisions = loader.run(20.0)
+    assert [decision.reason for decision in decisions[:2]] == ["undo", "too few"]
+    assert decisions[1].new.local == many < loader.workers
+
+
 # -- fewer -------------------------------------------------------------------------------------------------------------
 
 
