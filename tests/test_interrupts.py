@@ -180,9 +180,11 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("how", ["resumed", "overlapping"])
 def test_a_generator_of_a_pass_that_was_begun_before_is_an_error_too(how: str) -> None:
+    """With few batches the whole second pass may be drawn before the first has ended."""
+
     def loader() -> DpexDataLoader[Any]:
         options: Any = {"num_workers": 1, "prefetch_factor": 2, "seeding": "batch", "persistent_workers": True}
-        return DpexDataLoader(Augmented(ROWS), batch_size=4, overlap_epochs=how == "overlapping", **options)
+        return DpexDataLoader(Augmented(20 * ROWS), batch_size=4, overlap_epochs=how == "overlapping", **options)
 
     def interrupt(frame: FrameType, event: str, _: Any) -> None:
         if frame.f_code is BatchSampler.__iter__.__code__:
