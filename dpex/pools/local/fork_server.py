@@ -133,17 +133,18 @@ class _Template:
             return float(message[1])
         _, number, arguments, kinship = message
         body = partial(self._enter_worker, os.getpid(), fds, arguments)
+        answer: tuple[Any, ...]
         try:
             if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            # A trainer that closes hangs up before it asks to end. A fork for each open request would take 50 ms.
-            pid = 0 if _is_hung_up(fds[0]) else forking.fork_process(body, kinship, self._lives)
-        except OSError as error:
-            answer: tuple[Any, ...] = ("refused", number, str(error))
-        else:
-            answer = ("up", number, pid) if pid else ("exit", number, 0, 0)
-            if pid:
+            if _is_hung_up(fds[0]):  # the trainer is closing: it hangs up before it asks to end
+                answer = ("exit", number, 0, 0)
+            else:
+                pid = forking.fork_process(body, kinship, self._lives)
                 self._children[pid] = number
+                answer = ("up", number, pid)
+        except OSError as error:
+            answer = ("refused", number, str(error))
         for fd in fds:
             os.close(fd)
         self._tell(*answer)
@@ -294,10 +295,9 @@ class TemplateHandle:
     def news(self) -> deque[tuple[Any, ...]]:
         """Return what happened, in the handle's deque. The caller removes what it has handled.
 
-        ``("ready", pid)`` or ``("unfit", why)``;
-        ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``, with pid and code 0
-        if its socket was hung up before it was forked;
-        ``("dead",)`` once the template has ended.
+        Of the template: ``("ready", pid)`` or ``("unfit", why)``, and ``("dead",)`` once it has ended. Of a process:
+        ``("up", number, pid)`` or ``("refused", number, why)``, then ``("exit", number, pid, code)``. If its socket was
+        hung up before it was forked, there is only an exit, with 0 as pid and code.
         """
         while not self._closed:
             try:
