@@ -142,7 +142,7 @@ class Decision:
         new: The settings after.
         reason: The reason in one word.
         text: The decision in sentences: what, why, and on what evidence.
-        evidence: The measurements that it rests on, by name. "rate" is missing in less than three times of a batch.
+        evidence: The measurements that it rests on, by name. No "rate" if they cover less than three times of a batch.
         predicted_rate: The expected batches per second.
         predicted_wait: The expected share of the training loop's time lost to loading, from 0 to 1.
         outcome: What it brought; None while that is not known.

@@ -43,7 +43,7 @@ PAGE = 4096
 COPIED_BYTES = 1 << 20
 """A shorter sample is copied out. Of a longer one the pages are mapped, and copied when they are written to."""
 _MADV_POPULATE_READ, _MADV_COLLAPSE = 22, 25
-"""Of linux/mman.h; Python has no names for them. Collapse makes huge pages whatever the settings of /dev/shm are."""
+"""Python has no names for these of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm are."""
 _PREPARED_BYTES = 2 * HUGE_PAGE
 """Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
 _LEAD_BYTES = 64 << 20

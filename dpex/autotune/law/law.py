@@ -37,12 +37,11 @@ def start(config: AutotuneConfig, cpus: float, *, memory: float | None = None) -
 
 @dataclass(kw_only=True)
 class Trial:
-    """A change of workers that is watched.
+    """A change of workers that is watched: the number of its decision, and the setting and windows before it.
 
-    number: of its decision. old, before: the setting and the windows before it.
-    service_s, wall_s, median_s: times of a batch before: the mean without queueing for a CPU, with it, and the median.
-    made, taken, worker_s, windows: batches that workers made and that the loop got, seconds of local workers, and
-    windows since. blamed: the growth that this takes back.
+    Times of a batch before it are ``service_s``, the mean without queueing for a CPU, ``wall_s``, that with it, and
+    ``median_s``. Counted since it are batches that workers made and that the loop has taken, seconds of local workers,
+    and windows. ``blamed`` is the growth that it takes back.
     """
 
     kind: str
@@ -481,8 +480,8 @@ class Law:
                 before=self._record,
                 service_s=self._record.times.net_s or model.local.service_s,
                 wall_s=self._record.times.wall.value or model.local.service_s,
-                blamed=blamed,
                 median_s=self._record.times.median_s or self._evidence.median_s or model.local.service_s,
+                blamed=blamed,
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again
