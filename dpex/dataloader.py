@@ -84,10 +84,10 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         pin_memory_device: The device for ``pin_memory``, as in torch.
         in_order: True delivers batches in the order of the sampler, as in torch.
         distribute_mode: The place of workers: this machine (False), the Ray cluster (True), or the cluster if this
-            process is connected to one (``"auto"``).
+            process is connected to one or can connect to the one that ``head_address`` names (``"auto"``).
         head_address: The cluster: ``"auto"`` (the one connected, else ``RAY_ADDRESS``, else a private one),
-            ``"local"`` (a private one on this machine), or ``"host:port"``. This machine must be a node of it. A Ray
-            that is already initialised is used.
+            ``"local"`` (a private one on this machine), or ``"host:port"``. This machine must be a node of it. If this
+            process is connected to another cluster, ``iter()`` raises a ClusterError.
         seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
             place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for

@@ -52,9 +52,11 @@ def _begun(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
 def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
     stay_in_process_if_daemonic(loader)
     sizing = Sizing(loader)
-    tuner, sizes = sizing.tuner(), sizing.current()
     if sizing.is_piped:
         return torchs()
+    if loader.distribute_mode == "auto" and loader.head_address != "auto" and loader.num_workers:
+        loader._runtime.join_cluster(loader.head_address)
+    tuner, sizes = sizing.tuner(), sizing.current()
     if sizes.remote == 0 and tuner is None and sizing.why_torch is not None:
         logger.info("PyTorch's own iterators make the batches: %s", sizing.why_torch)
         if loader.seeding == "batch" and not (sizing.is_iterable or loader._is_auto):

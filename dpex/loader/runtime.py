@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.utils.data import get_worker_info
 
 from dpex.engine.snapshots import LoaderCounters
-from dpex.errors import OptionError
+from dpex.errors import ClusterError, OptionError
 from dpex.measure.ledger import LastReading
 from dpex.measure.timeline import Timeline
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
+from dpex.system.ray_package import is_ray_connected
+from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class LoaderRuntime:
         self.timeline: Timeline | None = None
         self.passes = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
+        self._has_no_cluster = False
         self._registration: Registration | None = None
 
     def latest(self, iterator: Counting) -> Counting:
@@ -152,6 +155,16 @@ class LoaderRuntime:
 
         if self._share is None or not self._share.alive:
             self._share = weakref.finalize(self, release, connect(head_address))
+
+    def join_cluster(self, head_address: str) -> None:
+        """Connect to this cluster unless this process is connected; warn once if that fails, and stay without it."""
+        if is_ray_connected() or self._has_no_cluster:
+            return
+        try:
+            self.hold_cluster(head_address)
+        except ClusterError as error:
+            self._has_no_cluster = True
+            warn(f"distribute_mode='auto': {error}. Local workers make the batches of this loader")
 
     def close(self) -> None:
         """End all iterators, the export of metrics, and the share of the cluster; all may begin anew. Idempotent."""

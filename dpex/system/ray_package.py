@@ -54,6 +54,31 @@ def is_client() -> bool:
     return client is not None and bool(client.ray.is_connected())
 
 
+def has_started_ray() -> bool:
+    """Return True if this process started the Ray to which it is connected, as ``ray.init(address="local")`` does."""
+    node: Any = importlib.import_module("ray._private.worker")._global_node
+    return node is not None and bool(node.is_head())
+
+
+def cluster_id(address: str | None = None) -> str:
+    """Return the identity of the cluster whose head listens at ``address``; None: of the one that is connected.
+
+    One cluster may have several addresses. Ray waits 40 s for an answer, so check before that something listens there.
+
+    Raises:
+        RuntimeError: The answer is not a Ray head's.
+    """
+    if address is None:
+        client = importlib.import_module("ray._private.worker").global_worker.gcs_client
+    else:
+        errors: Any = importlib.import_module("ray.exceptions")
+        try:
+            client = importlib.import_module("ray._raylet").GcsClient(address=address)
+        except errors.RayError as error:
+            raise RuntimeError(str(error)) from error
+    return str(client.cluster_id.hex())
+
+
 def available_resources_per_node() -> dict[str, dict[str, float]]:
     """Return what is free on each node, by the node's number in hex. Ray's public functions tell only the sum."""
     return dict(importlib.import_module("ray._private.state").available_resources_per_node())

@@ -1,8 +1,9 @@
 """The Ray cluster of this process, and what it has on it that waits for the next loader.
 
-There is at most one connection at a time; every pool holds a share of it. An initialised Ray is used as it is; else the
-address that was given, or ``RAY_ADDRESS``; else a private Ray is started on this machine. A cluster that is merely
-recorded on this machine, as ``ray.init()`` would join, is never joined.
+A process has at most one connection at a time, and every pool holds a share of it. A connection that exists is used.
+If ``head_address`` names another cluster, that is an error. Without a connection, the process connects to the given
+address, else to ``RAY_ADDRESS``, else it starts a private Ray on this machine. It never joins a cluster that is merely
+recorded on this machine, as ``ray.init()`` would.
 
 Starting an agent takes a second or two, so agents whose pool has closed are parked for the next pool, which sends them
 the dataset as it is then. Parked ones are given back when the last share is, and after a while.
@@ -30,7 +31,14 @@ from typing import Any, NamedTuple
 
 from dpex.errors import ClusterError
 from dpex.system.clock import monotonic
-from dpex.system.ray_package import available_resources_per_node, import_ray, is_client, is_ray_connected
+from dpex.system.ray_package import (
+    available_resources_per_node,
+    cluster_id,
+    has_started_ray,
+    import_ray,
+    is_client,
+    is_ray_connected,
+)
 from dpex.transport.arena import Arena
 
 logger = logging.getLogger("dpex")
@@ -226,16 +234,19 @@ def connect(head_address: str) -> Cluster:
     """Return a share of the connection, for `release`. Starts a private Ray where none is connected or named.
 
     Raises:
-        ClusterError: Ray is not installed, ``head_address`` or ``RAY_ADDRESS`` does not answer, or nodes of the cluster
-            cannot connect to this process.
+        ClusterError: Ray is not installed, ``head_address`` or ``RAY_ADDRESS`` does not answer, this process is
+            connected to another cluster than ``head_address``, or nodes of the cluster cannot connect to this process.
     """
     global _current
     with _lock:
         private = False
-        if not is_ray_connected():
+        was_connected = is_ray_connected()
+        if not was_connected:
             _current = None
             private = _initialise(head_address)
         _check_reachable()
+        if was_connected:
+            _check_same(head_address)
         session = _session()
         if _current is None or _current.session != session:
             _current = Cluster(session, private)
@@ -269,6 +280,29 @@ def _check_reachable() -> None:
             "RAY_USE_TLS: batches travel beside Ray and are not encrypted, so remote workers are refused where Ray "
             "encrypts its traffic: give distribute_mode=False for workers on this machine"
         )
+
+
+def _check_same(head_address: str) -> None:
+    """Raise ClusterError if ``head_address`` is not the connected cluster, whose head may have several names."""
+    connected = str(importlib.import_module("ray").get_runtime_context().gcs_address)
+    if head_address in ("auto", connected):
+        return
+    if head_address == "local":
+        if has_started_ray():
+            return
+        why = "which is not a private Ray of this process"
+    else:
+        why = "which is another cluster"
+        try:
+            _knock(head_address)
+            if cluster_id(head_address) == cluster_id():
+                return
+        except (RuntimeError, OSError) as error:
+            why = f"and at {head_address} no Ray head answers: {error}"
+    raise ClusterError(
+        f"head_address={head_address!r}, but this process is connected to the Ray cluster at {connected}, {why}. Give "
+        "head_address='auto' to use the connected cluster, or call ray.shutdown() before to connect to the other one"
+    )
 
 
 def _session() -> str:
