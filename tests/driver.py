@@ -34,7 +34,7 @@ class Driver:
     ) -> None:
         self.options = {"shared": not logicals, **pool}
         self.now = 0.0
-        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_read_ahead=False, memory_budget=None)
+        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_group=False, memory_budget=None)
         self.state = EngineState(
             logicals=logicals,
             iterable=iterable,

@@ -231,7 +231,7 @@ def test_an_error_of_decoding_costs_its_batch_alone() -> None:
 
 
 def test_a_memory_budget_counts_what_tickets_carry() -> None:
-    rules = PrefetchRules(base_prefetch=20, logical=False, may_read_ahead=False, memory_budget=100)
+    rules = PrefetchRules(base_prefetch=20, logical=False, may_group=False, memory_budget=100)
     sizes = Sizes(local=10, remote=0, prefetch=None)
     rules.learn(1.0, 10)
     assert (rules.prefetch(sizes), rules.within_budget(20, sizes, 1, 20)) == (10, 7)

@@ -79,7 +79,7 @@ class EnginePlan:
     in_order: bool
     timeout_s: float
     base_prefetch: int
-    may_read_ahead: bool
+    may_group: bool
     memory_budget: int | None
     make_pool: Callable[[str, int], WorkerPool]
     """Makes the pool of a name, with a number of workers."""
@@ -105,7 +105,7 @@ class EnginePlan:
         rules = PrefetchRules(
             base_prefetch=self.base_prefetch,
             logical=self.logicals > 0,
-            may_read_ahead=self.may_read_ahead,
+            may_group=self.may_group,
             memory_budget=self.memory_budget,
         )
         return EngineState(
@@ -448,12 +448,6 @@ class Engine:
         self._pools.raise_fatal()
         if self._placement.sizes is not sizes:  # others take over
             self._fill(starving=True)
-        schedule = state.schedule
-        while state.widen_behind_straggler():  # idle workers have nothing more urgent to do
-            drawn = schedule.drawn
-            self._fill(starving=True)
-            if schedule.drawn == drawn:
-                return
 
     @cached_property
     def _cpus(self) -> int:

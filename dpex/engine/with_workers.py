@@ -87,7 +87,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 in_order=getattr(loader, "in_order", True),
                 timeout_s=self._timeout,
                 base_prefetch=self._num_workers * (loader.prefetch_factor or 2),
-                may_read_ahead=self._may_read_ahead(loader, setup.per_batch_seed),
+                may_group=self._may_group(setup.per_batch_seed),
                 memory_budget=loader.worker_config.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
                 samples=setup.samples,
@@ -171,12 +171,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             modes=modes_here() if per_batch else None,
         )
 
-    def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:
-        """Return True if the user cannot notice that workers run further ahead than torch's.
+    def _may_group(self, per_batch: bool) -> bool:
+        """Return True if the user cannot notice in which portions the sampler is drawn.
 
-        After a broken-off epoch persistent workers continue with the random state that running ahead left them.
+        After a broken-off epoch persistent workers continue with the random state that the drawn batches left them.
         """
-        if loader._prefetch_is_given or self._dataset_kind == DatasetKind.Iterable:
+        if self._dataset_kind == DatasetKind.Iterable:
             return False
         return draws_ahead_safely(self._index_sampler) and (per_batch or not self._persistent_workers)
 

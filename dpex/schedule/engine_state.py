@@ -329,21 +329,6 @@ class EngineState:
             return False
         return starving or not self.schedule.ready or self.placement.dirty != self.placement.incomplete
 
-    def widen_behind_straggler(self) -> bool:
-        """Draw further ahead, if allowed, as finished batches wait behind a slow one. Return True if so.
-
-        Tickets of logical workers go to each in turn, so it may take several until an idle one has a ticket.
-        """
-        schedule, sizes, rules = self.schedule, self.placement.sizes, self.rules
-        is_given = sizes.prefetch is not None or sizes.tuned_prefetch is not None
-        if is_given or (self._count and not rules.may_read_ahead) or not schedule.ready or schedule.room:
-            return False
-        at_work = schedule.at_work if self._count else schedule.in_flight
-        if at_work >= self.placement.running() or not rules.widen(schedule.prefetch, schedule.ready):
-            return False
-        schedule.set_prefetch(rules.prefetch(sizes))
-        return True
-
     def learn(self) -> None:
         """Set message size and prefetch by the times and bytes of the batches so far."""
         self.rules.regroup(self.placement.sizes, max(1, self.placement.serving()))

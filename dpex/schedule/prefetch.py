@@ -1,19 +1,19 @@
 """The prefetch of an epoch, and the number of tickets in a message. PURE; knows no pool.
 
-The prefetch is the number of batches that are drawn and not yet delivered, at most. It is PyTorch's ``num_workers *
-prefetch_factor``, with these exceptions:
+The prefetch is the maximum number of batches that are drawn and not yet delivered. It is PyTorch's ``num_workers *
+prefetch_factor``: a dataset may read what the training changes, such as a tensor in shared memory, and then a batch is
+as old as the prefetch. These are the exceptions:
 
-* Tiny batches (under `TINY_S`) are grouped, many tickets to a message, which needs a wider prefetch. This draws further
-  ahead from the sampler. So it is done only for samplers with which this cannot be noticed (see `draws_ahead_safely`).
-* Remote workers have a long round trip. With such samplers each has `REMOTE_PREFETCH` batches in flight, within
-  `REMOTE_BYTES`.
-* If finished batches wait behind a slow one while workers idle, the prefetch widens: under ``seeding="batch"``, and
-  under ``"worker"`` for such samplers.
+* Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
+  flight, within `REMOTE_BYTES`, if the sampler does not show how far ahead it is drawn (see `draws_ahead_safely`).
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept exactly.
 * ``memory_budget`` limits the tickets that are drawn. A made batch counts with its bytes, a ticket that is not made yet
   with those of the largest batch so far. The next batch may be larger than all before. So no worker has more than a few
   tickets then (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: only these can exceed the budget.
-* A tuner's prefetch replaces these rules: only grouping widens it, and an explicit prefetch limits it.
+* A tuner's prefetch replaces these rules. An explicit prefetch limits it.
+
+Tiny batches (under `TINY_S`) are grouped, many tickets to a message. Where a tuner runs, or all workers are remote, the
+prefetch widens to make room for groups of `MESSAGE_S`. Otherwise groups are as large as the prefetch allows.
 """
 
 from __future__ import annotations
@@ -42,14 +42,6 @@ REMOTE_BYTES = 1 << 30
 BUDGETED_LOCAL = 2
 BUDGETED_REMOTE = 4
 """Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy after it."""
-STRAGGLER_FACTOR = 8
-"""The most that the prefetch widens to behind a slow batch, in multiples of PyTorch's."""
-STRAGGLER_BYTES = 512 << 20
-"""Bytes of finished batches from which on the prefetch does not widen."""
-STRAGGLER_FREE_BYTES = 64 << 20
-"""Bytes in flight up to which the prefetch widens further than to `STRAGGLER_LARGE`."""
-STRAGGLER_LARGE = 2
-"""The most that the prefetch widens to if batches are large, in multiples of PyTorch's, and so of its memory."""
 _REMEMBERED = 50
 """Results that count in the averages, about."""
 _LEAST_SEEN = 8
@@ -75,18 +67,17 @@ class PrefetchRules:
     Args:
         base_prefetch: PyTorch's own prefetch, in batches.
         logical: Tickets belong to logical workers (``seeding="worker"``, streams).
-        may_read_ahead: It cannot be noticed if the sampler is drawn further ahead.
+        may_group: The user cannot notice in which portions the sampler is drawn.
         memory_budget: The most bytes in flight; None: no limit.
 
     Attributes:
         is_capped: The memory budget allows less than would be in flight without it.
     """
 
-    def __init__(self, *, base_prefetch: int, logical: bool, may_read_ahead: bool, memory_budget: int | None) -> None:
+    def __init__(self, *, base_prefetch: int, logical: bool, may_group: bool, memory_budget: int | None) -> None:
         self.service_s = 0.0
         self.nbytes = 0.0
         self.group = 1
-        self.may_read_ahead = may_read_ahead
         self.is_capped = False
         self.is_budgeted = memory_budget is not None
         """`within_budget` must be asked before tickets are drawn."""
@@ -94,12 +85,12 @@ class PrefetchRules:
         """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
         self._base_prefetch = base_prefetch
         self._logical = logical
+        self._may_group = may_group
         self._memory_budget = memory_budget
         self._largest = 0
         self._seen = 0
         self.is_due = False
         """Message size and prefetch are to be computed again."""
-        self._straggler_prefetch = 0
 
     def learn(self, service_s: float, nbytes: int) -> None:
         """Take in one result."""
@@ -116,26 +107,33 @@ class PrefetchRules:
     def regroup(self, sizes: Sizes, workers: int) -> None:
         """Set the number of tickets in a message, for ``workers`` running workers."""
         self.is_due = False
+        self.group = 1
         if self._seen < _LEAST_SEEN or self._memory_budget is not None:
             return
-        if self.service_s < TINY_S and self.may_read_ahead and sizes.prefetch is None:
-            most = max(1, int(GROUPED_BYTES // max(1.0, self.nbytes) // (4 * workers)))
+        if self.service_s < TINY_S and self._may_group:
+            if self._may_widen(sizes):
+                most = int(GROUPED_BYTES // max(1.0, self.nbytes) // (4 * workers))
+            else:
+                most = self.prefetch(sizes) // (2 * workers)
             self.group = max(1, min(LARGEST_GROUP, int(MESSAGE_S / max(self.service_s, 1e-6)), most))
-        else:
-            self.group = 1
+
+    def _may_widen(self, sizes: Sizes) -> bool:
+        """Return True if the prefetch may widen for the sake of groups."""
+        is_all_remote = sizes.remote > 0 and not sizes.local
+        return self._may_group and sizes.prefetch is None and (sizes.tuned_prefetch is not None or is_all_remote)
 
     def prefetch(self, sizes: Sizes) -> int:
         """Return the most batches that are drawn and not yet delivered."""
         workers = max(1, sizes.local + sizes.remote)
-        grouped = 4 * self.group * workers if self.may_read_ahead and self.group > 1 else 0
+        grouped = 4 * self.group * workers if self.group > 1 and self._may_widen(sizes) else 0
         if sizes.tuned_prefetch is not None:
             prefetch = max(sizes.tuned_prefetch, grouped, workers if self._logical else 1)
             prefetch = min(prefetch, prefetch if sizes.prefetch is None else sizes.prefetch)
         elif sizes.prefetch is not None:
             prefetch = sizes.prefetch
         else:
-            prefetch = max(self._base_prefetch, self._straggler_prefetch, grouped, 1 if self._logical else 2 * workers)
-            if self.may_read_ahead and sizes.remote:
+            prefetch = max(self._base_prefetch, grouped, 1 if self._logical else 2 * workers)
+            if self._may_group and sizes.remote:
                 affordable = int(REMOTE_BYTES // max(1.0, self.nbytes))
                 prefetch = max(prefetch, min(affordable, REMOTE_PREFETCH * sizes.remote + 2 * sizes.local))
         if self._memory_budget is not None:
@@ -168,12 +166,3 @@ class PrefetchRules:
         if remote and self._memory_budget is None and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
             group = min(LARGEST_GROUP, max(group, int(REMOTE_MESSAGE_S / max(1e-5, self.service_s))))
         return max(1, min(group, prefetch // (2 * max(1, workers))))
-
-    def widen(self, prefetch: int, ready: int) -> bool:
-        """Widen the prefetch, as finished batches wait behind a slow one. Return False if memory does not allow it."""
-        affordable = max(STRAGGLER_LARGE * self._base_prefetch, int(STRAGGLER_FREE_BYTES // max(1.0, self.nbytes)))
-        most = min(STRAGGLER_FACTOR * self._base_prefetch, affordable)
-        if prefetch >= most or ready * self.nbytes > STRAGGLER_BYTES:
-            return False
-        self._straggler_prefetch = min(most, prefetch + max(1, prefetch // 4))
-        return True

@@ -29,7 +29,7 @@ def engine_on(pool: StubPool, **changes: Any) -> Engine:
         "in_order": True,
         "timeout_s": 5.0,
         "base_prefetch": 4,
-        "may_read_ahead": False,
+        "may_group": False,
         "memory_budget": None,
         "make_pool": lambda name, count: pool,
     }

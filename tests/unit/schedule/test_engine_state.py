@@ -23,7 +23,7 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.logical_workers import CROWD_AFTER_S
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import STRAGGLER_BYTES, PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import START
 
 
@@ -41,7 +41,7 @@ class Table:
         tolerates: bool = False,
         **status: Any,
     ) -> None:
-        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_read_ahead=False, memory_budget=None)
+        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_group=False, memory_budget=None)
         self.tuned_prefetch = tuned_prefetch
         self.state = EngineState(
             logicals=logicals,
@@ -560,35 +560,3 @@ def test_too_many_deaths_in_a_row_end_the_epoch() -> None:
     assert isinstance(end, Raise)
     assert f"{CRASHES_IN_A_ROW + 3} workers in a row died" in str(end.error)
     assert table.dies(0, expected=True) == []
-
-
-# -- stragglers --------------------------------------------------------------------------------------------------------
-
-
-def behind_a_straggler() -> Table:
-    """Of eight batches by four workers all are made but the first."""
-    table = Table(logicals=4, sizes=(4, 0), prefetch=8)
-    table.state.rules.may_read_ahead = True
-    table.send(8)
-    for number in range(1, 8):
-        table.tell(made(number))
-    return table
-
-
-def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
-    table = behind_a_straggler()
-    assert table.state.widen_behind_straggler()
-    assert table.state.schedule.prefetch == 10
-    assert not table.state.widen_behind_straggler(), "there is room now"
-
-
-@pytest.mark.parametrize("why", ["a sampler that can tell", "prefetch_factor", "memory"])
-def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str) -> None:
-    table = behind_a_straggler()
-    if why == "a sampler that can tell":
-        table.state.rules.may_read_ahead = False
-    elif why == "prefetch_factor":
-        table.state.placement.sizes = Sizes(local=4, remote=0, prefetch=8)
-    else:
-        table.state.rules.nbytes = float(STRAGGLER_BYTES)
-    assert not table.state.widen_behind_straggler()

@@ -6,7 +6,6 @@ from dpex.schedule.prefetch import (
     LARGEST_GROUP,
     REMOTE_BYTES,
     REMOTE_PREFETCH,
-    STRAGGLER_FACTOR,
     PrefetchRules,
     Sizes,
 )
@@ -15,16 +14,14 @@ MB = 1 << 20
 
 
 def pace(seen=0, service_s=0.0, nbytes=0, **changes):
-    made = PrefetchRules(
-        **{"base_prefetch": 4, "logical": False, "may_read_ahead": True, "memory_budget": None} | changes
-    )
+    made = PrefetchRules(**{"base_prefetch": 4, "logical": False, "may_group": True, "memory_budget": None} | changes)
     for _ in range(seen):
         made.learn(service_s, nbytes)
     return made
 
 
-def sizes(local=2, remote=0, prefetch=None):
-    return Sizes(local=local, remote=remote, prefetch=prefetch)
+def sizes(local=2, remote=0, prefetch=None, tuned_prefetch=None):
+    return Sizes(local=local, remote=remote, prefetch=prefetch, tuned_prefetch=tuned_prefetch)
 
 
 def test_nothing_known_is_torch_s_prefetch_but_two_a_worker_where_any_may_take_any():
@@ -34,29 +31,39 @@ def test_nothing_known_is_torch_s_prefetch_but_two_a_worker_where_any_may_take_a
     assert pace(logical=True, base_prefetch=0).prefetch(sizes(0)) == 1
 
 
-def test_tiny_batches_are_grouped_and_the_prefetch_makes_room_for_four_groups_a_worker():
+@pytest.mark.parametrize("given", [sizes(tuned_prefetch=4), sizes(0, 2)], ids=["tuned", "all remote"])
+def test_prefetch_widens_for_groups_of_tiny_batches(given):
     tiny = pace(seen=20, service_s=20e-6, nbytes=20)
-    tiny.regroup(sizes(), workers=2)
+    tiny.regroup(given, workers=2)
     assert tiny.group == 50
-    assert tiny.prefetch(sizes()) == 4 * 50 * 2
-    assert tiny.message_size(tiny.prefetch(sizes()), 2, remote=False) == 50
+    assert tiny.prefetch(given) == 4 * 50 * 2
+    assert tiny.message_size(tiny.prefetch(given), 2, remote=False) == 50
+
+
+@pytest.mark.parametrize("given", [sizes(), sizes(prefetch=128), sizes(1, 1), sizes(0, 2, prefetch=128)])
+def test_groups_fit_into_the_prefetch_of_a_number(given):
+    made = pace(seen=20, service_s=20e-6, nbytes=20)
+    before = made.prefetch(given)
+    made.regroup(given, workers=2)
+    assert made.prefetch(given) == before
+    assert made.group == before // 4
 
 
 @pytest.mark.parametrize(
-    ("what", "seen", "service_s", "prefetch"),
-    [({}, 7, 20e-6, None), ({}, 20, 0.01, None), ({"may_read_ahead": False}, 20, 20e-6, None), ({}, 20, 20e-6, 4)],
-    ids=["too early", "not tiny", "somebody could tell", "explicit prefetch"],
+    ("what", "seen", "service_s"),
+    [({}, 7, 20e-6), ({}, 20, 0.01), ({"may_group": False}, 20, 20e-6)],
+    ids=["too early", "not tiny", "the sampler may show it"],
 )
-def test_else_they_are_not(what, seen, service_s, prefetch):
+def test_other_batches_are_not_grouped(what, seen, service_s):
     made = pace(seen=seen, service_s=service_s, **what)
-    made.regroup(sizes(prefetch=prefetch), workers=2)
+    made.regroup(sizes(tuned_prefetch=100), workers=2)
     assert made.group == 1
-    assert made.prefetch(sizes(prefetch=prefetch)) == 4
+    assert made.prefetch(sizes(tuned_prefetch=100)) == 100
 
 
 def test_grouped_batches_in_flight_stay_few_bytes():
     made = pace(seen=20, service_s=20e-6, nbytes=MB)
-    made.regroup(sizes(), workers=2)
+    made.regroup(sizes(tuned_prefetch=4), workers=2)
     assert made.group == 2
     assert pace(seen=20, service_s=0, nbytes=0).message_size(10**6, 2, remote=True) == LARGEST_GROUP
 
@@ -65,7 +72,7 @@ def test_remote_workers_have_more_in_flight_as_far_as_memory_goes():
     assert pace(seen=20, service_s=0.1, nbytes=MB).prefetch(sizes(1, 3)) == REMOTE_PREFETCH * 3 + 2
     assert pace(seen=20, service_s=0.1, nbytes=REMOTE_BYTES // 6).prefetch(sizes(0, 2)) == 6
     assert pace(seen=20, service_s=0.1, nbytes=REMOTE_BYTES).prefetch(sizes(0, 2)) == 4
-    assert pace(seen=20, service_s=0.1, nbytes=MB, may_read_ahead=False).prefetch(sizes(0, 2)) == 4
+    assert pace(seen=20, service_s=0.1, nbytes=MB, may_group=False).prefetch(sizes(0, 2)) == 4
 
 
 def test_a_message_to_a_remote_worker_is_worth_its_way_but_leaves_none_without_work():
@@ -74,16 +81,6 @@ def test_a_message_to_a_remote_worker_is_worth_its_way_but_leaves_none_without_w
     assert made.message_size(8, 2, remote=True) == 2
     assert made.message_size(1000, 2, remote=False) == 1
     assert pace(seen=20, service_s=0.1).message_size(1000, 2, remote=True) == 1
-
-
-@pytest.mark.parametrize(
-    ("batch_bytes", "most"), [(1 << 20, STRAGGLER_FACTOR * 4), (4 << 20, 16), (7 << 20, 9), (40 << 20, 8)]
-)
-def test_large_batches_take_at_most_twice_torchs_memory_behind_a_straggler(batch_bytes: int, most: int):
-    made, prefetch = pace(seen=20, service_s=0.1, nbytes=batch_bytes), 4
-    while made.widen(prefetch, ready=3):
-        prefetch = made.prefetch(sizes())
-    assert prefetch == most
 
 
 def test_explicit_prefetch_and_budget_are_kept_to_the_letter():
