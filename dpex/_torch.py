@@ -27,6 +27,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data._utils.worker import _generate_state as generate_numpy_seed
 from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseDataLoaderIter
 from torch.utils.data.dataloader import _DatasetKind as DatasetKind
+from torch.utils.data.dataloader import _InfiniteConstantSampler as InfiniteConstantSampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as MultiProcessingDataLoaderIter
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as SingleProcessDataLoaderIter
 
@@ -36,6 +37,7 @@ __all__ = [
     "DatasetKind",
     "DisableTorchFunctionSubclass",
     "ExceptionWrapper",
+    "InfiniteConstantSampler",
     "MapDatasetFetcher",
     "MultiProcessingDataLoaderIter",
     "SingleProcessDataLoaderIter",
@@ -131,6 +133,7 @@ ATTRIBUTES: dict[type[Any], dict[str, str]] = {
     },
     BaseDataLoaderIter: {
         "_auto_collation": "read: whether an index is a list of samples",
+        "_IterableDataset_len_called": "read: where set, torch warns of more samples",
         "_base_seed": "read: what seeds of workers and batches are made from",
         "_collate_fn": "read, and replaced: makes a batch from samples",
         "_dataset": "read, and replaced by one whose steps are timed",
@@ -144,6 +147,7 @@ ATTRIBUTES: dict[type[Any], dict[str, str]] = {
         "_persistent_workers": "read: whether workers stay for the next pass",
         "_pin_memory": "read: whether batches are pinned",
         "_pin_memory_device": "read: for which device",
+        "_profile_name": "read: the mark of a call for profilers",
         "_rank": "read: of a sharded DataPipe",
         "_reset": "overridden, and called: begins a pass",
         "_sampler_iter": "read and set: the iterator of `_index_sampler`",

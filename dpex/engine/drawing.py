@@ -1,109 +1,69 @@
-"""Draws from the sampler, or from batches that another engine reads.
+"""Makes tickets of the indices that a sampler draws, or of batches that another engine reads.
 
-An exception of a signal handler that comes out of the sampler loses no index. A sampler that is a generator of Python
-ends with such an exception. That is an error behind the last index, as the epoch would look complete otherwise. Of a
-stream that another engine reads (`ReadBatches`), the batches that are there are drawn, without a wait.
+Both sources keep the indices of all batches that are not delivered, with their numbers. Of a stream that another engine
+reads (`ReadBatches`), the batches that are there are drawn, without a wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from dpex.errors import InterruptedSamplerError, IteratorClosedError
+from dpex.engine.draws import Draws
+from dpex.errors import IteratorClosedError
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
-from dpex.schedule.schedule import Schedule
-from dpex.system.interrupts import has_ended, is_interrupt, taken
+from dpex.schedule.schedule import RETURNED_AT_MOST, Schedule
+from dpex.system.interrupts import is_interrupt
 from dpex.worker.decoded_stream import FailedRead, RawSamples
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
 
-RETURNED_AT_MOST = 4
-"""Delivered batches whose places are kept: an exception of a signal handler may keep one or two from the training loop,
-and then they are not delivered yet."""
-_INTERRUPTED = (
-    "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "
-    "{drawn} batches and no more. Those not yet returned come with the next calls of next(). Begin a new epoch for all "
-    "batches; to go on after such an exception, use a sampler whose iterator is no generator"
-)
-
-
-def _as_drawn(index: Any) -> Any:
-    """An index that stays as it was when it was drawn, though the sampler may fill the same list again for the next.
-
-    A ticket keeps its index until its batch is delivered, as it may have to be made again.
-    """
-    if isinstance(index, torch.Tensor):
-        return index.clone()
-    return index.copy() if type(index) in (list, np.ndarray) else index
-
-
-class AsDrawn:
-    """The indices of a sampler, each as it was when it was drawn; none is lost to an exception of a signal handler."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        self._drawn: list[Any] = []
-
-    def __iter__(self) -> AsDrawn:
-        return self
-
-    def __next__(self) -> Any:
-        if not self._drawn:
-            self._drawn.extend(taken(self._sampler, 1))
-        if not self._drawn:
-            raise StopIteration
-        index = _as_drawn(self._drawn[0])
-        del self._drawn[0]  # without a call until it is returned: see `dpex.system.interrupts`
-        return index
+_KEPT = 64
+"""Indices of delivered batches that are kept, beside as many as there are of other batches: dropping some looks at all
+batches that are not delivered."""
 
 
 class Drawing:
-    """The sampler of an epoch. ``drawn``: indices that are not yet tickets."""
+    """Draws from the source of an epoch."""
 
     def __init__(self) -> None:
-        self.drawn: deque[Any] = deque()
-        self._sampler: Iterator[Any] = iter(())
-        self._readings: ReadBatches | None = None
-        self._lost_to: BaseException | None = None
+        self._source: Draws | ReadBatches | None = None
+        self._kept_at_most = 0
 
-    def begin(self, sampler: Iterator[Any] | ReadBatches) -> None:
-        """Draw from ``sampler`` in the epoch that begins."""
-        if isinstance(sampler, ReadBatches):
-            self._sampler, self._readings = iter(()), sampler
-        else:
-            self._readings = None
-            self._sampler = sampler
-        self.drawn.clear()
-        self._lost_to = None
+    def begin(self, source: Draws | ReadBatches) -> None:
+        """Draw from ``source`` in the epoch that begins."""
+        self._source = source
+        self._kept_at_most = 0
 
     def draw(self, state: EngineState, count: int) -> None:
-        """Draw ``count`` tickets, or all that are left. Indices that an exception left over come first.
+        """Draw ``count`` tickets, or all that are left.
 
         Raises:
-            InterruptedSamplerError: there would have been more.
+            InterruptedSamplerError: There would have been more.
         """
-        drawn, schedule = self.drawn, state.schedule
-        if self._readings is not None:
-            self._draw_read(self._readings, state, count)
+        source, schedule = self._source, state.schedule
+        if source is None:
             return
-        self._draw_indices(max(0, count - len(drawn)))
-        over = len(drawn) < count
+        indices = self._indices(source, schedule, count)
         try:
-            for _ in range(min(count, len(drawn))):
-                state.placement.dirty.add(schedule.draw_first(drawn).queue)
+            for index in indices:
+                ticket = schedule.draw(index)
+                state.placement.dirty.add(ticket.queue)
+                if type(index) is FailedRead:  # it is the delivery of its ticket
+                    schedule.done(ticket.number, index)
         except BaseException:
             state.all_queues_are_dirty()
             raise
-        if over:
-            self._end(schedule)
+        if isinstance(source, ReadBatches):
+            state.rules.carried_bytes = source.largest_bytes
+            if not source.is_over:
+                return
+        if len(indices) < count:
+            source.check_end()
+            schedule.end_of_sampler()
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
         """Draw up to the last of these tickets, which another run delivered ahead of others; the others are to be
@@ -111,31 +71,28 @@ class Drawing:
         schedule, last = state.schedule, max(ahead)
         prefetch = schedule.prefetch
         schedule.set_prefetch(prefetch + last - schedule.drawn + 1)
-        while schedule.drawn <= last:
-            self._draw_indices(1)
-            if not self.drawn:
-                break
+        assert self._source is not None
+        for index in self._indices(self._source, schedule, last - schedule.drawn + 1):
             if schedule.drawn in ahead:
-                schedule.pass_over(self.drawn.popleft())
+                schedule.pass_over(index)
             else:
-                schedule.draw_first(self.drawn)
+                schedule.draw(index)
         schedule.set_prefetch(prefetch)
         state.all_queues_are_dirty()
 
-    def _draw_read(self, readings: ReadBatches, state: EngineState, count: int) -> None:
-        """Draw batches that were read by now. A read that failed is the delivery of its ticket."""
-        drawn, schedule = self.drawn, state.schedule
-        readings.delivered(schedule.next_number - RETURNED_AT_MOST)  # an exception may have kept the latest ones back
-        readings.take(count - len(drawn), drawn)
-        state.rules.carried_bytes = readings.largest_bytes
-        state.all_queues_are_dirty()
-        while drawn and count > 0:
-            ticket = schedule.draw_first(drawn)
-            count -= 1
-            if type(ticket.index) is FailedRead:
-                schedule.done(ticket.number, ticket.index)
-        if readings.is_over and not drawn:
-            self._end(schedule)
+    def _indices(self, source: Draws | ReadBatches, schedule: Schedule, count: int) -> list[Any]:
+        """Return the indices of the next ``count`` tickets, or of all that are left."""
+        drawn, first = source.drawn, schedule.drawn
+        if len(drawn) > self._kept_at_most or isinstance(source, ReadBatches):  # the latter are as large as batches
+            source.forget(schedule.position()[0] - RETURNED_AT_MOST)
+            self._kept_at_most = 2 * len(drawn) + _KEPT
+        source.draw(first + count)
+        at = first - drawn[0][1] if drawn else 0
+        return [drawn[place][0] for place in range(at, min(at + count, len(drawn)))]
+
+    @property
+    def _readings(self) -> ReadBatches | None:
+        return self._source if isinstance(self._source, ReadBatches) else None
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when there is more to draw, if that can be known."""
@@ -151,22 +108,6 @@ class Drawing:
     def awaits_reading(self, schedule: Schedule) -> bool:
         """Return True if the next batch in turn is not read yet."""
         return self._readings is not None and schedule.next_number >= schedule.drawn
-
-    def _draw_indices(self, count: int) -> None:
-        """Take that many indices out of the sampler, or as many as it still has."""
-        try:
-            self.drawn.extend(taken(self._sampler, count))
-        except BaseException as error:
-            if is_interrupt(error) and has_ended(self._sampler):
-                self._lost_to = error
-            raise
-
-    def _end(self, schedule: Schedule) -> None:
-        schedule.end_of_sampler()
-        error, self._lost_to = self._lost_to, None
-        if error is not None:
-            text = _INTERRUPTED.format(kind=type(error).__name__, drawn=schedule.drawn)
-            raise InterruptedSamplerError(text) from error
 
 
 class ReadBatches:
@@ -185,6 +126,7 @@ class ReadBatches:
         in_order: Batches are delivered in the order in which they were drawn here. Without it, `point` is unknown.
 
     Attributes:
+        drawn: Batches that the decoding engine has not delivered, each with its number, and always the latest one.
         is_over: There are no more batches.
         largest_bytes: Bytes of the largest batch so far.
     """
@@ -192,19 +134,29 @@ class ReadBatches:
     def __init__(self, engine: Engine, first: int, *, in_order: bool) -> None:
         self._engine = engine
         self._schedule = engine.schedule
-        self._first = first
+        self._first = self._begun = first
         if in_order:
             self._schedule.forward()
+        self.drawn: deque[tuple[Any, int]] = deque()
         self._hand: list[Any] = []
         self.is_over = False
         self.largest_bytes = 0
 
-    def take(self, most: int, into: deque[Any]) -> None:
-        """Append at most ``most`` batches that are there already to ``into``."""
-        while most > 0 and self._has_next():
-            into += (self._hand[0],)  # from here on without a call: see `dpex.system.interrupts`
+    def draw(self, end: int) -> None:
+        """Take batches before number ``end`` that are there already."""
+        drawn = self.drawn
+        while (number := drawn[-1][1] + 1 if drawn else self._begun) < end and self._has_next():
+            drawn += ((self._hand[0], number),)  # from here on without a call: see `dpex.system.interrupts`
             del self._hand[0]
-            most -= 1
+
+    def check_end(self) -> None:
+        """See `Draws.check_end`: an exception of a signal handler ends no reading."""
+
+    def forget(self, number: int) -> None:
+        """Drop batches before ``number``, which were delivered and are not needed again."""
+        while len(self.drawn) > 1 and self.drawn[0][1] < number:
+            self.drawn.popleft()
+        self.delivered(number)
 
     def _has_next(self) -> bool:
         hand = self._hand

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.engine.delivery import ERRORS, OF_WORKERS, Delivery, raise_from
 from dpex.engine.drawing import Drawing, ReadBatches
+from dpex.engine.draws import Draws
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import IteratorClosedError
@@ -163,17 +164,17 @@ class Engine:
 
     def begin_epoch(
         self,
-        sampler: Iterator[Any] | ReadBatches,
+        source: Draws | ReadBatches,
         resume: ResumePoint | None = None,
         *,
         takes_ahead: bool = False,
     ) -> None:
-        """Start a pass: tickets are drawn from ``sampler``, up to the prefetch at once.
+        """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
 
         Args:
-            sampler: The indices of the batches.
-            resume: Where it goes on if another run began it; ``sampler`` begins there, too.
-            takes_ahead: The tickets that were made ahead are its first ones, and ``sampler`` begins after them.
+            source: The indices of the batches.
+            resume: Where it goes on if another run began it; ``source`` begins there, too.
+            takes_ahead: The tickets that were made ahead are its first ones, and ``source`` begins after them.
 
         Raises:
             IteratorClosedError: it was closed, or this process is a forked child of its owner.
@@ -189,7 +190,9 @@ class Engine:
             self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            self._drawing.begin(sampler)
+            if takes_ahead and isinstance(source, Draws):
+                source.first = self._state.schedule.drawn
+            self._drawing.begin(source)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
             self._tally.begin_pass(began)

@@ -1,5 +1,8 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
+A batch that a signal handler interrupts by an exception is made again by the next call of ``next()``. Of a stream, what
+was read for that batch is lost, as with torch.
+
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
 The meter is used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.
 """
@@ -9,15 +12,15 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from itertools import count
+from collections.abc import Callable
 from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled
-from dpex.engine.pass_state import Drawn, PassRecorder, begin_pass, go_on_in_process, in_process_state, point_for
+from dpex.engine.draws import BegunDraws
+from dpex.engine.pass_state import PassRecorder, begin_pass, go_on_in_process, in_process_state, point_for
 from dpex.measure.batch_times import CACHE_USE, BatchTimes, PoolTimes
 from dpex.measure.consumer_time import SAMPLER, Tally
 from dpex.measure.ledger import LastReading
@@ -31,7 +34,7 @@ from dpex.schedule.sample_policy import SamplePolicy
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import cuda_stall
-from dpex.system.interrupts import taken
+from dpex.system.interrupts import is_interrupt
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
@@ -62,9 +65,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         is_measured: True if batches are measured, by an `InlineMeter`.
     """
 
-    _drawn: Drawn = None
-    _is_interrupted = False
-    """The latest batch was interrupted. A state that is saved now has it made; a loop that goes on does without it."""
+    _begun: BegunDraws | None = None
     meter: InlineMeter | None = None
 
     def __init__(
@@ -84,9 +85,10 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if loader.sample_policy.tolerates:
             self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, loader.sample_policy, int(self._base_seed))
         recorder = self._recorder = PassRecorder(loader, int(self._base_seed))
-        indices = recorder.begin(self._sampler_iter, resume, self._drawn)
-        self._sampler_iter = _without(self._first.ahead, self._first.first, indices)
-        self._drawn = None
+        self._draws = recorder.begin(self._sampler_iter, resume, self._begun)
+        self._delivered_ahead = sorted(self._first.ahead)
+        self._number = self._first.first
+        """The number of the batch that is being made."""
         if resume is not None:
             go_on_in_process(self, resume)
         if is_measured:
@@ -99,10 +101,9 @@ class InProcessIterator(SingleProcessDataLoaderIter):
 
     def _seed_batches(self, maker: InProcessMaker) -> None:
         """Have each batch made from the random states of its number."""
-        fetcher, first = self._dataset_fetcher, self._first
+        fetcher, alive, epoch = self._dataset_fetcher, weakref.ref(self), self._first.epoch
         fetch = fetcher.fetch
-        numbers = _without(first.ahead, first.first, count(first.first))
-        fetcher.fetch = lambda index: maker.make(fetch, index, next(numbers), first.epoch)
+        fetcher.fetch = lambda index: maker.make(fetch, index, alive()._number, epoch)  # type: ignore[union-attr]
 
     def _measure(self, timer: TicketTimer) -> InlineMeter:
         """Have the parts of each batch measured."""
@@ -112,7 +113,6 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if type(fetcher) is MapDatasetFetcher and self._auto_collation:
             self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, meter)
         fetcher.collate_fn = meter.timed(fetcher.collate_fn)
-        self._sampler_iter = map(meter.drawn, taken(self._sampler_iter))
         return meter
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -124,33 +124,35 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if last_state is not None:
             last_state.end(in_process_state(self))
 
+    def _next_index(self) -> Any:
+        """Return the index of the next batch: the same one until that batch is returned, or raises its own error."""
+        draws, number = self._draws, self._num_yielded + self._recorder.failed
+        for other in self._delivered_ahead:
+            number += other <= number
+        draws.forget(number)
+        draws.draw(number + 1)
+        self._number = number
+        if not draws.has(number):
+            draws.check_end()
+            raise StopIteration
+        index = draws.drawn[number - draws.drawn[0][1]][0]
+        return index if self.meter is None else self.meter.drawn(index)
+
     def _next_data(self) -> Any:
         meter = self.meter
-        if self._is_interrupted:
-            self._is_interrupted = False
-            self._recorder.failed += 1
         if meter is not None:
             meter.enter()
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            if isinstance(error, Exception):
-                self._recorder.raised(error)
-            else:
-                self._is_interrupted = True
+            if isinstance(error, Exception) and not is_interrupt(error):
+                self._recorder.raised(error, has_index=self._draws.has(self._number))
             if meter is not None:
                 meter.leave(error)
             raise
         if meter is not None:
             meter.leave()
         return data
-
-
-def _without(numbers: Collection[int], first: int, items: Iterator[Any]) -> Iterator[Any]:
-    """Return ``items``, which are numbered from ``first`` on, without those of these numbers."""
-    if not numbers:
-        return items
-    return (item for number, item in zip(count(first), items, strict=False) if number not in numbers)
 
 
 def _counted_by_torch(iterator: Any) -> LoaderStats:
@@ -204,7 +206,7 @@ class _UnmarkedInProcessIterator(InProcessIterator):
         if is_profiled():
             return super().__next__()
         data = self._next_data()
-        self._num_yielded += 1
+        self._num_yielded += 1  # without a call until it is returned: see `dpex.system.interrupts`
         return data
 
 

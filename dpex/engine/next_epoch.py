@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from dpex.engine.pass_state import DRAWING, TORCHS, Begun, SamplerStart, generators_of, samplers_within
+from dpex.engine.draws import BegunDraws
+from dpex.engine.samplers import DRAWING, TORCHS, SamplerStart, generators_of, samplers_within
 from dpex.system.interrupts import is_interrupt, taken
 
 MISSES = 4
@@ -173,7 +174,7 @@ class NextEpoch:
                 raise
             return False
 
-    def take(self) -> tuple[SamplerStart, Iterator[Any]]:
+    def take(self) -> BegunDraws:
         """Return the states before the first draw, and the rest of the indices.
 
         All generators have the states then that they would have if these indices had been drawn now.
@@ -183,7 +184,7 @@ class NextEpoch:
         start = SamplerStart.now(self._index_sampler, self._generator)
         for generator, state in zip(prediction.generators, prediction.after, strict=True):
             generator.set_state(state)
-        return start, Begun(prediction.drawn, prediction.indices)
+        return BegunDraws(start, list(prediction.drawn), prediction.indices)
 
     def _sources(self) -> list[torch.Generator]:
         """Return the generators from which the next ``iter()`` draws, each once."""

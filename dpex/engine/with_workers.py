@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
-from dpex.engine.drawing import AsDrawn
+from dpex.engine.draws import BegunDraws, Draws
 from dpex.engine.engine import TOLD_S, Engine, EnginePlan
-from dpex.engine.pass_state import Drawn, PassRecorder, begin_pass, draws_ahead_safely, point_for, worker_state
+from dpex.engine.pass_state import PassRecorder, begin_pass, point_for, worker_state
+from dpex.engine.samplers import draws_ahead_safely
 from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
@@ -54,9 +57,9 @@ class Observers:
 
 
 class _DpexDataLoaderIter(BaseDataLoaderIter):
-    """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
+    """Batches made by workers; drives an `Engine`."""
 
-    _drawn: Drawn = None
+    _begun: BegunDraws | None = None
 
     def __init__(
         self,
@@ -188,31 +191,57 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         next_epoch = None if first_iter else self._next_epoch
         takes_ahead = next_epoch is not None and next_epoch.is_right()
         if not first_iter:  # an interrupted call may have left indices there
-            self._drawn = next_epoch.take() if takes_ahead and next_epoch is not None else None
+            self._begun = next_epoch.take() if takes_ahead and next_epoch is not None else None
         self._engine.begin_epoch(self._new_draws(resume), point_for(resume), takes_ahead=takes_ahead)
         if resume is not None and not resume.has_finished:
             self._num_yielded = resume.batches
 
-    def _new_draws(self, resume: PassState | None) -> Any:
+    def _new_draws(self, resume: PassState | None) -> Draws:
         """Return the indices from which the engine draws in an epoch that begins, or is resumed."""
-        sampler, drawn = self._index_sampler, self._drawn
-        self._drawn = None
-        indices = self._recorder.begin(self._sampler_iter, resume, drawn)
-        makes_new_ones = type(sampler) is BatchSampler or draws_ahead_safely(sampler)
-        return indices if makes_new_ones else AsDrawn(indices)
+        sampler, begun = self._index_sampler, self._begun
+        self._begun = None
+        copies = not (type(sampler) is BatchSampler or draws_ahead_safely(sampler))
+        return self._recorder.begin(self._sampler_iter, resume, begun, copies=copies)
 
     def _new_recorder(self, loader: Any) -> PassRecorder:
         """Return the recorder of the passes."""
         return PassRecorder(loader, int(self._base_seed))
 
-    def _next_data(self) -> Any:
+    def __next__(self) -> Any:
+        """Return the next batch, with torch's mark for profilers and its warning of wrong lengths.
+
+        torch's own ``__next__`` calls functions after it has the batch, and would lose it to a signal handler.
+        """
         hand: list[Any] = []
         try:
-            self._next_into(hand)
+            if is_profiled():  # the mark takes as long as a tiny batch
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    self._next_into(hand)
+            else:
+                self._next_into(hand)
+            self._num_yielded += 1
+            if self._length is not None and self._num_yielded > self._length:
+                warnings.warn(self._too_long(self._length), stacklevel=2)
         except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
             self._engine.returned += hand
             raise
         return hand[0]
+
+    @property
+    def _length(self) -> int | None:
+        """The length of a stream that was asked for it."""
+        named: int | None = self._IterableDataset_len_called
+        return named if self._dataset_kind == DatasetKind.Iterable else None
+
+    def _too_long(self, length: int) -> str:
+        """Return torch's warning."""
+        return (
+            f"Length of IterableDataset {self._dataset} was reported to be {length}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+            "For multiprocessing data-loading, this could be caused by not properly configuring the "
+            "IterableDataset replica at each worker. Please see "
+            "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+        )
 
     def _next_into(self, hand: list[Any]) -> None:
         feed = self._feed
@@ -274,19 +303,3 @@ def _end_copies(feed: Feed | None, engine: Engine) -> None:
             feed.settle()
     finally:
         engine.close()
-
-
-class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
-    """For map-style data, which has no length warnings: batches are marked only while a profiler is on."""
-
-    def __next__(self) -> Any:
-        if is_profiled():
-            return super().__next__()
-        hand: list[Any] = []
-        try:
-            self._next_into(hand)
-            self._num_yielded += 1
-        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
-            self._engine.returned += hand
-            raise
-        return hand[0]

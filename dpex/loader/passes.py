@@ -111,9 +111,9 @@ def _kind(sizing: Sizing) -> Any:
         from dpex.loader.split_iterator import SplitDataLoaderIter
 
         return SplitDataLoaderIter
-    from dpex.engine.with_workers import _DpexDataLoaderIter, _DpexMapDataLoaderIter
+    from dpex.engine.with_workers import _DpexDataLoaderIter
 
-    return _DpexDataLoaderIter if sizing.is_iterable else _DpexMapDataLoaderIter
+    return _DpexDataLoaderIter
 
 
 def _in_process(loader: Any) -> BaseDataLoaderIter:
@@ -132,7 +132,7 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
 
 
 def _pool_factory(loader: Any) -> PoolFactory:
-    from dpex.engine.pass_state import draws_ahead_safely
+    from dpex.engine.samplers import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
 
     runtime, config = loader._runtime, loader.worker_config

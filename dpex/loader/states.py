@@ -18,7 +18,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from dpex._torch import DatasetKind
-from dpex.engine.pass_state import PassState, SamplerStart, dataset_state_of, generators_of, samplers_within
+from dpex.engine.pass_state import PassState, dataset_state_of
+from dpex.engine.samplers import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import Sizing
 from dpex.schedule.progress import ALL, ONE, LogicalPoint, ResumePoint, TicketRun, TicketRuns

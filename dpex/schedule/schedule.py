@@ -65,6 +65,8 @@ class MadeBatch(NamedTuple):
 _made_batch_of: Callable[..., MadeBatch] = tuple.__new__
 """Makes a `MadeBatch` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
+RETURNED_AT_MOST: Final = 4
+"""Delivered batches that may come again: an exception of a signal handler keeps one or two from the training loop."""
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
 

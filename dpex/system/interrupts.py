@@ -9,9 +9,7 @@ A program that catches it and goes on must find every batch, each once, and ever
   its slots) goes straight into a container that outlives the exception: `list.extend` over `map`, `islice` or
   `starmap` makes the call and keeps its result without a turn of the interpreter in between.
 
-What was only begun is done again, and every step allows that. A sampler that is a generator of Python cannot be saved
-when the exception comes out inside it: it ends there, with any loader. That is said, as an error, instead of ending the
-epoch as if it were complete.
+What was only begun is done again, and every step allows that. `dpex.engine.draws` says what holds for samplers.
 
 A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a
 lock that another thread held during the fork is never released there. So `watch` calls a method of such objects in each
@@ -26,12 +24,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat, starmap
 from traceback import walk_tb
-from types import GeneratorType
 from typing import Any, Protocol
 
 _NO_ARGUMENTS: tuple[tuple[()]] = ((),)
-_MOST_WRAPPED = 4
-"""Iterators of dpex's that a sampler's may be within."""
 
 
 def keep_result(results: list[Any], call: Callable[[], Any]) -> None:
@@ -66,13 +61,6 @@ def is_interrupt(error: BaseException) -> bool:
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
-
-
-def has_ended(sampler: Any) -> bool:
-    """Return True for an ended generator, and for an iterator that wraps one as ``_sampler``."""
-    for _ in range(_MOST_WRAPPED):
-        sampler = getattr(sampler, "_sampler", sampler)
-    return isinstance(sampler, GeneratorType) and sampler.gi_frame is None
 
 
 def _code_of(handler: Any) -> Any:

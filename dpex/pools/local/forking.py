@@ -120,8 +120,9 @@ def die_with_parent(parent_pid: int) -> None:
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Block all signals in this thread. A process that is started meanwhile has them blocked; see `forget_handlers`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it may raise, and has blocked them then
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from stub_pool import StubPool
 
+from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
 from dpex.schedule.events import WorkerGone
@@ -20,6 +21,10 @@ def taken(engine: Engine) -> Any:
     hand: list[Any] = []
     engine.next(hand)
     return hand[0]
+
+
+def draws_of(indices: Sequence[int]) -> Draws:
+    return Draws(indices, None, iter(indices), copies=False, is_stream=False)
 
 
 def engine_on(pool: StubPool, **changes: Any) -> Engine:
@@ -44,7 +49,7 @@ def pool() -> StubPool:
 @pytest.fixture
 def engine(pool: StubPool) -> Iterator[Engine]:
     made = engine_on(pool)
-    made.begin_epoch(iter(range(20)))
+    made.begin_epoch(draws_of(range(20)))
     yield made
     made.close()
 
@@ -64,7 +69,7 @@ def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(e
         pool.says_made(number, decoded(log, number))
     taken(engine)
     assert log == [0]
-    engine.begin_epoch(iter(range(20)))
+    engine.begin_epoch(draws_of(range(20)))
     assert sorted(log) == [0, 1, 3]
     assert engine.schedule.ready == 0
 
@@ -75,7 +80,7 @@ def test_an_undelivered_batch_that_cannot_be_decoded_is_no_reason_not_to_begin(e
     pool.says_made(1, lambda: 1 // 0)
     pool.says_made(2, decoded(log, 2))
     taken(engine)
-    engine.begin_epoch(iter(range(20)))
+    engine.begin_epoch(draws_of(range(20)))
     assert log == [0, 2]
 
 
@@ -89,7 +94,7 @@ def test_a_batch_that_was_made_twice_is_decoded_and_dropped(engine: Engine, pool
 
 
 def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: StubPool) -> None:
-    engine.begin_epoch(iter(range(20)))
+    engine.begin_epoch(draws_of(range(20)))
     pool.says_made(0, lambda: "old", epoch=0)
     pool.says_made(0, lambda: "new", epoch=1)
     assert taken(engine) == "new"
@@ -125,7 +130,7 @@ def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, 
 
 def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
     engine = engine_on(pool, timeout_s=0.01)
-    engine.begin_epoch(iter(range(20)))
+    engine.begin_epoch(draws_of(range(20)))
     with pytest.raises(BatchTimeoutError, match=r"timed out after 0\.01 seconds"):
         taken(engine)
     assert errors(engine) == {"timeout": 1}
@@ -139,7 +144,7 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     """It goes once it is complete, or nothing is ready any more."""
     pool = StubPool()
     engine = engine_on(pool, logicals=logicals, base_prefetch=8)
-    engine.begin_epoch(iter(range(40)))
+    engine.begin_epoch(draws_of(range(40)))
     for number in range(8):
         pool.says_made(number, decoded([], number))
     assert taken(engine) == "batch 0"

@@ -155,7 +155,7 @@ def test_every_batch_comes_once_if_the_news_of_a_death_are_interrupted(kind: str
 def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_epoch(
     kind: str, handler: Callable[..., None]
 ) -> None:
-    """torch's own batch sampler is one. Every batch that was drawn comes."""
+    """Every batch that was drawn comes."""
 
     class Interrupted:
         def __iter__(self) -> Iterator[list[int]]:
@@ -175,42 +175,6 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
             errors.append(type(error))
     assert errors == [TickError, InterruptedSamplerError]
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
-
-
-@pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize("how", ["resumed", "overlapping"])
-def test_a_generator_of_a_pass_that_was_begun_before_is_an_error_too(how: str) -> None:
-    """With few batches the whole second pass may be drawn before the first has ended."""
-
-    def loader() -> DpexDataLoader[Any]:
-        options: Any = {"num_workers": 1, "prefetch_factor": 2, "seeding": "batch", "persistent_workers": True}
-        return DpexDataLoader(Augmented(20 * ROWS), batch_size=4, overlap_epochs=how == "overlapping", **options)
-
-    def interrupt(frame: FrameType, event: str, _: Any) -> None:
-        if frame.f_code is BatchSampler.__iter__.__code__:
-            sys.settrace(None)
-            signal.raise_signal(signal.SIGUSR1)
-
-    with loader() as first, loader() as second:
-        iterator = iter(first)
-        next(iterator)
-        if how == "resumed":
-            second.load_state_dict(first.state_dict())
-            iterator = iter(second)
-        else:
-            list(iterator)
-            iterator = iter(first)
-            assert first.stats().overlapped_epochs == 1
-        errors: list[type[Exception]] = []
-        sys.settrace(interrupt)
-        while True:
-            try:
-                next(iterator)
-            except StopIteration:
-                break
-            except (TickError, InterruptedSamplerError) as error:
-                errors.append(type(error))
-        assert errors == [TickError, InterruptedSamplerError]
 
 
 @pytest.mark.usefixtures("handler")

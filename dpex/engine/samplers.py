@@ -1,0 +1,210 @@
+"""The samplers of a loader: their random states, and iterators over their indices.
+
+torch's samplers draw their order at once, from a generator of their own or from torch's global one. So the states
+before the first draw and a number of batches describe a place in a pass, and no data are read to find it again
+(`indices_from`).
+
+torch's samplers are generators of Python, and a generator ends with the first exception that comes out of it. `in_c`
+yields the same items and runs no code of Python between two of them, so that no signal handler raises there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat, takewhile
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from dpex._torch import InfiniteConstantSampler
+from dpex.schedule.names import attribute
+from dpex.system.interrupts import taken
+from dpex.worker.states import GLOBAL, global_states, set_global_states
+
+DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""torch's samplers that draw from torch's global generator if they have none of their own."""
+_SEQUENCES = (list, tuple, range, np.ndarray)
+TORCHS = (BatchSampler, SequentialSampler, DistributedSampler, *DRAWING)
+"""Samplers that torch brings along."""
+_KNOWN = (*TORCHS, InfiniteConstantSampler, *_SEQUENCES)
+_TORCH = ("torch",)
+_DEEPEST = 5
+"""The most samplers within each other that are looked at."""
+
+
+def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
+    """Return the sampler of batches, then the sampler that it draws from, and so on, each with a name."""
+    name, sampler = "sampler", index_sampler
+    for _ in range(_DEEPEST):
+        if sampler is None:
+            return
+        yield name, sampler
+        inner = attribute(sampler, "batch_sampler")
+        name, sampler = f"{name}.sampler", attribute(sampler, "sampler") if inner is None else inner
+
+
+def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
+    """Return the generators that a loader and its samplers have for themselves, each once, by name."""
+    named = [("loader", generator)]
+    named += [(name, attribute(sampler, "generator")) for name, sampler in samplers_within(index_sampler)]
+    found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
+    return dict(reversed(found.values()))
+
+
+def draws_ahead_safely(sampler: Any) -> bool:
+    """Return True for samplers of torch's that draw their order at once, so that drawing ahead is not noticed.
+
+    A `RandomSampler` draws from its generator again when it ends, which the owner of that generator could notice.
+    """
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.generator is None
+    return type(sampler) in (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerStart:
+    """Random states before the first draw of a pass."""
+
+    generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """States of generators that loader and samplers have for themselves, by name."""
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epochs of samplers that have ``set_epoch``, by name."""
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """States of the global generators from which a sampler may draw, by name."""
+
+    @classmethod
+    def now(
+        cls, index_sampler: Any, generator: Any, *, is_stream: bool = False, for_iterator: bool = False
+    ) -> SamplerStart:
+        """Return the present states. ``for_iterator``: an iterator that is made next draws its base seed there, too."""
+        draws = for_iterator and generator is None
+        own = {name: each.get_state() for name, each in generators_of(index_sampler, generator).items()}
+        if is_stream:
+            return cls(generators=own, shared=global_states(_TORCH if draws else ()))
+        samplers = [sampler for _, sampler in samplers_within(index_sampler)]
+        is_known = all(type(sampler) in _KNOWN for sampler in samplers)
+        draws = draws or any(type(sampler) in DRAWING and sampler.generator is None for sampler in samplers)
+        names = (_TORCH if draws else ()) if is_known else GLOBAL
+        return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
+
+    def apply_own(self, index_sampler: Any, generator: Any) -> None:
+        """Set the generators of loader and samplers, and the samplers' epochs, to these states."""
+        for name, each in generators_of(index_sampler, generator).items():
+            if name in self.generators:
+                each.set_state(self.generators[name])
+        for name, sampler in samplers_within(index_sampler):
+            if name in self.epochs and callable(attribute(sampler, "set_epoch")):
+                sampler.set_epoch(self.epochs[name])
+
+    @property
+    def is_now(self) -> bool:
+        """True if torch's global generator is as it was, or does not matter."""
+        return "torch" not in self.shared or torch.equal(torch.get_rng_state(), self.shared["torch"])
+
+    @contextlib.contextmanager
+    def global_states(self) -> Iterator[None]:
+        """Set the global generators to these states for a ``with`` block, and put them back afterwards.
+
+        If they have these states already, no number was drawn yet, and they keep the state that the block leaves.
+        """
+        if self.is_now and "python" not in self.shared:
+            yield
+            return
+        before = global_states(self.shared)
+        try:
+            set_global_states(self.shared)
+            yield
+        finally:
+            set_global_states(before)
+
+
+def _epochs_of(index_sampler: Any) -> dict[str, int]:
+    told = {
+        name: sampler for name, sampler in samplers_within(index_sampler) if callable(attribute(sampler, "set_epoch"))
+    }
+    return {name: each.epoch for name, each in told.items() if isinstance(attribute(each, "epoch"), int)}
+
+
+def are_known(index_sampler: Any) -> bool:
+    """Return True if all samplers are torch's own, or sequences: a second iterator draws what the first one drew."""
+    return all(type(sampler) in _KNOWN for _, sampler in samplers_within(index_sampler))
+
+
+# -- indices -----------------------------------------------------------------------------------------------------------
+
+
+def in_c(sampler: Any) -> Iterator[Any] | None:
+    """Return an iterator over a sampler of torch's, or a sequence, that runs no code of Python between two items.
+
+    It draws what the sampler's own iterator draws at its first item. None: the sampler is of another kind.
+    """
+    kind = type(sampler)
+    if kind is BatchSampler:
+        items = in_c(sampler.sampler)
+        return None if items is None else _batches(items, sampler.batch_size, drop_last=sampler.drop_last)
+    if kind is InfiniteConstantSampler:
+        return repeat(None)
+    if kind is SubsetRandomSampler and type(sampler.indices) in (*_SEQUENCES, torch.Tensor):
+        order = torch.randperm(len(sampler.indices), generator=sampler.generator)
+        return map(sampler.indices.__getitem__, order.tolist())
+    if kind in (RandomSampler, WeightedRandomSampler):
+        return _unwrapped(iter(sampler))
+    return iter(sampler) if kind in (SequentialSampler, DistributedSampler, *_SEQUENCES) else None
+
+
+def _unwrapped(drawn: Any) -> Iterator[Any]:
+    """Return the items of a generator. Items that it yields from a list are taken out of that list."""
+    first = list(islice(drawn, 1))
+    inner = getattr(drawn, "gi_yieldfrom", None)
+    return chain(first, () if inner is None else inner, drawn)
+
+
+def _batches(items: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    """Return batches of items, as torch's `BatchSampler` makes them."""
+    if drop_last:
+        return map(list, zip(*[items] * size, strict=False))
+    return takewhile(bool, map(list, map(islice, repeat(items), repeat(size))))
+
+
+class _Given:
+    """A sampler that returns a given iterator."""
+
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._samples
+
+
+def indices_from(first: int, index_sampler: Any) -> Iterator[Any]:
+    """Return the indices of batches from ``first`` on, drawn from the present random states."""
+    if type(index_sampler) is not BatchSampler:
+        return passed_over(in_c(index_sampler) or iter(index_sampler), first)
+    size, sampler = index_sampler.batch_size, index_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        return _batches(iter(range(first * size, len(sampler.data_source))), size, drop_last=index_sampler.drop_last)
+    samples = in_c(sampler)
+    if samples is not None:
+        return _batches(passed_over(samples, first * size), size, drop_last=index_sampler.drop_last)
+    batches: Any = BatchSampler(_Given(taken(passed_over(iter(sampler), first * size))), size, index_sampler.drop_last)
+    return iter(batches)
+
+
+def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
+    """Return ``items`` after skipping ``count`` of them."""
+    deque(taken(items, count), maxlen=0)
+    return items

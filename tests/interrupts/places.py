@@ -1,0 +1,116 @@
+"""Raise a real signal at one place after the other where CPython looks for signals inside ``next()``.
+
+CPython 3.11 does so as a function begins, after a call and at each jump back. A timer would meet these places by
+chance.
+"""
+
+from __future__ import annotations
+
+import dis
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch.utils.data
+
+import dpex
+
+WITHIN = (str(Path(dpex.__file__).parent), str(Path(torch.utils.data.__file__).parent))
+"""Code in which signals come: dpex, and torch's loader and samplers."""
+_NAMES = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_FUNCTION", "CALL_METHOD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+_LOOKS = frozenset(dis.opmap[name] for name in _NAMES if name in dis.opmap)
+"""Instructions after which CPython looks for signals."""
+_DROPPED = frozenset({"__del__", "finalize"})
+"""Functions whose exceptions Python prints and drops."""
+
+
+class TickError(Exception):
+    """What the signal handler raises."""
+
+
+def _raise_tick(_signal: int, _frame: Any) -> None:
+    raise TickError
+
+
+@contextmanager
+def raising_handler() -> Iterator[None]:
+    """Have SIGUSR1 raise `TickError` for a ``with`` block."""
+    former = signal.signal(signal.SIGUSR1, _raise_tick)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, former)
+
+
+class Tick:
+    """A trace function. It raises the signal at the ``at``-th place where CPython looks for signals.
+
+    Attributes:
+        came: The signal was raised.
+        place: The file, the function and the line where it was.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self._latest: dict[FrameType, int] = {}
+        self.came = False
+        self.place = ("", "", 0)
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(WITHIN) or code.co_name in _DROPPED:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            opcode = frame.f_code.co_code[frame.f_lasti]
+            if self._latest.get(frame) in _LOOKS and opcode not in _LOOKS:
+                self._left -= 1
+                if not self._left:
+                    self.came, code = True, frame.f_code
+                    self.place = code.co_filename, code.co_name, frame.f_lineno
+                    sys.settrace(None)
+                    signal.raise_signal(signal.SIGUSR1)
+            self._latest[frame] = opcode
+        return self._step
+
+
+class Swept(NamedTuple):
+    """The batches of a pass, the number of signals that came, and the places where they did."""
+
+    batches: list[Any]
+    ticks: int
+    places: set[tuple[str, str, int]]
+
+
+def swept(iterator: Iterator[Any], most: int) -> Swept:
+    """Take all batches, with at most ``most`` signals: in each call of ``next()`` at the next place, until it returns.
+
+    C code puts a batch into the list, as a signal between the end of ``next()`` and an assignment loses its value in
+    any program.
+    """
+    found = Swept([], 0, set())
+    at = 1
+    while found.ticks < most:
+        tick, before = Tick(at), len(found.batches)
+        sys.settrace(tick)
+        try:
+            found.batches.extend(map(next, (iterator,)))
+        except TickError:
+            found.places.add(tick.place)
+            found = found._replace(ticks=found.ticks + 1)
+        else:
+            if len(found.batches) == before:
+                return found
+        finally:
+            sys.settrace(None)
+        at = at + 1 if tick.came else 1
+    found.batches.extend(iterator)
+    return found
