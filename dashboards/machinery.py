@@ -116,21 +116,6 @@ WORKERS = Row(
             none="no cache",
         ),
         graph(
-            title="Batches made before their epoch began",
-            description=about(
-                "dpex_overlapped_epochs_total",
-                "dpex_used_ahead_batches_total",
-                "dpex_dropped_ahead_batches_total",
-            ),
-            queries=(
-                query(expr=f"sum({increase('dpex_overlapped_epochs_total')})", legend="epochs that overlapped"),
-                query(expr=f"sum({increase('dpex_used_ahead_batches_total')})", legend="batches that were used"),
-                query(expr=f"sum({increase('dpex_dropped_ahead_batches_total')})", legend="batches that were dropped"),
-            ),
-            unit="none",
-            bars=True,
-        ),
-        graph(
             title="Workers lost, batches made again or for others",
             description=about(
                 "dpex_worker_restarts_total",

@@ -108,11 +108,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             the decision, its prediction and its outcome. Do not use it for a dataset that training changes between
             epochs. It needs workers without ``persistent_workers``, and a map-style dataset with a length. None: no
             cache.
-        overlap_epochs: True: workers make the first batches of the next epoch while the last ones of this epoch are
-            handed out. They are delivered only if the next ``iter()`` asks for exactly these batches; otherwise they
-            are dropped. It needs ``persistent_workers``, ``seeding="batch"``, a map-style dataset that shares no
-            memory with its workers, and torch's own samplers. Where it is impossible, ``stats().why_no_overlap`` has
-            the reason. None: True with ``num_workers="auto"``.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
         metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
             has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the
@@ -179,7 +174,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         autotune: AutotuneConfig | Literal[False] | None = None,
         device: str | torch.device | None = None,
         cache: Literal["auto"] | None = None,
-        overlap_epochs: bool | None = None,
         name: str | None = None,
         metrics_port: int | None = None,
         worker_config: WorkerConfig | None = None,

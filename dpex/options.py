@@ -301,7 +301,6 @@ class LoaderOptions:
     autotune: AutotuneConfig | Literal[False] | None = None
     device: Any = None
     cache: Literal["auto"] | None = None
-    overlap_epochs: bool | None = None
     name: str | None = None
     metrics_port: int | None = None
     worker_config: WorkerConfig = WorkerConfig()
@@ -352,10 +351,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' with the defaults",
     ),
     "cache": (lambda value: value in (None, "auto"), "'auto', or None for no cache"),
-    "overlap_epochs": (
-        lambda value: value is None or isinstance(value, bool),
-        "True, False, or None for True with num_workers='auto'",
-    ),
     "name": (lambda value: value is None or _is_text(value), "a name or None"),
     "metrics_port": (
         lambda value: value is None or _is_whole(value, 0, 65535),

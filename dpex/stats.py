@@ -36,10 +36,6 @@ class LoaderStats:
         late: The number of batches that other machines owed, or did not take, for too long, and that were made on this
             one.
         failed_samples: The number of samples that could not be loaded, see `SamplePolicy`.
-        overlapped_epochs: The number of epochs whose first batches were made before they began, see ``overlap_epochs``.
-        used_ahead: The number of batches that were made, or given to workers, before their epoch began.
-        dropped_ahead: The number of such batches that were dropped, as the epoch began in another way than predicted.
-        why_no_overlap: The reason why ``overlap_epochs`` is without effect. "": it is not, or it is off.
         pools: Counts and times of each worker pool, by its name: "local", "remote" and "inline", which is the training
             process.
 
@@ -72,10 +68,6 @@ class LoaderStats:
     remade: int = 0
     late: int = 0
     failed_samples: int = 0
-    overlapped_epochs: int = 0
-    used_ahead: int = 0
-    dropped_ahead: int = 0
-    why_no_overlap: str = ""
     pools: Mapping[str, PoolStats] = field(default_factory=dict)
 
     @property

@@ -13,8 +13,6 @@ from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import ResumePoint, Splitting
 
 NOTHING = object()
-PREDICTED = 1_000
-"""The first index of an epoch that is begun ahead: others than those of an epoch that is not."""
 
 
 class Driver:
@@ -46,7 +44,6 @@ class Driver:
         self.performer = Pools(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.by_name  # type: ignore[assignment]
         self.sampler: Iterator[Any] = iter(())
-        self.ahead: Iterator[Any] = iter(())
         self.perform(self.state.placement.open())
 
     def make_pool(self, name: str, count: int) -> FakePool:
@@ -64,23 +61,13 @@ class Driver:
     def tell(self, event: Any) -> None:
         self.perform(self.state.handle(event, self.now))
 
-    def begin(
-        self, count: int = 20, point: ResumePoint | None = None, *, takes_ahead: bool = False, first_index: int = 0
-    ) -> None:
-        """An epoch of so many batches; ``point``: it goes on there, with a sampler that begins there."""
-        first = 0 if point is None else point.first
-        self.sampler = self.ahead if takes_ahead else iter(range(first_index + first, first_index + count))
-        self.perform(self.state.begin_epoch(point, self.now, takes_ahead=takes_ahead))
+    def begin(self, count: int = 20, point: ResumePoint | None = None) -> None:
+        """Begin an epoch of ``count`` batches. It resumes at ``point``, with a sampler that begins there."""
+        self.sampler = iter(range(0 if point is None else point.first, count))
+        self.perform(self.state.begin_epoch(point, self.now))
         if point is not None and point.ahead:
             self._pass_over(point.ahead)
         self.fill()
-
-    def look_ahead(self, count: int) -> None:
-        """Begin an epoch of ``count`` batches ahead, where this may be done."""
-        if self.state.may_begin_ahead and self.state.ahead is None:
-            self.state.begin_ahead()
-            self.ahead = iter(range(PREDICTED, PREDICTED + count))
-            self.fill()
 
     def _pass_over(self, ahead: frozenset[int]) -> None:
         """Draw up to the last of these tickets, which were delivered before; the others are to be made."""
@@ -99,13 +86,6 @@ class Driver:
                 self.state.schedule.end_of_sampler()
                 break
             self.state.placement.dirty.add(self.state.schedule.draw(index).queue)
-        for _ in range(self.state.room_ahead()):
-            assert self.state.ahead is not None
-            index = next(self.ahead, NOTHING)
-            if index is NOTHING:
-                self.state.ahead.end_of_sampler()
-                break
-            self.state.placement.dirty.add(self.state.ahead.draw(index).queue)
         if self.state.has_to_send(starving):
             self.perform(self.state.issue(self.now, starving=starving))
 

@@ -44,14 +44,13 @@ from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
-from dpex.system.interrupts import is_interrupt, watch, with_lock
+from dpex.system.interrupts import watch, with_lock
 from dpex.system.run_queue import own_queue_s
 from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
-    from dpex.engine.next_epoch import NextEpoch, OverlapRecord
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -94,10 +93,6 @@ class EnginePlan:
     metered: bool = False
     pass_batches: int = 0
     """Batches of a whole pass, 0 if unknown."""
-    next_epoch: NextEpoch | None = None
-    """Predicts the next epoch, so that its first batches are made ahead; None: they are not."""
-    overlap: OverlapRecord | None = None
-    """Says why there are no predictions, or none any more; None: none are wanted."""
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 
@@ -162,19 +157,12 @@ class Engine:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def begin_epoch(
-        self,
-        source: Draws | ReadBatches,
-        resume: ResumePoint | None = None,
-        *,
-        takes_ahead: bool = False,
-    ) -> None:
+    def begin_epoch(self, source: Draws | ReadBatches, resume: ResumePoint | None = None) -> None:
         """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
 
         Args:
             source: The indices of the batches.
             resume: Where it goes on if another run began it; ``source`` begins there, too.
-            takes_ahead: The tickets that were made ahead are its first ones, and ``source`` begins after them.
 
         Raises:
             IteratorClosedError: it was closed, or this process is a forked child of its owner.
@@ -185,13 +173,10 @@ class Engine:
             began = monotonic()
             self.returned.clear()
             self._delivery.drop()
-            self._settle_ahead(takes_ahead)
-            self._state.begin_epoch(resume, began, takes_ahead=takes_ahead)
+            self._state.begin_epoch(resume, began)
             self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            if takes_ahead and isinstance(source, Draws):
-                source.first = self._state.schedule.drawn
             self._drawing.begin(source)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
@@ -199,17 +184,6 @@ class Engine:
             self._consumer = get_native_id()
             self._fill()
             self._tally.causes[STARTUP] += monotonic() - began
-
-    def _settle_ahead(self, is_taken: bool) -> None:
-        """Count the batches that were made ahead: as used by the epoch that begins, or as dropped."""
-        ahead, tally = self._state.ahead, self._tally
-        if ahead is None:
-            return
-        if is_taken:
-            tally.overlapped_epochs += 1
-            tally.used_ahead += ahead.drawn
-        else:
-            tally.dropped_ahead += ahead.drawn
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
@@ -370,8 +344,6 @@ class Engine:
             self._drawing.draw(state, room)
             self._tally.busy(SAMPLER, began, monotonic())
             state.placement.incomplete.clear()
-        elif self._plan.next_epoch is not None and state.schedule.has_drawn_all:
-            self._fill_ahead(self._plan.next_epoch)
         if state.has_to_send(starving):
             began = monotonic()
             try:
@@ -381,34 +353,6 @@ class Engine:
                 if starving:
                     raise
             self._tally.busy(DISPATCH, began, monotonic())
-
-    def _fill_ahead(self, next_epoch: NextEpoch) -> None:
-        """Draw tickets of the next epoch, as nothing of this one is left to be drawn or sent.
-
-        Only the consumer's thread may draw: random states, which are put back, are its own meanwhile.
-        """
-        state, began = self._state, monotonic()
-        if get_native_id() != self._consumer:
-            return
-        try:
-            if state.ahead is None and state.may_begin_ahead and next_epoch.begin():
-                state.begin_ahead()
-            room, ahead = state.room_ahead(), state.ahead
-            if room and ahead is not None:
-                drawn = next_epoch.draw(room)
-                is_over = len(drawn) < room
-                for _ in range(min(room, len(drawn))):
-                    state.placement.dirty.add(ahead.draw_first(drawn).queue)
-                if is_over:
-                    ahead.end_of_sampler()
-                self._tally.busy(SAMPLER, began, monotonic())
-        except BaseException as error:
-            next_epoch.forget()
-            self._settle_ahead(False)
-            state.drop_ahead()
-            if is_interrupt(error):
-                raise
-            # An error of the sampler comes again, as the epoch begins as ever.
 
     def _collect(self) -> bool:
         """Take in what the pools report. Return True if there was anything."""

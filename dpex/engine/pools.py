@@ -149,14 +149,13 @@ class Pools:
         ):
             self._measure(event)
         if self.timeline is not None:
-            self.timeline.made(self._state.epoch_of(event.epoch), number, event.worker, event.times)
+            self.timeline.made(event.epoch, number, event.worker, event.times)
         self._state.made(event, now)
 
     def _measure(self, event: TicketMade) -> None:
         """Keep what is needed of a result that is slow, awaited, or has failed samples."""
-        schedule = self._state.schedule_of(event.epoch)
-        ticket = None if schedule is None else schedule.ticket(event.number)
-        if ticket is None:
+        ticket = self._state.schedule.ticket(event.number)
+        if ticket is None or event.epoch != self._state.epoch:
             return
         times = event.times
         if times.slowest and times.slowest[0] > self.slow_samples.least_s:
@@ -164,7 +163,7 @@ class Pools:
         if self.sample_errors.is_on:
             said = self.sample_errors.made((event.epoch, event.number), times.samples, times.failed)
             self._placement.instructions += said
-        if self.awaited in (event.number, ANY) and event.epoch == self._state.epoch_id:
+        if self.awaited in (event.number, ANY):
             self.awaited_times = times
 
     def report(self, name: str) -> None:
@@ -238,7 +237,7 @@ class Pools:
             pool.resize(scale.wanted)
             return
         pool = self.by_name[scale.pool] = self._make_pool(scale.pool, scale.wanted)
-        pool.new_epoch(max(0, self._state.epoch_id))
+        pool.new_epoch(max(0, self._state.epoch))
 
     def _enter_epoch(self, instruction: EnterEpoch) -> None:
         for pool in self.by_name.values():

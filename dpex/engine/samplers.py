@@ -33,12 +33,10 @@ from dpex.schedule.names import attribute
 from dpex.system.interrupts import taken
 from dpex.worker.states import GLOBAL, global_states, set_global_states
 
-DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """torch's samplers that draw from torch's global generator if they have none of their own."""
 _SEQUENCES = (list, tuple, range, np.ndarray)
-TORCHS = (BatchSampler, SequentialSampler, DistributedSampler, *DRAWING)
-"""Samplers that torch brings along."""
-_KNOWN = (*TORCHS, InfiniteConstantSampler, *_SEQUENCES)
+_KNOWN = (BatchSampler, SequentialSampler, DistributedSampler, InfiniteConstantSampler, *_DRAWING, *_SEQUENCES)
 _TORCH = ("torch",)
 _DEEPEST = 5
 """The most samplers within each other that are looked at."""
@@ -97,7 +95,7 @@ class SamplerStart:
             return cls(generators=own, shared=global_states(_TORCH if draws else ()))
         samplers = [sampler for _, sampler in samplers_within(index_sampler)]
         is_known = all(type(sampler) in _KNOWN for sampler in samplers)
-        draws = draws or any(type(sampler) in DRAWING and sampler.generator is None for sampler in samplers)
+        draws = draws or any(type(sampler) in _DRAWING and sampler.generator is None for sampler in samplers)
         names = (_TORCH if draws else ()) if is_known else GLOBAL
         return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
 

@@ -75,10 +75,6 @@ class EngineView:
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
             failed_samples=self._pools.sample_errors.count,
-            overlapped_epochs=tally.overlapped_epochs,
-            used_ahead=tally.used_ahead,
-            dropped_ahead=tally.dropped_ahead,
-            why_no_overlap="" if self._plan.overlap is None else self._plan.overlap.why_not,
             pools={name: self._pool(pool) for name, pool in self._pools.by_name.items()},
         )
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
-    from dpex.engine.next_epoch import NextEpoch, OverlapRecord
     from dpex.engine.pass_state import PassState
     from dpex.engine.snapshots import LoaderCounters
     from dpex.pools.factory import PoolFactory
@@ -70,7 +69,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         *,
         feed: Feed | None = None,
         resume: PassState | None = None,
-        overlap: OverlapRecord | None = None,
     ) -> None:
         begin_pass(super().__init__, self, loader, resume)
         if loader.prefetch_factor <= 0:
@@ -82,7 +80,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         pinner = self._new_pinner(feed)
         observers = observers or Observers()
         self._counters = observers.counters
-        self._next_epoch = self._new_next_epoch(loader, overlap)
         self._engine = Engine(
             EnginePlan(
                 logicals=0 if setup.per_batch_seed else self._num_workers,
@@ -100,8 +97,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 gpu=cuda_stall(SHARE),
                 metered=observers.metrics is not None,
                 pass_batches=_length(self._index_sampler),
-                next_epoch=self._next_epoch,
-                overlap=overlap,
                 starts_anew=not self._persistent_workers,
             ),
             sizes,
@@ -146,14 +141,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
         return Pinner(self._pin_memory_device, feed)
 
-    def _new_next_epoch(self, loader: Any, overlap: OverlapRecord | None) -> NextEpoch | None:
-        """Return what predicts the next epoch; None if its batches are not to be made ahead."""
-        if overlap is None or overlap.why_not:
-            return None
-        from dpex.engine.next_epoch import NextEpoch
-
-        return NextEpoch(self._index_sampler, loader.generator, overlap)
-
     def _setup(self, loader: Any) -> WorkerSetup:
         iterable = self._dataset_kind == DatasetKind.Iterable
         per_batch = loader.seeding == "batch" and not iterable
@@ -188,11 +175,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         if self._counters is not None and not first_iter:
             self._counters.wake()
         resume, self._resume = self._resume, None
-        next_epoch = None if first_iter else self._next_epoch
-        takes_ahead = next_epoch is not None and next_epoch.is_right()
-        if not first_iter:  # an interrupted call may have left indices there
-            self._begun = next_epoch.take() if takes_ahead and next_epoch is not None else None
-        self._engine.begin_epoch(self._new_draws(resume), point_for(resume), takes_ahead=takes_ahead)
+        self._engine.begin_epoch(self._new_draws(resume), point_for(resume))
         if resume is not None and not resume.has_finished:
             self._num_yielded = resume.batches
 

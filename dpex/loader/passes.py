@@ -18,7 +18,6 @@ from dpex.system.user_warnings import warn
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.diagnose.diagnosis import DiagnosisSource
-    from dpex.engine.next_epoch import OverlapRecord
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -75,21 +74,11 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
     make_pool, resume = _pool_factory(loader), runtime.take_resume()
-    overlap = _overlap(loader)
-    iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume, overlap=overlap)
+    iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume)
     runtime.iterators.add(iterator)
     iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
-
-
-def _overlap(loader: Any) -> OverlapRecord | None:
-    """Return the record of a new iterator's predictions of the next epoch; None if none are wanted."""
-    if loader.overlap_epochs is False or (loader.overlap_epochs is None and not loader._is_auto):
-        return None
-    from dpex.loader.overlap import overlap_of
-
-    return overlap_of(loader)
 
 
 def _decide_on_cache(loader: Any, sizes: Sizes) -> None:

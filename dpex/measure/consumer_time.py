@@ -108,8 +108,6 @@ class Tally:
         idle_ratio: Share of the workers that were idle when the present wait began.
         head_idle_s: Waits with later batches ready, each times its ``idle_ratio``.
         other_idle_s: All other waits, each times its ``idle_ratio``.
-        overlapped_epochs: Epochs that began with batches made ahead; see `dpex.measure.sums.Sums`, also for
-            ``used_ahead`` and ``dropped_ahead``.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
         unended_s: Seconds of the last step of each pass that was broken off, as far as it counts.
@@ -119,7 +117,6 @@ class Tally:
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at", "errors"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
-        *("dropped_ahead", "overlapped_epochs", "used_ahead"),
         *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s"),
         *("unended_s", "waited_s", "waits", "work_s", "_before", "_latest", "_queued_before_s"),
     )
@@ -127,7 +124,6 @@ class Tally:
     def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
         self.seqlock = Seqlock()
         self.batches = self.starts = self.samples = self.pinned_bytes = 0
-        self.overlapped_epochs = self.used_ahead = self.dropped_ahead = 0
         self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
         self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
@@ -340,9 +336,6 @@ class Tally:
             head_idle_s=self.head_idle_s,
             other_idle_s=self.other_idle_s,
             loop_queued_s=self.queued_s,
-            overlapped_epochs=self.overlapped_epochs,
-            used_ahead=self.used_ahead,
-            dropped_ahead=self.dropped_ahead,
             **others,
         )
 

@@ -335,22 +335,6 @@ class Sums(Record):
         metric="dpex_late_batches_total",
         how_to_read="Rises where a machine or its link is much slower than the others: the live page shows which.",
     )
-    overlapped_epochs: int = counter(
-        "Epochs whose first batches were made before they began.",
-        metric="dpex_overlapped_epochs_total",
-        how_to_read="With overlap_epochs, all but the first epoch, unless the order of the next one was not foreseen.",
-    )
-    used_ahead: int = counter(
-        "Batches that were made, or given to workers, before their epoch began.",
-        metric="dpex_used_ahead_batches_total",
-        how_to_read="Work that each epoch's start did not wait for.",
-    )
-    dropped_ahead: int = counter(
-        "Batches that were made for an epoch which then began in another way than predicted.",
-        metric="dpex_dropped_ahead_batches_total",
-        how_to_read="Lost work, at most the prefetched batches of each epoch. If it rises with each epoch, something "
-        "between epochs draws random numbers or changes the dataset: `overlap_epochs=False` saves that work.",
-    )
     ready: int = level(
         "Batches that are made, were taken in and wait for the training loop.",
         metric="dpex_ready_batches",

@@ -18,9 +18,6 @@ Rules:
   consumer takes it. Tickets are drawn there, too. `room` says how many.
 * Instructions that are left when a turn begins were interrupted by a signal handler. The messages among them are
   refused then, so that they are decided anew; the rest is performed.
-* Once an epoch has no more to draw or to send, tickets of the next one may be made ahead: `begin_ahead`, then draws
-  into ``ahead``, as many as `room_ahead` says. `begin_epoch` either takes them over or drops them. Prefetch and memory
-  budget bound both schedules together.
 
 The owner is one thread at a time. Others may read ``placement``, ``failures`` and ``late.made_again``.
 """
@@ -44,12 +41,10 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.failures import Failures, LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
-from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import ALL, LogicalPoint, ResumePoint, Splitting
 from dpex.schedule.schedule import SHARED, Schedule
-from dpex.schedule.seeding import epoch_id
 
 
 class EngineState:
@@ -80,12 +75,6 @@ class EngineState:
         self._iterable = iterable
         self._in_order = in_order
         self.epoch = -1
-        self.epoch_id = -1
-        """The id of this epoch in messages and events."""
-        self.ahead: Schedule | None = None
-        """The tickets of the next epoch that are made ahead."""
-        self._dropped = 0
-        """Epochs that were begun ahead and dropped."""
         self.rules = rules
         self.placement = placement = Placement(sizes, rules)
         self.logicals = LogicalWorkers(placement, logicals, iterable=iterable, splitting=splitting)
@@ -105,16 +94,15 @@ class EngineState:
 
     def made(self, event: TicketMade, now: float = 0.0) -> None:
         """Handle the event that comes once for each batch."""
-        number = event.number
-        schedule = self.schedule if event.epoch == self.epoch_id else self.schedule_of(event.epoch)
-        ticket = None if schedule is None else schedule.ticket(number)
-        if schedule is None or ticket is None:
-            if schedule is None or not schedule.has(number, event.value):
-                self.placement.instructions.append(Discard((event.value,)))  # of a dropped epoch, or made twice
+        schedule, number = self.schedule, event.number
+        ticket = schedule.ticket(number) if event.epoch == self.epoch else None
+        if ticket is None:
+            if event.epoch != self.epoch or not schedule.has(number, event.value):
+                self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
             return
         times = event.times
         self.rules.learn(times.busy_s, times.nbytes)
-        self.placement.arrived(number, event.epoch)
+        self.placement.arrived(number)
         if event.stream_end:
             self.logicals.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
@@ -129,18 +117,8 @@ class EngineState:
             self.placement.hand_back()
         self.logicals.worker_up(now)
 
-    def schedule_of(self, epoch_id: int) -> Schedule | None:
-        """Return the tickets of the epoch of that id; None if it was dropped."""
-        if epoch_id == self.epoch_id:
-            return self.schedule
-        return self.ahead if self.ahead is not None and epoch_id == self.ahead_id else None
-
-    def epoch_of(self, epoch_id: int) -> int:
-        """Return the epoch of that id, as `point` counts epochs."""
-        return self.epoch + (epoch_id != self.epoch_id and self.schedule_of(epoch_id) is not None)
-
     def _gone(self, event: WorkerGone, now: float) -> None:
-        self.failures.gone(self.schedule, self.schedule_of(event.epoch), event, now)
+        self.failures.gone(self.schedule, self.epoch, event, now)
         self.logicals.settle(self.schedule, now)
 
     def _splitting_known(self, event: SplittingKnown, now: float) -> None:
@@ -156,94 +134,38 @@ class EngineState:
         """Take back a message that a pool could not take, or that was not handed over as a signal handler raised."""
         self._take_back(send)
         if send.worker is None:
-            self.placement.issue_elsewhere(self.schedule, self.epoch_id)
+            self.placement.issue_elsewhere(self.schedule, self.epoch)
 
     def _take_back(self, send: Send) -> None:
-        schedules = (self.schedule,) if self.ahead is None else (self.schedule, self.ahead)
-        back = self.placement.refused(schedules, send)
+        back = self.placement.refused(self.schedule, send)
         self.logicals.refused(back)
         self.placement.forget(back)
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, resume: ResumePoint | None = None, now: float = 0.0, *, takes_ahead: bool = False) -> None:
-        """Begin a pass over the data. Undelivered batches of the pass before it are dropped.
+    def begin_epoch(self, resume: ResumePoint | None = None, now: float = 0.0) -> None:
+        """Begin an epoch at ``now``, in seconds. Undelivered batches of the epoch before it are dropped.
 
         Args:
-            resume: Where it goes on, if an earlier run began it.
+            resume: The point from which the epoch resumes, if an earlier run began it.
             now: The time, in seconds.
-            takes_ahead: The tickets of ``ahead`` are its first ones. Otherwise they are dropped.
         """
         placement, former = self.placement, self.schedule
         while sends := [instruction for instruction in placement.instructions if isinstance(instruction, Send)]:
             self._take_back(sends[0])
-        if not takes_ahead:
-            self.drop_ahead()
-        self._discard_batches_of(former)
+        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in former.undelivered())
+        if unwanted:
+            placement.instructions.append(Discard(unwanted))
         self.logicals.new_epoch(self.epoch, former)
-        ahead, self.ahead = self.ahead, None
         self.epoch = self.epoch + 1 if resume is None else resume.epoch
-        self.epoch_id = epoch_id(self.epoch, self._dropped)
-        placement.instructions.append(EnterEpoch(self.epoch_id))
-        placement.new_epoch(self.epoch_id)
+        placement.instructions.append(EnterEpoch(self.epoch))
+        placement.new_epoch()
         self.all_queues_are_dirty()
-        self.schedule = self._new_schedule() if ahead is None else ahead
-        self.settle_prefetch()
+        self.schedule = self._new_schedule()
         if resume is not None:
             self.logicals.go_on(resume, self.schedule, now)
         if self.logicals.has_one_stream:
             self.logicals.end_others(self.schedule)
-
-    def _discard_batches_of(self, schedule: Schedule) -> None:
-        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in schedule.undelivered())
-        if unwanted:
-            self.placement.instructions.append(Discard(unwanted))
-
-    # -- the next epoch ------------------------------------------------------------------------------------------
-
-    @property
-    def may_begin_ahead(self) -> bool:
-        """True if nothing of this epoch is to be drawn or sent, and the only pool is that of this machine.
-
-        It is False with logical workers: their random states go on from batch to batch.
-        """
-        is_sent = self.schedule.has_drawn_all and not self.schedule.pending()
-        return is_sent and not self._count and self.placement.pools.keys() == {LOCAL}
-
-    def begin_ahead(self) -> None:
-        """Begin the next epoch beside this one."""
-        self.ahead = self._new_schedule()
-
-    @property
-    def ahead_id(self) -> int:
-        """The id of the next epoch in messages and events."""
-        return epoch_id(self.epoch + 1, self._dropped)
-
-    def room_ahead(self) -> int:
-        """Return how many tickets of the next epoch should be drawn now."""
-        schedule, ahead, rules = self.schedule, self.ahead, self.rules
-        if ahead is None or ahead.has_drawn_all or not self.may_begin_ahead:
-            return 0
-        in_flight = schedule.in_flight + ahead.in_flight
-        room = schedule.prefetch - in_flight - schedule.ready - ahead.ready
-        if room > 0 and rules.is_budgeted:
-            nbytes = schedule.ready_bytes + ahead.ready_bytes
-            room = rules.within_budget(room, self.placement.sizes, in_flight, nbytes)
-        room = min(room, ahead.room)
-        return room if room >= min(rules.group, schedule.prefetch) else 0
-
-    def drop_ahead(self) -> None:
-        """Drop the batches that were made ahead."""
-        ahead, placement = self.ahead, self.placement
-        if ahead is None:
-            return
-        stale = self.ahead_id
-        placement.instructions[:] = [
-            one for one in placement.instructions if not (isinstance(one, Send) and one.epoch == stale)
-        ]
-        placement.forget_epoch(stale)
-        self._discard_batches_of(ahead)
-        self.ahead, self._dropped = None, self._dropped + 1
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
@@ -257,16 +179,12 @@ class EngineState:
         prefetch = self.rules.prefetch(self.placement.sizes)
         if prefetch != self.schedule.prefetch:
             self.schedule.set_prefetch(prefetch)
-            if self.ahead is not None:
-                self.ahead.set_prefetch(prefetch)
 
     def issue(self, now: float, *, starving: bool) -> None:
         """Send what waits, as far as workers take it; if ``starving``, incomplete messages as well."""
         self.placement.incomplete.clear()
         sender = self.logicals if self._count else self.placement
-        sender.issue(self.schedule, self.epoch_id, now, starving=starving)
-        if self.ahead is not None and self.may_begin_ahead:
-            self.placement.issue(self.ahead, self.ahead_id, now, starving=starving)
+        sender.issue(self.schedule, self.epoch, now, starving=starving)
 
     def consumer_waits(self, cpus: int, now: float) -> None:
         """Prepare for a wait of the consumer, on a machine that has CPUs for ``cpus`` workers."""
@@ -274,7 +192,7 @@ class EngineState:
             self.all_queues_are_dirty()
         else:
             self.placement.give_up_without_workers()
-        self.late.look(self.schedule, self.epoch_id, now)
+        self.late.look(self.schedule, self.epoch, now)
 
     def all_queues_are_dirty(self) -> None:
         """Have all queues looked at for something to send."""

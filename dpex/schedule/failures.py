@@ -58,16 +58,9 @@ class Failures:
         self.deaths: Counter[str] = Counter()
         self.remade = 0
 
-    def gone(self, schedule: Schedule, held: Schedule | None, event: WorkerGone, now: float) -> None:
-        """Take in the end of a worker at ``now``.
-
-        Args:
-            schedule: The tickets of this epoch.
-            held: Those of the epoch of which the worker held some, as the event says; None: these are not made again.
-            event: The end.
-            now: The time, in seconds.
-        """
-        again, given_up = (0, []) if held is None else self._take_back(held, event)
+    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
+        """Take in the end of a worker at ``now``, in seconds. Its tickets of earlier epochs are not made again."""
+        again, given_up = self._take_back(schedule, event) if event.epoch == epoch else (0, [])
         place = Place(event.pool, event.worker)
         broken = self._logicals.broken_by(place)
         if not event.expected:
@@ -90,7 +83,7 @@ class Failures:
             given_up = self._without_what_hangs(schedule, event, event.hung)
             schedule.lost(number for number in event.lost if number not in {ticket.number for ticket in given_up})
         for number in event.lost:
-            self._placement.arrived(number, event.epoch)
+            self._placement.arrived(number)
             ticket = schedule.ticket(number)
             if ticket is not None:
                 self._placement.dirty.add(ticket.queue)

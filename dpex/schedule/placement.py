@@ -23,7 +23,7 @@ nothing else until a ticket comes back from it, so that other pools make meanwhi
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -71,10 +71,10 @@ class Placement:
         """Local workers that took over from the cluster, and leave when it is there again."""
         self._now = 0.0
         """When `issue` was last called, seconds."""
-        self._carrier: dict[tuple[int, int], str] = {}
-        """The pool that was sent a ticket last, by its number and the id of its epoch."""
+        self._carrier: dict[int, str] = {}
+        """The pool that was sent a ticket last, by its number."""
         self._sent_at: dict[int, float] = {}
-        """When another machine was sent a ticket of this epoch, seconds, by its number."""
+        """When another machine was sent a ticket, seconds, by its number."""
         self._full: set[tuple[str, int]] = set()
         """Workers, with their pools, that refused the latest message."""
         self._room: dict[str, tuple[int, int]] = {}
@@ -82,22 +82,15 @@ class Placement:
         self._paused: set[str] = set()
         """Pools that refused what any worker may make, and from which no ticket has come back since."""
 
-    def new_epoch(self, epoch: int) -> None:
-        """Forget the tickets under way, except those of ``epoch``, which begins."""
-        self._carrier = {key: pool for key, pool in self._carrier.items() if key[1] == epoch}
+    def new_epoch(self) -> None:
+        """Forget the tickets under way."""
+        self._carrier.clear()
         self._sent_at.clear()
         self._full.clear()
         self._room.clear()
         self._paused.clear()
         self.incomplete.clear()
         self.load = dict.fromkeys(self.pools, 0)
-        for pool in self._carrier.values():
-            self.load[pool] += 1
-
-    def forget_epoch(self, epoch: int) -> None:
-        """Forget the tickets under way of an epoch that was dropped."""
-        for number in [number for number, of in self._carrier if of == epoch]:
-            self.arrived(number, epoch)
 
     # -- workers -------------------------------------------------------------------------------------------------
 
@@ -272,7 +265,7 @@ class Placement:
             is_sent = True
         finally:
             if is_sent:
-                self._on_its_way(tickets, message.pool, message.epoch)
+                self._on_its_way(tickets, message.pool)
             else:
                 schedule.give_back(tickets)
         if message.worker is None or (message.pool, message.worker) not in self._full:
@@ -280,20 +273,19 @@ class Placement:
         self._full.discard((message.pool, message.worker))
         return False
 
-    def _on_its_way(self, tickets: list[Ticket], pool: str, epoch: int) -> None:
+    def _on_its_way(self, tickets: list[Ticket], pool: str) -> None:
         carrier, load = self._carrier, self.load
         for ticket in tickets:
-            carrier[ticket.number, epoch] = pool
+            carrier[ticket.number] = pool
             load[pool] += 1
         if pool == REMOTE:
             self._sent_at.update({ticket.number: self._now for ticket in tickets})
 
-    def arrived(self, number: int, epoch: int) -> None:
+    def arrived(self, number: int) -> None:
         """Take note of a ticket that came back, made or lost."""
-        key = number, epoch
-        carrier = self._carrier.get(key)
+        carrier = self._carrier.get(number)
         if carrier is not None:  # without a call: see `dpex.system.interrupts`
-            del self._carrier[key]
+            del self._carrier[number]
             self.load[carrier] -= 1
             self._paused.discard(carrier)
             if carrier == REMOTE:
@@ -312,16 +304,14 @@ class Placement:
         """
         paused = set(self._paused)
         self.instructions += (Send(pool, None, ticket.queue, epoch, [ticket]),)
-        self.arrived(ticket.number, epoch)
+        self.arrived(ticket.number)
         self._paused |= paused  # no ticket came back from there
-        self._on_its_way([ticket], pool, epoch)
+        self._on_its_way([ticket], pool)
 
     # -- refusals ------------------------------------------------------------------------------------------------
 
-    def refused(self, schedules: Iterable[Schedule], send: Send) -> list[Send]:
+    def refused(self, schedule: Schedule, send: Send) -> list[Send]:
         """Take back a message, and those after it to the same receiver. Return them, the latest first.
-
-        Each ticket goes back to that of the ``schedules`` which drew it.
 
         They leave the instructions only in `forget`, so that a call that was interrupted may be repeated.
         """
@@ -331,10 +321,9 @@ class Placement:
         for message in back:
             self.dirty.add(message.queue)
             if not message.again:
-                for schedule in schedules:
-                    schedule.give_back(message.tickets)
+                schedule.give_back(message.tickets)
                 for ticket in message.tickets:
-                    self.arrived(ticket.number, message.epoch)
+                    self.arrived(ticket.number)
         if worker is None:
             self._room[pool] = self.load[pool], 1
         else:

@@ -359,11 +359,6 @@ class Schedule:
         return not self._open and not self._ready and (self._sampler_ended or not self._live)
 
     @property
-    def has_drawn_all(self) -> bool:
-        """True once the sampler has ended."""
-        return self._sampler_ended
-
-    @property
     def ready(self) -> int:
         """The number of batches that are made and not yet delivered."""
         return len(self._ready)

@@ -33,11 +33,3 @@ def epoch_key(base_seed: int, epoch: int) -> int:
 def ticket_seed(key: int, number: int) -> int:
     """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, as every generator wants it."""
     return mix64(key + (number + 1) * GOLDEN_GAMMA) >> 1
-
-
-def epoch_id(epoch: int, dropped: int) -> int:
-    """Return the number by which workers know an epoch, after ``dropped`` epochs that were begun ahead and dropped.
-
-    It tells an epoch from a dropped one in its place, and grows. `epoch_key` depends on its lower 64 bits alone.
-    """
-    return (dropped << 64) + epoch

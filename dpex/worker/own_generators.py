@@ -118,11 +118,6 @@ def _seed(generator: Any, seed: int) -> None:
 
 def _generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     """Yield each generator with the name of its place; the nearest come first."""
-    return ((name, one) for name, one in objects_within(dataset, collate_fn) if _is_own_generator(one))
-
-
-def objects_within(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in a dataset and a collate function with the names of their places, the nearest first."""
     waiting = deque([_root(dataset), ("collate_fn", collate_fn)])
     seen: set[int] = set()
     in_class = functools.cache(_in_class)
@@ -130,11 +125,12 @@ def objects_within(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
         name, one = waiting.popleft()
         if id(one) in seen:
             continue
-        yield name, one
         if is_a(one, _LEAVES):
             continue
         seen.add(id(one))
-        if not _is_own_generator(one):
+        if _is_own_generator(one):
+            yield name, one
+        else:
             waiting.extend(_parts(name, one, in_class))
 
 

@@ -24,12 +24,11 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler, RandomSampler
+from torch.utils.data import Dataset
 from waiting import until
 
 import dpex
 from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
-from dpex.engine.next_epoch import NextEpoch, OverlapRecord
 from dpex.system.interrupts import is_interrupt
 from dpex.transport.frames import FrameReader, FrameWriter
 from dpex.worker.batch_seeding import InProcessMaker
@@ -179,14 +178,12 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
 
 @pytest.mark.usefixtures("handler")
 def test_an_epoch_is_whole_after_an_interrupted_iter() -> None:
-    """Here the batches that were made ahead are no longer the prediction's, and not yet the epoch's."""
-
     def interrupt(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_name == "_new_draws":
             sys.settrace(None)
             signal.raise_signal(signal.SIGUSR1)
 
-    options: Any = {"num_workers": 1, "seeding": "batch", "persistent_workers": True, "overlap_epochs": True}
+    options: Any = {"num_workers": 1, "seeding": "batch", "persistent_workers": True}
     with DpexDataLoader(Augmented(ROWS), batch_size=4, **options) as loader:
         assert len(list(loader)) == ROWS // 4
         sys.settrace(interrupt)
@@ -225,38 +222,6 @@ def test_generators_and_threads_are_as_they_were_whatever_is_interrupted() -> No
         assert (fingerprints(), torch.get_num_threads()) == (before, 2)
     torch.set_num_threads(threads)
     assert at > 5
-
-
-@pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize("kind", [RandomSampler, functools.partial(DistributedSampler, num_replicas=2, rank=0)])
-def test_drawing_the_next_epoch_in_advance_leaves_no_trace_whatever_is_interrupted(kind: Callable[[Any], Any]) -> None:
-    sampler = kind(range(20))
-    ticks: list[TickError] = []  # with their tracebacks, which keep what a frame would put back only as it goes
-    at, came = 0, True
-    while came:
-        at, came, before = at + 1, False, fingerprints()
-        next_epoch = NextEpoch(BatchSampler(sampler, 4, False), None, OverlapRecord(seeds_between=1))
-        left = at
-
-        def trace(_frame: FrameType, event: str, _: Any) -> None:
-            nonlocal left, came
-            left -= event == "call"
-            if not left:
-                came = True
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGUSR1)
-
-        sys.settrace(trace)
-        try:
-            next_epoch.begin()
-            next_epoch.draw(2)
-        except TickError as error:
-            ticks.append(error)
-        finally:
-            sys.settrace(None)
-        assert fingerprints() == before
-        assert getattr(sampler, "epoch", 0) == 0
-    assert len(ticks) > 20
 
 
 def test_an_error_of_the_dataset_is_delivered_once_and_the_rest_comes() -> None:

@@ -230,11 +230,6 @@ class TicketQueue:
         fcntl.ioctl(self._ours.fileno(), termios.TIOCOUTQ, number)
         return number[0] == 0
 
-    def drop_before(self, epoch: int, group: int) -> int:
-        """Forget the messages of epochs before ``epoch``. Return the first message that is left, or else ``group``."""
-        self.groups = {number: held for number, held in self.groups.items() if held[0] >= epoch}
-        return min(self.groups, default=group)
-
     def forget(self) -> dict[int, tuple[int, ...]]:
         """Return the numbers of all tickets that are out, by epoch, and empty the socket.
 

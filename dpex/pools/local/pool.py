@@ -266,7 +266,8 @@ class LocalPool:
         """See `WorkerPool.new_epoch`."""
         self._epoch, self._first_group = epoch, self._group + 1
         if self._queue is not None:
-            self._board.want_from(self._queue.drop_before(epoch, self._first_group))
+            self._queue.groups = {}
+            self._board.want_from(self._first_group)
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -389,7 +390,7 @@ class LocalPool:
         """Count a result and append its event; once, even if it is read again. ``fields``: of its `BatchTimes`."""
         times = batch_times(fields)
         self.times.count(times)
-        if epoch >= self._epoch:  # of this epoch, or of the next one, made ahead
+        if epoch == self._epoch:
             value = Result(worker, kind, node)
             event = ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times))
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`

@@ -182,7 +182,6 @@ class LoaderHistory:
             "machines": self._machines,
             "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
             "cache": _cache(sums),
-            "ahead": _ahead(sums),
             "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
         }
 
@@ -200,12 +199,6 @@ def _cache(sums: Sums) -> Mapping[str, Any] | None:
         "memory_bytes": sums.cache_memory_bytes,
         "disk_bytes": sums.cache_disk_bytes,
     }
-
-
-def _ahead(sums: Sums) -> Mapping[str, int] | None:
-    """Return what overlapping epochs have brought; None if no batch was made ahead of its epoch."""
-    found = {"epochs": sums.overlapped_epochs, "used": sums.used_ahead, "dropped": sums.dropped_ahead}
-    return found if any(found.values()) else None
 
 
 def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:

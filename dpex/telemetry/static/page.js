@@ -101,8 +101,6 @@ function showLoader(loader) {
 
   $("cache").hidden = !loader.cache;
   if (loader.cache) put("cache", cached(loader.cache, now.cache_hit_ratio));
-  $("ahead").hidden = !loader.ahead;
-  if (loader.ahead) put("ahead", overlapped(loader.ahead));
 
   const range = Number(document.querySelector("[name=range]:checked").value);
   for (const plot of plots) plot.show(columns, range);
@@ -115,11 +113,6 @@ function cached({ hits, misses, saved_s, memory_bytes, disk_bytes }, ratio) {
   const now = ratio === null ? "" : ` (${percent(ratio)} in the last 5 s)`;
   return `Cache: ${plural(hits, "sample")} of ${count(hits + misses)} came from it${now}, which saved ` +
     `${count(saved_s)} s of workers' time${size(memory_bytes, "in memory")}${size(disk_bytes, "on disk")}.`;
-}
-
-function overlapped({ epochs, used, dropped }) {
-  return `Overlapping epochs: ${plural(epochs, "epoch")} began with batches made ahead, ${count(used)} in all` +
-    (dropped ? `; ${plural(dropped, "batch", "batches")} made in vain, as the next epoch was another than foreseen.` : ".");
 }
 
 function showMachines({ machines, left_alone }) {

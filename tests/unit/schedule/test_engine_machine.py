@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driver import NOTHING, PREDICTED, Driver
+from driver import NOTHING, Driver
 from fake_pool import Work
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -51,7 +51,7 @@ class EngineMachine(PoolMachine):
 
     def expected(self, number: int) -> Work:
         if not self.logicals:
-            return Work(self.driver.state.epoch_id, number, self.first_index + number, 0, 0, None)
+            return Work(self.driver.state.epoch, number, number, 0, 0, None)
         logical = number % self.logicals
         state = self.made_before[logical] + number // self.logicals
         return Work(self.driver.state.epoch, number, number, logical, 0, state)
@@ -76,42 +76,13 @@ class EngineMachine(PoolMachine):
         self.driver.begin(count)
         self.driver.state.schedule.max_tries = 1_000_000
         self.count, self.delivered, self.widest = count, [], self.driver.state.schedule.prefetch
-        self.first_index = 0
-
-    @precondition(lambda self: not self.logicals and self.driver.state.ahead is None)
-    @rule(count=st.integers(0, 12))
-    def look_ahead(self, count: int) -> None:
-        """The next epoch is begun while the last batches of this one are made."""
-        for _ in range(self.count):
-            if self.driver.state.may_begin_ahead:
-                break
-            self.take(1)
-            self.driver.work()
-        if not self.driver.state.schedule.finished:
-            self.driver.look_ahead(count)
-            self.ahead_count = count
-
-    @precondition(lambda self: self.driver.state.ahead is not None)
-    @rule()
-    def begin_as_predicted(self) -> None:
-        epoch_id = self.driver.state.ahead_id
-        self.driver.begin(takes_ahead=True)
-        self.driver.state.schedule.max_tries = 1_000_000
-        assert self.driver.state.epoch_id == epoch_id
-        self.count, self.delivered, self.first_index = self.ahead_count, [], PREDICTED
-        self.widest = max(self.widest, self.driver.state.schedule.prefetch)
-
-    @rule()
-    def drop_ahead(self) -> None:
-        self.driver.state.drop_ahead()
-        self.driver.performer.perform()
 
     @rule(local=st.integers(0, 3), remote=st.integers(0, 2))
     def resume_elsewhere(self, local: int, remote: int) -> None:
         """Another process goes on by a state of this one, which was in the middle of something and is no more."""
         point = self.driver.state.point()
         self.driver = Driver(local=max(local, 1 - remote), remote=remote, **self.options)
-        self.driver.begin(self.count, point, first_index=self.first_index)
+        self.driver.begin(self.count, point)
         assert self.driver.state.point() == point
         self.driver.state.schedule.max_tries = 1_000_000
         self.widest = max(self.widest, self.driver.state.schedule.prefetch, len(point.ahead) + self.widest)
@@ -131,7 +102,7 @@ class EngineMachine(PoolMachine):
     def wait(self, seconds: float) -> None:
         """The consumer looks at what is late; nobody gives up, as workers may come at any time."""
         self.driver.now += seconds
-        self.driver.state.late.look(self.driver.state.schedule, self.driver.state.epoch_id, self.driver.now)
+        self.driver.state.late.look(self.driver.state.schedule, self.driver.state.epoch, self.driver.now)
         self.driver.performer.perform()
 
     @rule(local=st.integers(0, 4), remote=st.integers(0, 3))
@@ -161,15 +132,13 @@ class EngineMachine(PoolMachine):
     @invariant()
     def what_is_on_its_way_is_counted(self) -> None:
         state = self.driver.state
-        ahead = [] if state.ahead is None else state.ahead.issued()
-        assert sum(state.placement.load.values()) == len(state.schedule.issued()) + len(ahead)
+        assert sum(state.placement.load.values()) == len(state.schedule.issued())
 
     @invariant()
     def no_further_ahead_than_the_prefetch(self) -> None:
         schedule = self.driver.state.schedule
         self.widest = max(self.widest, schedule.prefetch)
-        ahead = self.driver.state.ahead
-        assert schedule.drawn - schedule.delivered + (0 if ahead is None else ahead.drawn) <= self.widest
+        assert schedule.drawn - schedule.delivered <= self.widest
 
     def teardown(self) -> None:
         if not hasattr(self, "count"):

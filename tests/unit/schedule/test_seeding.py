@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.schedule.seeding import epoch_id, epoch_key, mix64, ticket_seed
+from dpex.schedule.seeding import epoch_key, mix64, ticket_seed
 
 MASK64 = (1 << 64) - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -45,10 +45,3 @@ def test_no_two_batches_of_many_epochs_and_neighbouring_seeds_share_a_seed() -> 
         ticket_seed(epoch_key(base, epoch), number) for base in range(8) for epoch in range(20) for number in range(500)
     }
     assert len(seeds) == 8 * 20 * 500
-
-
-@given(SIGNED, st.integers(0, 100), st.integers(1, 3))
-def test_an_id_that_tells_an_epoch_from_dropped_ones_has_its_seeds(base_seed: int, epoch: int, dropped: int) -> None:
-    assert epoch_id(epoch, 0) == epoch
-    assert epoch_key(base_seed, epoch_id(epoch, dropped)) == epoch_key(base_seed, epoch)
-    assert epoch_id(epoch, dropped) > epoch_id(epoch + 1, dropped - 1)

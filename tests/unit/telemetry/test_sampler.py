@@ -201,14 +201,6 @@ def test_decisions_beside_the_tuners_are_told_in_order_of_time(world: World) -> 
     assert [(one["text"], one["at"] - 1e9) for one in told] == [("one", 101.0), ("two", 102.0), ("three", 101.0)]
 
 
-def test_epochs_that_overlap_are_told_once_there_are_any(world: World) -> None:
-    world.second(batches=1)
-    assert world.loader()["ahead"] is None
-    world.engine.now = replace(world.engine.now, overlapped_epochs=2, used_ahead=9, dropped_ahead=1)
-    world.second(batches=1)
-    assert world.loader()["ahead"] == {"epochs": 2, "used": 9, "dropped": 1}
-
-
 def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: World) -> None:
     world.ledger.tuner = Tuner([DECISION])
     world.second(wait_s=0.5, work_s=0.5, batches=100)
