@@ -20,7 +20,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.transport.codec import Encoder
-from dpex.transport.pickling import SPAN_ALIGN, dump_far
+from dpex.transport.pickling import SPAN_ALIGN, dump_remote
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(beta state|prototype stage|deprecated|TypedStorage|invariant checks):UserWarning"
@@ -85,7 +85,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     """A worker of this machine, and one of another: one encoder but for what classes and functions travel as."""
     pair = Pair()
     if request.param == "far":
-        pair.encoder = Encoder(pair.arena, dump_far)
+        pair.encoder = Encoder(pair.arena, dump_remote)
     return pair
 
 

@@ -10,23 +10,31 @@ Of each storage only the *spans* that the plain tensors of the batch view are se
 new storage, so views that shared memory share it afterwards, and overlapping views still overlap. Of the storage of any
 other tensor all is sent, as torch's own workers do.
 
-**Datasets**, for workers of other machines. The dataset, the collate function and the init function travel in one
-pickle (protocol 5, Ray's cloudpickle), so that objects which they share stay shared and a bound method stays bound to
-*this* dataset. Arrays and the storages of CPU tensors lie outside the pickle, as raw buffers that a whole node can
-share. An error names an object that cannot be pickled by the path of attributes that leads to it.
+A class that a script or a notebook defines travels by its name, also from a worker that has not imported the script.
+
+**Datasets.** The dataset, the collate function and the init function travel in one pickle (protocol 5, cloudpickle), so
+that objects which they share stay shared and a bound method stays bound to *this* dataset. For workers of other
+machines, arrays and the storages of CPU tensors lie outside the pickle, as raw buffers that a whole node can share. An
+error names an object that cannot be pickled by the path of attributes that leads to it.
+
+Other machines get what Ray's own copy of cloudpickle makes, as it has the modules and types that users registered with
+Ray. Nothing here imports Ray: it is connected before anything travels to another machine.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
 from bisect import bisect_right
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from operator import attrgetter
+from types import FunctionType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +47,6 @@ from dpex._torch import (
     rebuild_sparse_tensor,
 )
 from dpex.errors import ShippingError
-from dpex.system.ray_package import import_ray
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -211,7 +218,31 @@ class _BatchPickler(ForkingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """See `BufferTable.reduce`."""
-        return self._memories.reduce(obj)
+        reduced = self._memories.reduce(obj)
+        return _by_name(obj) if reduced is NotImplemented else reduced
+
+
+class _ErrorPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        return _by_name(obj)
+
+
+def dump_error(error: Any) -> bytes:
+    """Pickle a wrapped exception for a trainer on the same machine."""
+    stream = io.BytesIO()
+    _ErrorPickler(stream, pickle.HIGHEST_PROTOCOL).dump(error)
+    return stream.getvalue()
+
+
+def _by_name(obj: Any) -> Any:
+    """Return the reduction of what the script defines to its name; pickle itself would look it up in this process."""
+    if not isinstance(obj, (type, FunctionType)) or obj.__module__ != "__main__" or "<" in obj.__qualname__:
+        return NotImplemented
+    return _of_script, (obj.__qualname__,)
+
+
+def _of_script(name: str) -> Any:
+    return attrgetter(name)(sys.modules["__main__"])
 
 
 # -- batches that arrived ----------------------------------------------------------------------------------------------
@@ -288,17 +319,14 @@ class PickledDataset(NamedTuple):
         return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
 
 
-def cloud_dumps(obj: Any) -> bytes:
-    """Pickle with cloudpickle, in one piece, for a process that is being started on this machine.
+def cloud_dumps(obj: Any, *, remote: bool = False) -> bytes:
+    """Pickle with cloudpickle, in one piece, for a process that is being started on this machine, or a remote one.
 
     While `multiprocessing` spawns a process its own reductions hold, so that locks, queues and shared tensors travel.
     """
     stream = io.BytesIO()
-    pickler = _picklers()[0](stream, 5)
-    if get_spawning_popen() is not None:
-        own: Any = ForkingPickler
-        pickler.dispatch_table = ChainMap(own._extra_reducers, type(pickler).dispatch_table)
-    _dump(pickler, obj)
+    kind = _remote_pickler() if remote else _pickler()
+    _dump((_spawning_pickler(kind) if get_spawning_popen() is not None else kind)(stream, 5), obj)
     return stream.getvalue()
 
 
@@ -314,16 +342,16 @@ def pack(obj: Any) -> PickledDataset:
         buffers.append(np.frombuffer(raw, np.uint8))
         return False
 
-    _dump(_picklers()[1](stream, 5, buffer_callback=keep_inside), obj)
+    _dump(_dataset_pickler(_remote_pickler())(stream, 5, buffer_callback=keep_inside), obj)
     return PickledDataset(stream.getvalue(), buffers)
 
 
-def dump_far(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
+def dump_remote(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
     """Pickle a batch for a trainer on another machine, its memory left to ``memories``.
 
     Classes and functions that the trainer cannot import travel by value.
     """
-    _dump(_batch_pickler()(stream, memories), batch)
+    _dump(_batch_pickler(_remote_pickler())(stream, memories), batch)
 
 
 def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
@@ -331,12 +359,33 @@ def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
     return pickle.loads(header, buffers=buffers)
 
 
-@cache
-def _picklers() -> tuple[Any, Any]:
-    """Return Ray's cloudpickle as it is, and a subclass of it that pickles the storages of tensors out of band."""
-    base = import_ray("ray.cloudpickle").CloudPickler
+def _pickler() -> Any:
+    from cloudpickle import CloudPickler
 
-    class DatasetPickler(base):  # type: ignore[misc, valid-type]
+    return CloudPickler
+
+
+def _remote_pickler() -> Any:
+    rays = sys.modules.get("ray.cloudpickle")
+    return _pickler() if rays is None else rays.CloudPickler
+
+
+@cache
+def _spawning_pickler(base: Any) -> Any:
+    """Return a class with these reductions: a pickler in C reads them once, when it is made."""
+    own: Any = ForkingPickler
+
+    class SpawningPickler(base):  # type: ignore[misc]
+        dispatch_table: ClassVar[Any] = ChainMap(own._extra_reducers, base.dispatch_table)
+
+    return SpawningPickler
+
+
+@cache
+def _dataset_pickler(base: Any) -> Any:
+    """Return a class of picklers that pickle the storages of tensors out of band."""
+
+    class DatasetPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
                 flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj, 0, (obj.nbytes(),), (1,))
@@ -346,12 +395,12 @@ def _picklers() -> tuple[Any, Any]:
                 return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
             return super().reducer_override(obj)
 
-    return base, DatasetPickler
+    return DatasetPickler
 
 
 @cache
-def _batch_pickler() -> Any:
-    class FarBatchPickler(_picklers()[0]):  # type: ignore[misc]
+def _batch_pickler(base: Any) -> Any:
+    class RemoteBatchPickler(base):  # type: ignore[misc]
         def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
             super().__init__(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=memories.keep)
             self._memories = memories
@@ -360,7 +409,7 @@ def _batch_pickler() -> Any:
             reduced = self._memories.reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
-    return FarBatchPickler
+    return RemoteBatchPickler
 
 
 def _as_storage(buffer: Any) -> torch.UntypedStorage:
@@ -405,7 +454,7 @@ def _find_culprit(value: Any, path: str, above: tuple[int, ...], budget: Iterato
 
 def _travels(value: Any) -> bool:
     try:
-        _picklers()[1](io.BytesIO(), 5, buffer_callback=lambda _: False).dump(value)
+        _dataset_pickler(_remote_pickler())(io.BytesIO(), 5, buffer_callback=lambda _: False).dump(value)
     except Exception:
         return False
     return True

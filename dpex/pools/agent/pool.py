@@ -535,4 +535,4 @@ def _packed(tickets: list[tuple[int, Any]]) -> bytes:
     try:
         return pickle.dumps(tickets, 5)
     except Exception:
-        return cloud_dumps(tickets)
+        return cloud_dumps(tickets, remote=True)

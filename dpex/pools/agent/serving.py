@@ -299,7 +299,7 @@ def open_plan(order: PoolOrder) -> WorkerPlan:
     torch_collate.default_collate_fn_map.update(contents.collate_entries)
     if order.probes and not contents.setup.iterable:
         _probe(contents.setup)
-    return WorkerPlan(contents.setup, order.shared_queue, far=True)
+    return WorkerPlan(contents.setup, order.shared_queue, remote=True)
 
 
 def _probe(setup: WorkerSetup) -> None:

@@ -36,7 +36,6 @@ from typing import Any
 
 import torch.multiprocessing
 
-from dpex.errors import ClusterError
 from dpex.pools.local import forking
 from dpex.pools.local.fork_server import ForkStarter, TemplateStarter, private_pair, template_main
 from dpex.pools.local.worker_process import WorkerPlan
@@ -285,21 +284,14 @@ class Parcel:
 
 
 def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
-    """Pickle the plan; by value what the script defines, where no worker can import that, as in a notebook.
-
-    A notebook's definitions take Ray's cloudpickle. Without it, the new process says what it misses.
-    """
-    from dpex.transport.pickling import cloud_dumps
-
-    if not imports_script:
-        return cloud_dumps(plan)
-    data = bytes(ForkingPickler.dumps(plan))
+    """Pickle the plan; by value what the script defines, where no worker can import that, as in a notebook."""
     main = sys.modules["__main__"]
     has_script = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
-    if not has_script and b"__main__" in data:
-        with contextlib.suppress(ClusterError):
-            return cloud_dumps(plan)
-    return data
+    if imports_script and has_script:
+        return bytes(ForkingPickler.dumps(plan))
+    from dpex.transport.pickling import cloud_dumps
+
+    return cloud_dumps(plan)
 
 
 # -- in the server, a template and a worker ----------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from dpex.schedule.progress import START
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.memory import give_back
-from dpex.transport.pickling import cloud_dumps, dump_batch, dump_far
+from dpex.transport.pickling import cloud_dumps, dump_batch, dump_error, dump_remote
 from dpex.worker.batch_seeding import current
 from dpex.worker.core import WorkerCore
 from dpex.worker.fetch import ArenaCollate, Failure, SampledCpu, StreamEnd, where
@@ -91,13 +91,13 @@ fd_array_bytes = socket.CMSG_LEN(64 * array.array("i").itemsize)
 class WorkerPlan:
     """The plan of every worker of a pool.
 
-    ``shared_queue``: tickets come from the shared socket. ``far``: the trainer is on another machine, so classes and
+    ``shared_queue``: tickets come from the shared socket. ``remote``: the trainer is on another machine, so classes and
     functions travel by value where they must.
     """
 
     setup: WorkerSetup
     shared_queue: bool
-    far: bool = False
+    remote: bool = False
 
 
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
@@ -191,8 +191,8 @@ class LocalWorker:
         self._segments: list[SegmentSpec] = []
         self._fds: list[int] = []
         self._arena = Arena(self._announce)
-        self._encoder = Encoder(self._arena, dump_far if plan.far else dump_batch)
-        self._dumps = cloud_dumps if plan.far else _dumps
+        self._encoder = Encoder(self._arena, dump_remote if plan.remote else dump_batch)
+        self._dump_error = partial(cloud_dumps, remote=True) if plan.remote else dump_error
         self._core = core = WorkerCore(plan.setup)
         self._shared_queue = plan.shared_queue
         self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
@@ -333,10 +333,10 @@ class LocalWorker:
     def _error(self, wrapper: ExceptionWrapper) -> Any:
         """Encode an error; of one that cannot travel, or for which there is no memory, the end of its text."""
         try:
-            return self._fitting(self._dumps(wrapper))
+            return self._fitting(self._dump_error(wrapper))
         except Exception:
             text = f"{wrapper.exc_type.__name__} (it cannot be sent as it is)\n{wrapper.exc_msg[-_ERROR_END:]}"
-            return self._fitting(_dumps(ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)))
+            return self._fitting(dump_error(ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)))
 
     def _tell_state(self, logical: int, epoch: int, number: int) -> None:
         """Send the state of a logical worker after that ticket, if the dataset can report it."""
@@ -400,10 +400,6 @@ class LocalWorker:
                 raise
             return False
         return True
-
-
-def _dumps(value: Any) -> bytes:
-    return pickle.dumps(value, 5)
 
 
 def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, worker: int, row: int) -> None:
