@@ -15,7 +15,6 @@ from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.checks import (
-    check_cache,
     check_samples,
     check_share,
     check_tuned,
@@ -103,11 +102,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an
             index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
             asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
-        cache: ``"auto"``: after the first epoch, samples are cached as by `dpex.cached` if that is predicted to pay,
-            and no longer if it does not. ``loader.dataset`` is then the cached dataset, and ``loader.decisions`` has
-            the decision, its prediction and its outcome. Do not use it for a dataset that training changes between
-            epochs. It needs workers without ``persistent_workers``, and a map-style dataset with a length. None: no
-            cache.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
         metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
             has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the
@@ -173,7 +167,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         seeding: Seeding | None = None,
         autotune: AutotuneConfig | Literal[False] | None = None,
         device: str | torch.device | None = None,
-        cache: Literal["auto"] | None = None,
         name: str | None = None,
         metrics_port: int | None = None,
         worker_config: WorkerConfig | None = None,
@@ -236,7 +229,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         check_share(self)
         check_tuned(self)
         check_samples(self)
-        check_cache(self)
         if Sizing(self).is_tuned:
             from dpex.autotune.runtime.trace_file import check as check_trace
 
@@ -375,9 +367,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     @property
     def decisions(self) -> list[Decision]:
-        """The decisions about this loader so far, with their reasons; the oldest comes first.
+        """The tuner's decisions about this loader so far, with their reasons; the oldest comes first.
 
-        They are the tuner's, and that of ``cache="auto"``. Its ``repr`` is a line for each. See `dpex.Decision`.
+        The ``repr`` of the list is a line for each. See `dpex.Decision`.
         """
         from dpex.loader.shown import DecisionList
 

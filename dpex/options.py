@@ -300,7 +300,6 @@ class LoaderOptions:
     seeding: Seeding | None = None
     autotune: AutotuneConfig | Literal[False] | None = None
     device: Any = None
-    cache: Literal["auto"] | None = None
     name: str | None = None
     metrics_port: int | None = None
     worker_config: WorkerConfig = WorkerConfig()
@@ -350,7 +349,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or value is False or isinstance(value, AutotuneConfig),
         "an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' with the defaults",
     ),
-    "cache": (lambda value: value in (None, "auto"), "'auto', or None for no cache"),
     "name": (lambda value: value is None or _is_text(value), "a name or None"),
     "metrics_port": (
         lambda value: value is None or _is_whole(value, 0, 65535),

@@ -26,7 +26,6 @@ from families import seeded
 from forks import ended, in_a_child, started
 from torch.utils.data import DataLoader, Dataset
 from waiting import meet
-from workload import wait_as_work
 
 import dpex
 from dpex import DpexDataLoader
@@ -137,39 +136,6 @@ def test_a_random_dataset_is_an_error_in_the_training_loop() -> None:
         pytest.raises(CacheError, match=r"step 2 of its transform, Augment, is random.*upto='Decode'"),
     ):
         list(loader)
-
-
-class Slow(Images):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index >= LENGTH * 10:
-            raise IndexError
-        wait_as_work(0.004)
-        return torch.full((100,), float(index))
-
-    def __len__(self) -> int:
-        return LENGTH * 10
-
-
-def test_auto_caches_a_dataset_that_waits_with_a_decision() -> None:
-    expected = torch.arange(LENGTH * 10.0).view(-1, 4)
-    with DpexDataLoader(Slow(), batch_size=4, num_workers=1, cache="auto") as loader:
-        for _ in range(4):
-            assert torch.equal(torch.stack(list(loader))[:, :, 0], expected)
-        (decision,) = loader.decisions
-        assert decision.reason == "cache"
-        assert decision.predicted_rate > 1.5 * decision.evidence["rate"]
-        assert loader.stats().pools["local"].cache_hits == LENGTH * 10
-        list(loader)
-        assert loader.decisions[0].outcome is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"num_workers": 0}, "not measured"), ({"num_workers": 1, "persistent_workers": True}, "persistent workers keep")],
-)
-def test_auto_says_what_it_needs(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(dpex.OptionError, match=f"cache='auto': .*{message}"):
-        DpexDataLoader(Images(), cache="auto", **options)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

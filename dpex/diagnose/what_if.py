@@ -272,7 +272,7 @@ class Run:
     def _cached(self) -> Iterator[Prediction]:
         """Samples from `dpex.cached`: all of the dataset, or its steps before the first that sounds random."""
         facts, pools = self.facts, self.facts.pools.values()
-        upto, wall_s, cpu_s = deterministic(facts)
+        upto, wall_s, cpu_s = _deterministic(facts)
         if facts.keeps_workers or any(pool.cache_hits for pool in pools) or wall_s < MATTERS * facts.busy_s:
             return
         line = "dpex.cached(dataset)" if upto is None else f'dpex.cached(dataset, upto="{upto}")'
@@ -340,7 +340,7 @@ def _named(now: Settings, new: Settings) -> str:
     return f"num_workers={new.workers} instead of {now.workers}{more}"
 
 
-def deterministic(facts: Facts) -> tuple[str | None, float, float]:
+def _deterministic(facts: Facts) -> tuple[str | None, float, float]:
     """Return the last step before the first one that sounds random, "" before all steps, None if no step does; and the
     wall and CPU seconds of getting samples until there."""
     pools = facts.pools.values()

@@ -64,21 +64,6 @@ def check_samples(loader: Any) -> None:
         raise OptionError(f"{policy}: {why}; or leave it out")
 
 
-def check_cache(loader: Any) -> None:
-    """Raise OptionError if samples are to be cached between passes, and they cannot be."""
-    if loader.cache is None:
-        return
-    why = ""
-    if loader._dataset_kind == DatasetKind.Iterable or not hasattr(loader.dataset, "__len__"):
-        why = "use a map-style dataset with a length"
-    elif loader.num_workers == 0:
-        why = "batches made in the training process are not measured: give a number of workers, or 'auto'"
-    elif loader.persistent_workers:
-        why = "persistent workers keep the dataset that they began with: give persistent_workers=False"
-    if why:
-        raise OptionError(f"cache={loader.cache!r}: {why}; or leave it out, and use dpex.cached")
-
-
 def start_fork_server_early(loader: Any) -> None:
     """Start the process that forks workers, under Ray and before the dataset is used: it must have no Ray threads."""
     if loader.num_workers and loader.distribute_mode is not True and is_ray_connected():

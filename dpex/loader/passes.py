@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.pools.factory import PoolFactory
-    from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
@@ -65,8 +64,6 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
-    if loader.cache == "auto":
-        _decide_on_cache(loader, sizes)
     if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader)
@@ -79,19 +76,6 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
     iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
-
-
-def _decide_on_cache(loader: Any, sizes: Sizes) -> None:
-    from dpex.autotune.types import Settings
-    from dpex.loader.auto_cache import AutoCache
-
-    prefetch = sizes.prefetch or (loader.prefetch_factor or 2) * max(1, sizes.local + sizes.remote)
-    settings = Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch)
-    runtime = loader._runtime
-    if runtime.auto_cache is None:
-        runtime.auto_cache = AutoCache(loader.dataset)
-    runtime.auto_cache.before_pass(diagnosis_source(loader), settings)
-    vars(loader)["dataset"] = runtime.auto_cache.dataset  # torch refuses to set it
 
 
 def _kind(sizing: Sizing) -> Any:
@@ -155,7 +139,6 @@ def _exported(loader: Any) -> LoaderMetrics | None:
     metrics: LoaderMetrics | None = runtime.metrics(loader)
     if metrics is not None:
         metrics.tuner, metrics.case = runtime.tuner, diagnosis_source(loader)
-        metrics.beside = () if runtime.auto_cache is None else runtime.auto_cache.decisions
         metrics.cache_bytes = _cache_bytes_of(loader.dataset)
     return metrics
 

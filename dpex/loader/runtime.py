@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dpex.engine.in_process import InProcessIterator
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
-    from dpex.loader.auto_cache import AutoCache
     from dpex.schedule.progress import Splitting
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -48,7 +47,6 @@ class LoaderRuntime:
         iterators: Iterators with workers.
         last_stats: Figures of the latest iterator.
         last_state: Reads the state of the latest iterator.
-        auto_cache: The cache of ``cache="auto"``, from the first pass on.
         counters: Counts of all iterators, for diagnoses.
         loaded: The state that was loaded for the next iterator.
         resume: The same state, parsed.
@@ -65,7 +63,6 @@ class LoaderRuntime:
         self.last_stats = LastReading(LoaderStats)
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
-        self.auto_cache: AutoCache | None = None
         self.counters = LoaderCounters()
         self.timer = TicketTimer(is_on=is_switched_on(os.environ))
         self.last_state: LastReading[PassState | None] | None = None
@@ -119,17 +116,12 @@ class LoaderRuntime:
 
     @property
     def decisions(self) -> list[Decision]:
-        """Return the decisions on the cache, of the tuner, and of those before it; the oldest comes first."""
-        cached = self.auto_cache.decisions if self.auto_cache is not None else ()
-        return sorted([*self._tuned, *cached], key=lambda one: one.at)
-
-    @property
-    def _tuned(self) -> list[Decision]:
+        """Return the decisions of the tuner and of those before it; the oldest comes first."""
         return [*self._past, *(self.tuner.decisions if self.tuner is not None else ())]
 
     def dismiss_tuner(self) -> None:
         """End tuning from the next iterator on; `decisions` keeps what was decided."""
-        self._past, self.tuner = self._tuned, None
+        self._past, self.tuner = self.decisions, None
 
     @property
     def metrics_url(self) -> str | None:

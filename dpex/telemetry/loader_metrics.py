@@ -64,7 +64,6 @@ class LoaderMetrics:
     Attributes:
         info: Labels of ``dpex_loader_info`` after the name.
         tuner: Of the loader that was iterated last; None if it is not tuned.
-        beside: Its decisions that are not the tuner's, such as that to cache samples; it may grow.
         case: Of the loader that was iterated last; None if it cannot be diagnosed.
         cache_bytes: Returns the fields of `Sums` about the cache of samples of that loader; empty if it has none.
     """
@@ -73,7 +72,6 @@ class LoaderMetrics:
         self.name = name
         self.info = tuple(info)
         self.tuner: Tuner | None = None
-        self.beside: Sequence[Decision] = ()
         self.case: DiagnosisSource | None = None
         self.cache_bytes: Callable[[], dict[str, Any]] = dict
         self._ledger: Ledger[IteratorCounts] = Ledger(Sums.plus)

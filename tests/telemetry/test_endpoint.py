@@ -26,7 +26,6 @@ from certificates import make_certificate
 from families import Augmented
 from forks import in_a_child
 from waiting import until
-from workload import wait_as_work
 
 import dpex
 from dpex import DpexDataLoader, MetricsConfig, TLSConfig
@@ -175,23 +174,6 @@ def on_the_page() -> dict[str, Any]:
     with urllib.request.urlopen(f"http://localhost:{exporter.port}/api/state", timeout=10) as answer:
         (state,) = json.loads(answer.read())["loaders"]
     return dict(state)
-
-
-class Slow(Augmented):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        wait_as_work(0.004)
-        return torch.full((100,), float(index))
-
-
-def test_the_decision_to_cache_is_on_the_page_of_a_loader_that_is_not_tuned() -> None:
-    with DpexDataLoader(Slow(240), batch_size=4, num_workers=1, cache="auto", metrics_port=0) as loader:
-        for _ in range(5):
-            list(loader)
-        until(lambda: on_the_page()["decisions"] and on_the_page()["decisions"][0]["outcome"])
-        (decision,) = on_the_page()["decisions"]
-        (own,) = loader.decisions
-        assert not on_the_page()["tuned"]
-    assert (decision["reason"], decision["text"]) == ("cache", own.text)
 
 
 def test_errors_of_the_dataset_and_deaths_are_counted() -> None:

@@ -131,8 +131,7 @@ class LoaderHistory:
         self._frames.append((one, _compact(tuple(one.values()))))
         self._machines = machines(now - then, before, sums)
         self._before = (sums, now)
-        tuners = () if ledger.tuner is None else ledger.tuner.decisions
-        self._decisions = sorted([*ledger.beside, *tuners], key=lambda decision: decision.at)
+        self._decisions = () if ledger.tuner is None else ledger.tuner.decisions
         for decision in self._decisions:
             self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
         if self.case is not None and (ledger.case is None or ledger.case.book is not self.case.book):

@@ -192,15 +192,6 @@ def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> Non
     assert world.loader()["tuned"]
 
 
-def test_decisions_beside_the_tuners_are_told_in_order_of_time(world: World) -> None:
-    world.ledger.tuner = Tuner([a_decision(at=1.0, text="one"), a_decision(at=3.0, text="three")])
-    world.second()
-    world.ledger.beside = [a_decision(at=2.0, reason="cache", text="two")]
-    world.second()
-    told = world.loader()["decisions"]
-    assert [(one["text"], one["at"] - 1e9) for one in told] == [("one", 101.0), ("two", 102.0), ("three", 101.0)]
-
-
 def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: World) -> None:
     world.ledger.tuner = Tuner([DECISION])
     world.second(wait_s=0.5, work_s=0.5, batches=100)
