@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import types
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import setup_of
@@ -19,6 +21,7 @@ from dpex.measure.batch_times import StepRow
 from dpex.measure.sampling import FIRST_S, REST, SamplingSchedule
 from dpex.profile import call_timer, live_timer
 from dpex.profile.live_timer import TicketTimer
+from dpex.worker.draws import GeneratorDraws
 from dpex.worker.fetch import Fetcher
 
 
@@ -247,6 +250,19 @@ def double(value: Any) -> Any:
     return value * 2
 
 
+@traced
+def triple(value: Any) -> Any:
+    return value * 3
+
+
+def power(value: Any, by: float = 2) -> Any:
+    return value**by
+
+
+def twice_of(factor: float, value: Any) -> Any:
+    return 2 * factor * value
+
+
 class Traced(Jitter):
     __call__ = traced(Jitter.__call__)
 
@@ -287,10 +303,191 @@ def test_a_step_of_each_kind_is_timed(kind: str) -> None:
     assert rows(Pictures(half, step, Slotted(2.0)))[f"Pictures.__getitem__ > Compose > {name}"][1] == 2
 
 
-def test_objects_of_one_class_are_told_apart_and_functions_with_one_code_are_not() -> None:
-    found = rows(Pictures(shifted(1), shifted(2), torch.sigmoid, Slotted(1.0), Slotted(2.0)))
-    counts = {name.rpartition(" > ")[2]: row[1] for name, row in found.items() if "Compose >" in name}
-    assert counts == {"shift": 4, "Slotted": 2, "Slotted #2": 2}
+def counts_of(dataset: Any) -> dict[str, int]:
+    """Calls of the steps of a Compose, by name; nested steps with the step around them."""
+    found = {name.rpartition("Compose > ")[2]: row[1] for name, row in rows(dataset).items() if "Compose >" in name}
+    return dict(sorted(found.items()))
+
+
+def test_steps_of_one_class_or_one_function_are_told_apart() -> None:
+    one, other = Jitter(), Jitter()
+    steps = (Slotted(1.0), Slotted(2.0), one.__call__, other.__call__, functools.partial(power, by=1))
+    assert counts_of(Pictures(*steps, functools.partial(power, by=2), functools.partial(twice_of, 2))) == {
+        "Slotted": 2,
+        "Slotted #2": 2,
+        "__call__": 2,
+        "__call__ #2": 2,
+        "power": 2,
+        "power #2": 2,
+        "twice_of": 2,
+    }
+
+
+def test_functions_of_one_factory_are_told_apart() -> None:
+    lambdas = [lambda value, by=by: value + by for by in (1, 2)]
+    assert counts_of(Pictures(shifted(1), shifted(2), torch.sigmoid, *lambdas)) == {
+        "<lambda>": 2,
+        "<lambda> #2": 2,
+        "shift": 2,
+        "shift #2": 2,
+    }
+
+
+class Cropping:
+    """Calls functions whose code other steps have, and none of these steps."""
+
+    def __call__(self, value: Any) -> Any:
+        return shifted(7)(triple(power(value, by=5)))
+
+
+class Nested:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+def test_a_function_with_the_code_of_a_step_is_no_step() -> None:
+    steps = (shifted(1), double, functools.partial(power, by=3))
+    assert counts_of(Pictures(Cropping(), Nested(*steps))) == {
+        "Cropping": 2,
+        "Nested": 2,
+        "Nested > double": 2,
+        "Nested > power": 2,
+        "Nested > shift": 2,
+    }
+
+
+def test_steps_that_cannot_be_told_apart_are_their_composes() -> None:
+    def copied(name: str) -> Callable[[Any], Any]:
+        return types.FunctionType(third.__code__, globals(), name)
+
+    assert counts_of(Pictures(copied("one"), copied("other"), Slotted(1.0))) == {"Slotted": 2}
+    assert counts_of(Pictures(copied("same"), copied("same"))) == {"same": 4}
+
+
+def test_the_steps_of_albumentations_are_those_that_run() -> None:
+    albumentations = pytest.importorskip("albumentations")
+    steps = (albumentations.RandomResizedCrop(size=(8, 8), p=1.0), albumentations.ColorJitter(p=1.0))
+    image = np.zeros((16, 16, 3), np.uint8)
+
+    class Photos(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            return torch.from_numpy(self.transform(image=image)["image"])
+
+    data = Photos()
+    data.transform = albumentations.Compose([*steps])
+    names = [name for name in rows(data) if "adjust_" in name]
+    assert len(names) == 4
+    assert all(" > Compose > ColorJitter > adjust_" in name for name in names)
+    drawing = {name.rpartition(" > ")[2] for name, row in rows_with_draws(data).items() if row[4]}
+    assert drawing >= {"RandomResizedCrop", "ColorJitter"}
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+RNG = np.random.default_rng(1)
+
+
+def rows_with_draws(dataset: Any, index: Any = (0, 1)) -> dict[str, StepRow]:
+    _, stages = fetcher(dataset, AlwaysTimer(draws_of=GeneratorDraws), len).fetch(list(index))
+    return {row[0]: row for row in stages.steps}
+
+
+class Own:
+    def __init__(self) -> None:
+        self.rng = np.random.RandomState(3)
+
+    def __call__(self, value: Any) -> Any:
+        return value + self.rng.rand()
+
+
+DRAWING: dict[str, Callable[[Any], Any]] = {
+    "Python": lambda value: value + random.random(),
+    "NumPy": lambda value: value + np.random.rand(),
+    "torch": lambda value: value + torch.rand(()),
+    "one that lies in the step": Own(),
+    "one of the module": lambda value: value + RNG.random(),
+    "a new one of NumPy": lambda value: value + np.random.default_rng().random(),
+    "a new one of Python": lambda value: value + random.Random().random(),
+    "the seed of torch": lambda value: value + torch.initial_seed() % 2,
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_step_that_draws_is_known(kind: str, size: int) -> None:
+    step = DRAWING[kind]
+    found = rows_with_draws(Plain(Compose([half, step, Slotted(1.0)])), range(size))
+    name = getattr(step, "__name__", "Own")
+    assert [row[0].rpartition(" > ")[2] for row in found.values() if row[4]] == [name]
+
+
+def test_numbers_from_a_fixed_seed_are_not_random() -> None:
+    found = rows_with_draws(Plain(Compose([lambda value: value + np.random.default_rng(int(value)).random()])))
+    assert not any(row[4] for row in found.values())
+
+
+class Plain(Dataset[Any]):
+    """Draws itself, before or after its Compose."""
+
+    def __init__(self, transform: Any, *, before: bool = False, after: bool = False) -> None:
+        self.transform, self.before, self.after = transform, before, after
+
+    def __getitem__(self, index: int) -> Any:
+        value = torch.tensor(float(index)) + (random.random() if self.before else 0)
+        value = self.transform(value)
+        return {"image": value, "label": index + (random.random() if self.after else 0)}
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("where", [{"before": True}, {"after": True}, {}])
+def test_a_dataset_that_draws_itself_is_known(where: dict[str, bool], size: int) -> None:
+    found = rows_with_draws(Plain(Compose([half]), **where), range(size))
+    assert [name for name, row in found.items() if row[4]] == (["Plain.__getitem__"] if where else [])
+    assert found["Plain.__getitem__ > Compose"][5] == 1
+
+
+class OnlyByName(Compose):
+    def __call__(self, *, value: Any) -> Any:
+        return super().__call__(value)
+
+
+class WithTarget(Compose):
+    def __call__(self, value: Any, target: Any = None, *others: Any, **named: Any) -> Any:
+        return super().__call__(value)
+
+
+class Calling(Pictures):
+    def __init__(self, transform: Any, call: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.transform, self.call = transform, call
+
+    def __getitem__(self, index: int) -> Any:
+        return self.call(self.transform, torch.tensor(float(index)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "passed_on"),
+    [
+        (WithTarget, lambda transform, value: (transform(value), 3), 1),
+        (WithTarget, lambda transform, value: transform(value=value), 1),
+        (WithTarget, lambda transform, value: transform(value, 3), 0),
+        (WithTarget, lambda transform, value: transform(value, None, 4), 0),
+        (WithTarget, lambda transform, value: transform(value, more=5), 0),
+        (OnlyByName, lambda transform, value: transform(value=value), 0),
+        (Compose, lambda transform, value: transform(value) + 1, 0),
+        (Compose, lambda transform, value: [transform(value)] * 2, 0),
+    ],
+)
+def test_it_is_known_if_a_cache_can_follow_a_step(kind: Any, call: Callable[[Any, Any], Any], passed_on: int) -> None:
+    """That needs one value that goes in, may have no name, and comes out in one place."""
+    _, stages = fetcher(Calling(kind([half]), call), AlwaysTimer(draws_of=GeneratorDraws), len).fetch([0, 1])
+    assert {row[0]: row[5] for row in stages.steps}[f"Calling.__getitem__ > {kind.__name__}"] == passed_on
 
 
 def test_an_error_that_the_dataset_catches_ends_its_step() -> None:

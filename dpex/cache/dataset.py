@@ -17,17 +17,19 @@ from operator import index as whole_number
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from dpex.cache import disk_store
-from dpex.cache.determinism import drawn_from, prepared_twice
+from dpex.cache.determinism import prepared_twice
 from dpex.cache.encoding import Encoded, decoded, encoded
 from dpex.cache.fingerprint import fingerprint
 from dpex.cache.memory_store import MemoryStore, Stored, path_of
-from dpex.cache.steps import Cut, changed_at, cut, places_of, random_place
+from dpex.cache.steps import Cut, changed_at, cut, is_cachable, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
+from dpex.profile.live_timer import places_of
+from dpex.worker.draws import global_marks
 
 logger = logging.getLogger("dpex")
 
@@ -101,7 +103,7 @@ def cached(
         >>> squares.stored()["memory"].kept
         1
     """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not is_cachable(dataset):
         raise OptionError(
             f"a {type(dataset).__name__} has no __getitem__ and __len__: only such datasets can be cached"
         )
@@ -296,9 +298,9 @@ class CachedDataset(Dataset[Any]):
         if is_checked:
             made, is_random = prepared_twice(lambda: self._made(place), self._base)
         else:
-            before = drawn_from()
+            before = global_marks()
             made = self._made(place)
-            is_random = drawn_from() != before
+            is_random = global_marks() != before
         if is_random:
             self._end_caching(place)
             return self._made(place) if is_checked else made

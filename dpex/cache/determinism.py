@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
-
 from dpex.cache.encoding import is_same
+from dpex.profile.call_timer import StepWatch
+from dpex.profile.live_timer import watch_of
 from dpex.worker.batch_seeding import call_seeded
+from dpex.worker.draws import GeneratorDraws, global_marks
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.states import KeptStates
 
 SEEDS = (0x1234_5678_5EED_0001, 0x2345_6789_5EED_0002)
-
-
-def drawn_from() -> tuple[Any, ...]:
-    """Return a value that changes once a global generator of Python, NumPy or torch is drawn from."""
-    bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    state = bits.state
-    inner = state["state"]
-    numpys = (inner["pos"], inner["key"].tobytes()) if "key" in inner else repr(state)
-    return hash(random.getstate()), numpys, torch.default_generator.get_state().numpy().tobytes()
 
 
 def prepared_twice(prepare: Callable[[], Any], prepared_by: Any) -> tuple[Any, bool]:
@@ -42,18 +33,28 @@ def prepared_twice(prepare: Callable[[], Any], prepared_by: Any) -> tuple[Any, b
     return first, drew or drew_again or drew_own or not is_same(first, second)
 
 
-def random_step(steps: Sequence[Callable[[Any], Any]], value: Any) -> int | None:
-    """Return the number of the first step that is random when the steps are applied to ``value`` in turn; else None."""
-    for number, step in enumerate(steps):
-        value, is_random = prepared_twice(lambda step=step, value=value: step(value), step)  # type: ignore[misc]
-        if is_random:
-            return number
-    return None
+def watched(dataset: Any, index: int) -> StepWatch | None:
+    """Prepare a sample and return the watch that has seen which steps draw; None if the dataset cannot be watched.
+
+    All generators are afterwards as they were.
+    """
+
+    def prepare(_: None) -> StepWatch | None:
+        watch = watch_of(dataset, time.thread_time, GeneratorDraws)
+        if watch is None or not watch.start():
+            return None
+        try:
+            dataset[index]
+        finally:
+            watch.stop()
+        return watch
+
+    return call_seeded(SEEDS[0], prepare, None, OwnGenerators(dataset, None))
 
 
 def _under(seed: int, prepare: Callable[[], Any]) -> tuple[Any, bool]:
     def prepared(_: None) -> tuple[Any, bool]:
-        before = drawn_from()
-        return prepare(), drawn_from() != before
+        before = global_marks()
+        return prepare(), global_marks() != before
 
     return call_seeded(seed, prepared, None)

@@ -7,11 +7,15 @@ result of the first steps is found in the sample by its identity: as the sample 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpex.cache.determinism import prepared_twice, random_step
+from torch.utils.data import IterableDataset
+
+from dpex.cache.determinism import watched
 from dpex.errors import CacheError, OptionError
+from dpex.profile.live_timer import items_of, label, labels
 
 _ATTRIBUTES = ("transform", "transforms")
 Place = tuple[Any, ...]
@@ -44,9 +48,12 @@ class FirstSteps:
         self.calls, self.given, self.result = 0, None, None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
+        if named:
+            given = inspect.signature(self.compose).bind(*values, **named)
+            values, named = given.args, given.kwargs
         if len(values) != 1 or named:
             raise CacheError(
-                f"{_label(self.compose)} gets {len(values) + len(named)} values at once or by name, and upto= needs "
+                f"{label(self.compose)} gets {len(values) + len(named)} values at once or by name, and upto= needs "
                 "one that goes through all steps; cache a dataset that makes the deterministic part, and transform in "
                 "another one around it"
             )
@@ -76,7 +83,7 @@ def cut(dataset: Any, upto: str) -> Cut:
             f"upto={upto!r}: {type(dataset).__name__} has no attribute transform or transforms with a list of steps; "
             "leave upto= out, or cache a dataset within"
         )
-    names = [_label(step) for step in compose.transforms]
+    names = [label(step) for step in compose.transforms]
     if upto and upto not in names:
         raise OptionError(f"upto={upto!r}: give one of {', '.join(dict.fromkeys(names))}, the steps of its {path[-1]}")
     number = len(names) - names[::-1].index(upto) if upto else 0
@@ -86,19 +93,12 @@ def cut(dataset: Any, upto: str) -> Cut:
     return Cut(_with(dataset, path, first), first, _part(compose, slice(number, None)))
 
 
-def places_of(value: Any, sample: Any) -> list[Place]:
-    """Return where this very object lies in a sample."""
-    if sample is value:
-        return [()]
-    return [(key, *place) for key, part in _items(sample) for place in places_of(value, part)]
-
-
 def changed_at(place: Place, sample: Any, change: Callable[[Any], Any]) -> Any:
     """Return the sample with what lies there changed."""
     if not place:
         return change(sample)
     key, *rest = place
-    items = {each: changed_at(tuple(rest), part, change) if each == key else part for each, part in _items(sample)}
+    items = {each: changed_at(tuple(rest), part, change) if each == key else part for each, part in items_of(sample)}
     if isinstance(sample, Mapping):
         changed: Any = copy.copy(sample)
         changed.update(items)
@@ -106,20 +106,37 @@ def changed_at(place: Place, sample: Any, change: Callable[[Any], Any]) -> Any:
     return type(sample)(*items.values()) if hasattr(sample, "_fields") else type(sample)(items.values())
 
 
+def step_labels(dataset: Any) -> tuple[str, ...] | None:
+    """Return the label of the dataset's Compose, and those of its steps; () without one; None if `dpex.cached` refuses
+    the dataset."""
+    if not is_cachable(dataset):
+        return None
+    path, compose = _compose_of(dataset)
+    return (label(compose), *labels(compose.transforms)) if path else ()
+
+
+def is_cachable(dataset: Any) -> bool:
+    """Return True for a map-style dataset with a length."""
+    return not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
 def random_place(dataset: Any, index: int) -> str:
     """Return the first random step of a dataset's Compose in words, and what to do; "" if there is none."""
     path, compose = _compose_of(dataset)
-    if not path:
+    watch = watched(dataset, index) if path else None
+    if watch is None:
         return ""
     compose = compose.compose if isinstance(compose, FirstSteps) else compose
-    watch = FirstSteps(compose)
-    watched = _with(dataset, path, watch)
-    prepared_twice(lambda: watched[index], watched)  # for the input of the steps; it leaves the generators alone
-    number = random_step(compose.transforms, watch.given) if watch.calls else None
+    names, bare = labels(compose.transforms), list(map(label, compose.transforms))
+    drawing = {name for step in watch.drawing for name in step}
+    number = next((number for number, name in enumerate(names) if name in drawing), None)
     if number is None:
         return ""
-    names = [_label(step) for step in compose.transforms]
-    return f"step {number + 1} of its {path[-1]}, {names[number]}, is random: give upto={['', *names][number]!r}"
+    what = f"step {number + 1} of its {path[-1]}, {names[number]}, is random: "
+    upto = bare[number - 1] if number else ""
+    if upto not in bare[number:] and any(label(compose) in step[-1:] for step in watch.results):
+        return f"{what}give upto={upto!r}"
+    return f"{what}cache a dataset that makes the part before it, and transform in another one around it"
 
 
 def _compose_of(dataset: Any) -> tuple[list[str], Any]:
@@ -145,15 +162,3 @@ def _part(compose: Any, part: slice) -> Any:
     found = copy.copy(compose)
     found.transforms = compose.transforms[part]
     return found
-
-
-def _items(sample: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(sample, Mapping):
-        yield from sample.items()
-    elif isinstance(sample, (list, tuple)):
-        yield from enumerate(sample)
-
-
-def _label(step: Any) -> str:
-    name = getattr(step, "__name__", None)
-    return name if isinstance(name, str) else type(step).__name__

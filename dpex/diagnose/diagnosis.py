@@ -16,7 +16,7 @@ from dpex.diagnose import report, what_if, work
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge
-from dpex.diagnose.what_if import TUNERS, Prediction, Run
+from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.sums import Sums
 from dpex.system.cpus import local_ranks, usable_cpus
@@ -34,8 +34,10 @@ class Diagnosis:
     Attributes:
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
-        predictions: Changes that make more batches per second, the highest rate first, without those that the tuner
-            makes by itself.
+        predictions: Changes that make more batches per second, without those that the tuner makes by itself. Changes
+            of an argument come first; each kind is in order of the rate.
+        beyond: The change that brings most for its effort once the recommended argument is changed; None if there is
+            none.
         held_back: Why the tuner has not taken a faster setting; "" if there is no such setting.
         end_of_stall: Sentences on how to end the stall; "" where nothing stalls, or too little is known.
 
@@ -56,12 +58,14 @@ class Diagnosis:
     facts: Facts
     verdict: Verdict
     predictions: tuple[Prediction, ...] = ()
+    beyond: Prediction | None = None
     held_back: str = ""
     end_of_stall: str = ""
 
     @property
     def recommendation(self) -> Prediction | None:
-        """The one change that brings most for its effort; None if nothing is worth it or nothing can be said."""
+        """The argument that brings most, or without one the change that brings most for its effort; None if nothing is
+        worth it or nothing can be said."""
         if self.verdict.cause in ("too-early", "consumer"):
             return None
         return what_if.recommended(self.predictions, self.facts.rate)
@@ -124,10 +128,15 @@ def diagnose(facts: Facts) -> Diagnosis:
         return Diagnosis(facts=facts, verdict=verdict)
     better = what_if.better(facts, found, model)
     own = [one for one in better if facts.is_tuned and one.kind in TUNERS]
+    others = tuple(one for one in better if one not in own)
+    first, beyond = what_if.recommended(others, facts.rate), None
+    if first is not None and first.kind in ARGUMENTS:
+        beyond = what_if.recommended(what_if.better(facts, found, model, after=first), first.rate)
     return Diagnosis(
         facts=facts,
         verdict=verdict,
-        predictions=tuple(one for one in better if one not in own),
+        predictions=others,
+        beyond=beyond,
         held_back=what_if.held_back(facts) if own else "",
         end_of_stall=what_if.end_of_stall(facts, found, model),
     )

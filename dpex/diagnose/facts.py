@@ -62,6 +62,8 @@ class Subject:
         rank: The rank of this process.
         dataset: The name of the dataset's class.
         batch_size: The batch size, as text.
+        compose: The names of the dataset's Compose and of its steps; () without a Compose; None: `dpex.cached` refuses
+            the dataset.
         is_tuned: The tuner sets workers and prefetch.
         config: The tuner's settings, the defaults without one. Predictions keep to them.
         keeps_workers: The number of workers decides what is read, so that it stays as it is.
@@ -78,6 +80,7 @@ class Subject:
     rank: int = 0
     dataset: str = ""
     batch_size: str = ""
+    compose: tuple[str, ...] | None = None
     is_tuned: bool = False
     config: AutotuneConfig = field(default_factory=AutotuneConfig)
     keeps_workers: bool = False

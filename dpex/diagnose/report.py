@@ -114,6 +114,8 @@ def advice(found: Diagnosis) -> str:
     if found.verdict.cause == STEP.key:
         return f"{usual} It takes {rate} batches/s and gets them; the loader cannot add to that."
     told = predicted(best, facts.wait_ratio, facts.rate) if best is not None else ""
+    if best is not None and found.beyond is not None:
+        told += f" Beyond that: {predicted(found.beyond, best.wait, best.rate)}"
     if found.held_back:
         beyond = f" Beyond the tuner: {told}" if told else ""
         return f"{found.held_back}.{beyond}"
@@ -319,6 +321,7 @@ def plain(found: Diagnosis) -> dict[str, Any]:
         "held_back": found.held_back,
         "end_of_stall": found.end_of_stall,
         "recommendation": _plain(found.recommendation),
+        "beyond": _plain(found.beyond),
         "predictions": _plain(found.predictions),
         "facts": measured,
     }

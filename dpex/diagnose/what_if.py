@@ -7,15 +7,16 @@ A run has three parts: its starts, the cost of the order, and its batches at the
     wall = start + order + batches / rate
 
 The error of this formula at the present setting is added to the predictions. A change outside the model saves the
-seconds of its cause (`dpex.diagnose.attribution`). Changes are compared by the rate.
+seconds of its cause (`dpex.diagnose.attribution`). Changes of the loader's arguments come first, then the others, each
+by the rate.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 from dpex.autotune.law.constants import CONSTANTS
@@ -23,7 +24,7 @@ from dpex.autotune.law.model import EndOfStall, Model, Place
 from dpex.autotune.types import Settings
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
-from dpex.diagnose.facts import WITHIN, Facts
+from dpex.diagnose.facts import WITHIN, Facts, TransformFacts
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural, rounded
 
@@ -42,7 +43,9 @@ _ENOUGH = 0.05
 _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
 """Stages of a batch in words; others are names of transforms."""
 
-Kind = Literal["workers", "prefetch", "start", "free", "place", "narrow", "larger", "cached", "cheaper", "machines"]
+Kind = Literal[
+    "workers", "prefetch", "start", "free", "place", "narrow", "larger", "cached", "divided", "cheaper", "machines"
+]
 EFFORT: dict[Kind, float] = {
     "workers": 1.0,
     "prefetch": 1.0,
@@ -52,16 +55,17 @@ EFFORT: dict[Kind, float] = {
     "place": 2.0,
     "larger": 3.0,
     "cached": 3.0,
+    "divided": 4.0,
     "cheaper": 4.0,
     "machines": 12.0,
 }
 """A person's effort: an argument, another program, a type, a cluster that is there, a cache, a rewrite, machines."""
+ARGUMENTS = ("workers", "prefetch", "start")
+"""Changes of an argument of the loader. They need no other code, so they are advised first."""
+WORTH_FIRST = 0.1
+"""A rate that is higher by less is no reason to change an argument before code that brings more."""
 CACHED = 0.95
 """Part of the cost of a sample that is saved when a cache has it."""
-_RANDOM = re.compile(
-    "random|jitter|flip|(?<!center)crop|rotat|aug|noise|blur|mix|erasing|cutout|distort", re.IGNORECASE
-)
-"""Names of steps that probably differ in each epoch."""
 TUNERS = ("workers", "prefetch")
 """Changes that the tuner makes by itself."""
 
@@ -95,15 +99,24 @@ class Prediction:
     condition: str = ""
 
 
-def better(facts: Facts, found: LostTime, model: Model) -> tuple[Prediction, ...]:
-    """Return the changes that make more batches per second, the highest rate first."""
-    changes = Run(facts=facts, found=found, model=model).changes()
-    return tuple(sorted((one for one in changes if one.rate > (1.0 + WORTH) * facts.rate), key=lambda one: -one.rate))
+def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None = None) -> tuple[Prediction, ...]:
+    """Return the changes that make more batches per second: first those of arguments, then others, the highest rate
+    first; or, ``after`` a change of arguments, those that add to it."""
+    run = Run(facts=facts, found=found, model=model, base=None if after is None else after.settings)
+    least = (1.0 + WORTH) * (facts.rate if after is None else after.rate)
+    changes = [one for one in run.changes() if one.rate > least and (after is None or one.kind not in ARGUMENTS)]
+    return tuple(sorted(changes, key=lambda one: (one.kind not in ARGUMENTS, -one.rate)))
 
 
 def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
-    """Return the change that brings most for its effort; None if there is none. ``rate``: the measured one."""
-    return max(predictions, key=lambda one: math.log(one.rate / rate) / EFFORT[one.kind], default=None)
+    """Return the argument that brings most, if that is `WORTH_FIRST`; else the change that brings most for its effort;
+    None if there is none. ``rate``: the measured one."""
+
+    def worth(one: Prediction) -> tuple[bool, float]:
+        is_first = one.kind in ARGUMENTS and one.rate >= (1.0 + WORTH_FIRST) * rate
+        return is_first, math.log(one.rate / rate) / EFFORT[one.kind]
+
+    return max(predictions, key=worth, default=None)
 
 
 def held_back(facts: Facts) -> str:
@@ -119,11 +132,12 @@ def held_back(facts: Facts) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as the model sees it."""
+    """A run as the model sees it. ``base``: the settings under which changes are predicted; None: those of the run."""
 
     facts: Facts
     found: LostTime
     model: Model
+    base: Settings | None = None
 
     # -- how long the same batches would take --------------------------------------------------------------------------
 
@@ -140,7 +154,7 @@ class Run:
     ) -> Prediction:
         """Predict a change of the settings, of the work, of the wall time, or of the time that steps are held up."""
         facts, now = self.facts, self.model.now
-        model, settings = model or self.model, settings or now
+        model, settings = model or self.model, settings or self.base or now
         held_s = facts.held_s if held_s is None else held_s
         is_alike = bool(now.workers) == bool(settings.workers)
         off_s = facts.wall_s - self._seconds(self.model, now, facts.held_s) if is_alike else 0.0
@@ -209,13 +223,21 @@ class Run:
         if (local, remote) != (now.local, now.remote):
             is_more = model.cpu_share < HALF and chosen.workers > now.workers
             condition = "the storage serves more readers as fast" if is_more else ""
-            yield self.predicted("workers", _named(now, chosen), chosen, condition=condition)
+            change = _named(now, chosen) + self._if_kept(local)
+            yield self.predicted("workers", change, chosen, condition=condition)
         if is_late and now.workers:
             wanted = replace(now, prefetch=max(now.prefetch, math.ceil(depth) * now.workers))
             text = f"prefetch_factor={math.ceil(wanted.prefetch / now.workers)}, {wanted.prefetch} batches in flight"
             if facts.is_capped:
                 text = f"a memory_budget for {wanted.prefetch} batches in flight instead of {now.prefetch}"
             yield replace(self.predicted("prefetch", text, wanted), kind="narrow" if facts.is_capped else "prefetch")
+
+    def _if_kept(self, local: int) -> str:
+        """Return how many workers are best if they are kept between epochs, where that are more."""
+        kept = replace(self.model, start=None).best(self.facts.config.headroom)[0]
+        if kept <= local:
+            return ""
+        return f" ({kept} with persistent_workers=True: without it, each epoch starts them anew)"
 
     def _elsewhere(self) -> Iterator[Prediction]:
         """CPUs of other machines, as many as end the stall."""
@@ -270,17 +292,16 @@ class Run:
         yield from self._cached()
 
     def _cached(self) -> Iterator[Prediction]:
-        """Samples from `dpex.cached`: all of the dataset, or its steps before the first that sounds random."""
+        """Samples from `dpex.cached`, as far as nothing random was drawn for them."""
         facts, pools = self.facts, self.facts.pools.values()
-        upto, wall_s, cpu_s = _deterministic(facts)
-        if facts.keeps_workers or any(pool.cache_hits for pool in pools) or wall_s < MATTERS * facts.busy_s:
+        part = _cachable(facts)
+        if part is None or facts.keeps_workers or any(pool.cache_hits + pool.cache_misses for pool in pools):
             return
-        line = "dpex.cached(dataset)" if upto is None else f'dpex.cached(dataset, upto="{upto}")'
-        left = [
-            1.0 - CACHED * part / max(1e-9, whole) for part, whole in ((wall_s, facts.busy_s), (cpu_s, facts.cpu_s))
-        ]
-        found = self._costing("cached", f"`{line}`", *(max(1.0 - CACHED, each) for each in left))
-        yield replace(found, condition="samples are the same in each epoch until there, and epochs follow")
+        if part.wall_s >= MATTERS * facts.busy_s:
+            whole = ((part.wall_s, facts.busy_s), (part.cpu_s, facts.cpu_s))
+            left = [max(1.0 - CACHED, 1.0 - CACHED * seconds / max(1e-9, all_s)) for seconds, all_s in whole]
+            found = self._costing("divided" if part.is_divided else "cached", part.change, *left)
+            yield replace(found, condition="the samples fit into memory and more epochs follow")
 
     def _in_next(self) -> Iterator[Prediction]:
         """Less work of the training loop in ``next()``."""
@@ -340,20 +361,80 @@ def _named(now: Settings, new: Settings) -> str:
     return f"num_workers={new.workers} instead of {now.workers}{more}"
 
 
-def _deterministic(facts: Facts) -> tuple[str | None, float, float]:
-    """Return the last step before the first one that sounds random, "" before all steps, None if no step does; and the
-    wall and CPU seconds of getting samples until there."""
-    pools = facts.pools.values()
-    upto: str | None = ""
-    wall_s = cpu_s = 0.0
-    for step in facts.transforms:
-        if not step.is_collating:
-            label = step.name.split(WITHIN)[2:3]
-            if step.is_within and _RANDOM.search(step.short):  # without a label it is no part of a Compose
-                return (upto, wall_s, cpu_s) if label else ("", 0.0, 0.0)
-            upto = label[0] if label else upto
-            wall_s, cpu_s = wall_s + step.all_wall_s, cpu_s + step.all_cpu_s
-    return None, sum(pool.load_s for pool in pools), sum(pool.load_cpu_s for pool in pools)
+Steps = Mapping[tuple[str, ...], TransformFacts]
+"""The steps of a sample by `_path`, in the order of their first calls; () is the dataset's own code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cachable:
+    """The part of a sample that is the same in each epoch, as far as is known.
+
+    Attributes:
+        change: What to do, in words.
+        wall_s: Wall seconds of that part, of all batches.
+        cpu_s: CPU seconds of it.
+        is_divided: Another dataset is needed for it.
+    """
+
+    change: str
+    wall_s: float
+    cpu_s: float
+    is_divided: bool = False
+
+
+def _cachable(facts: Facts) -> _Cachable | None:
+    """Return what a cache can keep; None if it can keep nothing, or no batch was timed to see what draws."""
+    steps = {_path(one.name): one for one in facts.transforms if not one.is_collating}
+    drawing = [path for path, one in steps.items() if one.drawing]
+    if facts.compose is None or () not in steps or () in drawing:
+        return None
+    if not drawing:
+        return _kept(steps, set())
+    compose, names = facts.compose[:1], facts.compose[1:]
+    heads = list(dict.fromkeys(path[:1] for path in steps if path))
+    first = next(head for head in heads if any(path[:1] == head for path in drawing))
+    same: tuple[str, ...] = ()
+    if first == compose and compose not in drawing:
+        same = tuple(takewhile(lambda name: not any(path[:2] == (*compose, name) for path in drawing), names))
+    later = {(*compose, name) for name in names[len(same) :]} if same else {compose} - {()}
+    if all(path[:1] == compose for path in drawing) and _is_cut_by_upto(steps, facts.compose, len(same)):
+        return _kept(steps, later, upto=_bare(same[-1]) if same else "")
+    before = heads[: heads.index(first)]
+    later |= {head for head in heads[len(before) :] if head != compose or not same}
+    last = [*(head[0] for head in before), *same][-1:]
+    return _kept(steps, later, dataset=f"of the steps up to `{last[0]}`" if last else "without its transforms")
+
+
+def _kept(steps: Steps, later: set[tuple[str, ...]], *, upto: str | None = None, dataset: str = "") -> _Cachable:
+    """Return what can be kept without the ``later`` steps and the steps within these. ``dataset``: one in words."""
+    kept = [one for path, one in steps.items() if path[:1] not in later and path[:2] not in later]
+    wall_s, cpu_s = sum(one.all_wall_s for one in kept), sum(one.all_cpu_s for one in kept)
+    change = "`dpex.cached(dataset)`" if upto is None else f'`dpex.cached(dataset, upto="{upto}")`'
+    if dataset:
+        share = percent(wall_s / max(1e-12, sum(one.all_wall_s for one in steps.values())))
+        change = f"`dpex.cached` around a dataset {dataset} ({share} of a sample), and the rest in another around it"
+    return _Cachable(change=change, wall_s=wall_s, cpu_s=cpu_s, is_divided=bool(dataset))
+
+
+def _is_cut_by_upto(steps: Steps, labels: tuple[str, ...], count: int) -> bool:
+    """Return True if `dpex.cached` can divide the Compose of these labels, its own and its steps', after ``count``."""
+    compose, names = steps.get(labels[:1]), tuple(map(_bare, labels[1:]))
+    if compose is None or not compose.passed_on or compose.calls != steps[()].calls:
+        return False
+    return not count or names[count - 1] not in names[count:]
+
+
+def _bare(label: str) -> str:
+    """Return the label without its number among steps of the same name."""
+    return label.partition(" #")[0]
+
+
+def _path(name: str) -> tuple[str, ...]:
+    """Return the names of a step and of those around it, without the datasets that they lie in."""
+    within = name.split(WITHIN)[1:]
+    while within and ".__" in within[0]:
+        within.pop(0)
+    return tuple(within)
 
 
 def _stage(name: str) -> str:

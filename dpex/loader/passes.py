@@ -162,6 +162,7 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         rank=rank(os.environ),
         dataset=encodable(type(loader.dataset).__name__),
         batch_size=str(loader.batch_size),
+        compose=_step_labels(loader.dataset),
         is_tuned=runtime.tuner is not None,
         keeps_workers=sizing.is_iterable,
         has_cluster=sizing.may_be_remote,
@@ -171,6 +172,17 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         is_torchs=_is_torchs(sizing),
     )
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
+
+
+def _step_labels(dataset: Any) -> tuple[str, ...] | None:
+    """Return the steps between which a cache can divide the dataset; see `Subject.compose`."""
+    from dpex.cache.steps import step_labels
+
+    try:
+        found = step_labels(dataset)
+    except Exception:  # of an object that stands for another, and cannot load it here
+        return None
+    return None if found is None else tuple(map(encodable, found))
 
 
 def _is_torchs(sizing: Sizing) -> bool:

@@ -26,6 +26,7 @@ from dpex.system.clock import monotonic
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
+from dpex.worker.draws import GeneratorDraws
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -64,7 +65,7 @@ class LoaderRuntime:
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
         self.counters = LoaderCounters()
-        self.timer = TicketTimer(is_on=is_switched_on(os.environ))
+        self.timer = TicketTimer(is_on=is_switched_on(os.environ), draws_of=GeneratorDraws)
         self.last_state: LastReading[PassState | None] | None = None
         self.resume: PassState | None = None
         self.loaded: dict[str, Any] | None = None

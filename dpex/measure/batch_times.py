@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from dpex.measure.sums import STEP_BUCKETS, LinkSums, NodeStats, PoolStats, StageSums, StepSums
 
-StepRow = tuple[str, int, float, float]
-"""A step: its name, calls, and wall and CPU seconds in them without the steps within; "a > b" is step b within a."""
+StepRow = tuple[str, int, float, float, int, int]
+"""A step: its name, and the fields of `StepSums` in their order; "a > b" is step b within a."""
 
 
 class BatchTimes(NamedTuple):
@@ -165,9 +165,10 @@ class PoolTimes:
             self._add_steps(times.steps)
 
     def _add_steps(self, steps: Sequence[StepRow]) -> None:
-        for name, calls, wall_s, cpu_s in steps:
-            known = self.steps.get(name, _NO_CALLS)
-            self.steps[name] = known.plus(StepSums(calls=calls, wall_s=wall_s, cpu_s=cpu_s))
+        for name, *values in steps:
+            fields: dict[str, Any] = dict(zip(StepSums.declared(), values, strict=True))
+            new = StepSums(**fields)
+            self.steps[name] = self.steps.get(name, _NO_CALLS).plus(new)
 
     def _added(self) -> tuple[Any, ...]:
         """Sums over all batches, by `_ADDED`."""

@@ -1,7 +1,8 @@
 """Time the transforms of a dataset, their parts, and the datasets within, in some of the batches.
 
-`dpex.profile.call_timer` times them without changing them. State, random numbers and batches are those of an untimed
-batch. A `TicketTimer` belongs to one thread. A batch that is not timed costs one comparison with `TicketTimer.due`.
+`dpex.profile.call_timer` times them without changing them, and reports which of them draw random numbers. State, random
+numbers and batches are those of an untimed batch. A `TicketTimer` belongs to one thread. A batch that is not timed
+costs one comparison with `TicketTimer.due`.
 
 Steps are attributes that can be called and whose name holds "transform" or "augment", or that have a list of
 ``transforms`` (as torchvision's and albumentations' ``Compose``), ``nn.Sequential``, and the same within those.
@@ -15,8 +16,7 @@ import inspect
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -24,13 +24,16 @@ from torch.utils.data import Dataset, IterableDataset
 
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import SamplingSchedule
-from dpex.profile.call_timer import StepSeconds, StepWatch
+from dpex.profile.call_timer import Draws, Path, StepSeconds, StepWatch
 
 COLLATE = "collate"
 MOST_ROWS = 64
 """The most steps of a batch that are reported, the costliest. The time of others counts as the dataset's own."""
 SWITCH = "DPEX_TIME_TRANSFORMS"
 """Environment variable; "0": transforms are never timed."""
+_COMPARED = frozenset((0, *(4**power for power in range(16))))
+"""Timed batches in which generators are compared. This takes milliseconds, and its result is the same each time for
+nearly all datasets. So it is seldom, and its cost is no reason to time fewer batches."""
 _COLLATE_HERE = "\0collate"
 _NAMES = ("transform", "augment")
 _LONGEST = 80
@@ -51,14 +54,18 @@ class TicketTimer:
         is_on: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         cpu: Callable[[], float] = time.thread_time,
+        draws_of: Callable[[Any], Draws] | None = None,
     ) -> None:
         self._cpu = cpu
+        self._draws_of = draws_of
         self._occasions = SamplingSchedule()
         self._clock = clock
         self._watch: StepWatch | None = None
         self._began_s = 0.0
         self._costs_s = (0.0, 0.0)
-        self._steps: dict[tuple[str, ...], StepSeconds] | None = None
+        self._steps: dict[Path, StepSeconds] | None = None
+        self._drawing: set[Path] = set()
+        self._passed_on: set[Path] = set()
         self.due = 0.0 if is_on else math.inf
 
     @property
@@ -72,7 +79,8 @@ class TicketTimer:
         if not occasions.comes(now):
             self.due = occasions.due
             return False
-        watch = watch_of(dataset, self._cpu) if sys.getprofile() is None else None
+        draws_of = self._draws_of if self.taken in _COMPARED else None
+        watch = watch_of(dataset, self._cpu, draws_of) if sys.getprofile() is None else None
         if watch is None or not watch.start():
             occasions.took(now, self._clock() - now)
             self.due = occasions.due
@@ -88,6 +96,7 @@ class TicketTimer:
         watch = self._watch
         assert watch is not None
         load_cost_s = watch.cost_s
+        self._passed_on = {path for path, result in watch.results.items() if _is_in_first(result, data)}
         try:
             return watch.call(_COLLATE_HERE, collate_fn, data)
         finally:
@@ -100,9 +109,9 @@ class TicketTimer:
             return
         began = self._clock()
         watch.stop()
-        self._steps = watch.steps if watch.is_whole else None
+        self._steps, self._drawing = watch.steps if watch.is_whole else None, watch.drawing
         now = self._clock()
-        self._occasions.took(now, self._began_s + now - began + watch.cost_s)
+        self._occasions.took(now, self._began_s + now - began + watch.cost_s - watch.compared_s)
         self.due = self._occasions.due
 
     def finished(self, dataset: Any, times: BatchTimes) -> BatchTimes:
@@ -123,20 +132,43 @@ class TicketTimer:
         """
         if self._steps is None:
             return ()
-        own = _method(dataset)
-        loading: list[StepRow] = []
-        collating: list[StepRow] = []
-        for path, (calls, wall_s, cpu_s) in self._steps.items():
-            is_collate = path[0] == _COLLATE_HERE
-            names = (COLLATE, *path[1:]) if is_collate else (own, *path)
-            row = (" > ".join(names), calls, max(0.0, wall_s), max(0.0, cpu_s))
-            (collating if is_collate else loading).append(row)
-        loading = sorted(loading, key=lambda row: -row[2])[:MOST_ROWS]
-        rest_s = max(0.0, times.load_s - sum(row[2] for row in loading))
-        rest_cpu_s = max(0.0, times.load_cpu_s - sum(row[3] for row in loading))
+        own, steps = _method(dataset), self._steps
+        loading = [path for path in steps if path[0] != _COLLATE_HERE]
+        costliest = set(sorted(loading, key=lambda path: -steps[path][1])[:MOST_ROWS])
+        rows = [self._row((own, *path), path) for path in loading if path in costliest]
+        rest_s = max(0.0, times.load_s - sum(row[2] for row in rows))
+        rest_cpu_s = max(0.0, times.load_cpu_s - sum(row[3] for row in rows))
+        collating = [self._row((COLLATE, *path[1:]), path) for path in steps if path[0] == _COLLATE_HERE]
         if not collating:
-            collating = [(COLLATE, 1, times.collate_s, times.collate_cpu_s)]
-        return (own, times.samples, rest_s, rest_cpu_s), *loading, *collating[:MOST_ROWS]
+            collating = [(COLLATE, 1, times.collate_s, times.collate_cpu_s, 0, 0)]
+        first = (own, times.samples, rest_s, rest_cpu_s, int(() in self._drawing), 0)
+        return first, *rows, *collating[:MOST_ROWS]
+
+    def _row(self, names: Path, path: Path) -> StepRow:
+        assert self._steps is not None
+        calls, wall_s, cpu_s = self._steps[path]
+        is_drawing, is_passed_on = path in self._drawing, path in self._passed_on
+        return " > ".join(names), calls, max(0.0, wall_s), max(0.0, cpu_s), int(is_drawing), int(is_passed_on)
+
+
+def _is_in_first(value: Any, data: Any) -> bool:
+    """Return True if ``value`` itself lies in the first of these samples, in one place."""
+    return type(data) is list and len(data) > 0 and len(places_of(value, data[0])) == 1
+
+
+def places_of(value: Any, sample: Any) -> list[tuple[Any, ...]]:
+    """Return where this very object lies in a sample: the indices and keys that lead to it."""
+    if sample is value:
+        return [()]
+    return [(key, *place) for key, part in items_of(sample) for place in places_of(value, part)]
+
+
+def items_of(sample: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parts of a tuple, list or dict with their indices or keys; nothing of another object."""
+    if isinstance(sample, Mapping):
+        yield from sample.items()
+    elif isinstance(sample, (list, tuple)):
+        yield from enumerate(sample)
 
 
 def _method(dataset: Any) -> str:
@@ -182,19 +214,19 @@ def label(step: Any) -> str:
     return (name if isinstance(name, str) else type(step).__name__)[:_LONGEST]
 
 
-def _labelled(steps: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each step with its label; steps of the same name get numbers."""
-    seen: Counter[str] = Counter()
-    for step in steps:
-        name = label(step)
-        seen[name] += 1
-        yield step, name if seen[name] == 1 else f"{name} #{seen[name]}"
+def labels(steps: Iterable[Any]) -> list[str]:
+    """Return the label of each step; steps of the same name get numbers."""
+    names = list(map(label, steps))
+    before = [names[:at].count(name) for at, name in enumerate(names)]
+    return [f"{name} #{count + 1}" if count else name for name, count in zip(names, before, strict=True)]
 
 
-def watch_of(dataset: Any, cpu: Callable[[], float]) -> StepWatch | None:
-    """Return a watch that knows all steps of a dataset; None if reading its attributes raises an error."""
-    watch = StepWatch(cpu=cpu)
+def watch_of(
+    dataset: Any, cpu: Callable[[], float], draws_of: Callable[[Any], Draws] | None = None
+) -> StepWatch | None:
+    """Return a watch for all steps of a dataset; None if reading its attributes raises an error."""
     try:
+        watch = StepWatch(cpu=cpu, draws=draws_of(dataset) if draws_of else None)
         _TransformFinder(dataset, watch)
     except Exception:
         return None
@@ -234,7 +266,8 @@ class _TransformFinder:
                 self._parts(dataset, datasets=True)
 
     def _all(self, steps: Any) -> None:
-        for step, name in _labelled(steps):
+        steps = list(steps)
+        for step, name in zip(steps, labels(steps), strict=True):
             self._step(step, name)
 
     def _step(self, step: Any, name: str) -> None:

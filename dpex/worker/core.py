@@ -25,6 +25,7 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.progress import ALL, ONE, UNKNOWN
 from dpex.worker.batch_seeding import TicketSeeds, current, seed_ticket
 from dpex.worker.decoded_stream import users_dataset
+from dpex.worker.draws import GeneratorDraws
 from dpex.worker.fetch import Failure, Fetcher, StreamEnd, where
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.setup import WorkerSetup, with_own_dataset
@@ -56,7 +57,7 @@ class WorkerCore:
         self.setup = setup
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
-        self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
+        self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time, draws_of=GeneratorDraws)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own: OwnGenerators | None = None
 

@@ -53,7 +53,7 @@ class OwnGenerators:
         self._found: dict[str, Any] = {}
         self._at_first: dict[str, Any] = {}
         try:
-            found = list(_generators(dataset, collate_fn))
+            found = list(own_generators(dataset, collate_fn))
         except Exception as error:  # of an object that stands for another, and cannot load it here
             logger.debug("no generators are looked for in %s: %r", type(dataset).__name__, error)
             return
@@ -116,7 +116,7 @@ def _seed(generator: Any, seed: int) -> None:
 # -- finding -----------------------------------------------------------------------------------------------------------
 
 
-def _generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
+def own_generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     """Yield each generator with the name of its place; the nearest come first."""
     waiting = deque([_root(dataset), ("collate_fn", collate_fn)])
     seen: set[int] = set()
@@ -128,7 +128,7 @@ def _generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
         if is_a(one, _LEAVES):
             continue
         seen.add(id(one))
-        if _is_own_generator(one):
+        if is_own_generator(one):
             yield name, one
         else:
             waiting.extend(_parts(name, one, in_class))
@@ -143,7 +143,7 @@ def _root(dataset: Any) -> tuple[str, Any]:
     return name, inner
 
 
-def _is_own_generator(one: Any) -> bool:
+def is_own_generator(one: Any) -> bool:
     """Return True for a generator of Python, NumPy or torch that is not one of the global ones, which dpex seeds."""
     if not is_a(one, _PLAIN) or is_a(one, random.SystemRandom):
         return False
@@ -181,4 +181,4 @@ def _parts(name: str, one: Any, in_class: Callable[[Any], dict[str, Any]]) -> It
 def _in_class(kind: Any) -> dict[str, Any]:
     """Return the generators that are attributes of a class."""
     found = (item for each in reversed(kind.__mro__) for item in vars(each).items())
-    return {name: value for name, value in found if _is_own_generator(value)}
+    return {name: value for name, value in found if is_own_generator(value)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from dpex.diagnose.verdict import dominant
 from dpex.measure import sampling
 from dpex.measure.sums import PoolStats, StepSums
 from dpex.profile.live_timer import SWITCH
-from tests.diagnose.planted import Case, Compose, Transformed
+from tests.diagnose.planted import Case, Compose, Transformed, compute
 from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, facts, pool
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -131,6 +132,82 @@ def test_batches_are_the_same_with_all_of_them_timed(
     assert transforms(with_it)["noise"].calls > 40
     assert without.transforms == ()
     assert any(f"${SWITCH} forbids it" in gap for gap in without.unmeasured)
+
+
+class Cropping:
+    """Draws, and calls a function whose decorator another step shares."""
+
+    def __call__(self, *, image: Any) -> Any:
+        return shifted(image + random.random())
+
+
+def unchanged(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(value: Any) -> Any:
+        return function(value)
+
+    return inner
+
+
+@unchanged
+def shifted(value: Any) -> Any:
+    compute(0.002)
+    return value + 1
+
+
+@unchanged
+def brightened(value: Any) -> Any:
+    return value * 2
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.transforms = [brightened]
+
+    def __call__(self, *, image: Any) -> Any:
+        return self.transforms[0](image)
+
+
+class ByName:
+    """As albumentations' Compose."""
+
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, *, image: Any) -> Any:
+        for transform in self.transforms:
+            image = transform(image=image)
+        return {"image": image}
+
+
+class Photos(Dataset[Any]):
+    def __init__(self) -> None:
+        self.transform = ByName(Cropping(), Jitter())
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> Any:
+        compute(0.003)
+        return self.transform(image=torch.tensor(float(index)))["image"]
+
+
+@pytest.mark.parametrize("place", ["in-process", "processes"])
+def test_advice_can_be_followed_for_random_calls_by_name(place: str) -> None:
+    with DpexDataLoader(Photos(), batch_size=5, **PLACES[place]) as loader:
+        loader.diagnose()
+        list(loader)
+        diagnosis = loader.diagnose()
+    found = {name.partition(" > ")[2]: one for name, one in ((one.name, one) for one in diagnosis.facts.transforms)}
+    assert found.keys() == {
+        "",
+        *(f"ByName{rest}" for rest in ("", " > Cropping", " > Jitter", " > Jitter > brightened")),
+    }
+    assert {name for name, one in found.items() if one.drawing} == {"ByName > Cropping"}
+    assert not found["ByName"].passed_on
+    assert diagnosis.facts.compose == ("ByName", "Cropping", "Jitter")
+    cached = [one.change for one in diagnosis.predictions if "cached" in one.change]
+    assert all(change.startswith("`dpex.cached` around a dataset without its transforms (") for change in cached)
 
 
 def test_only_what_came_since_a_reset_is_told() -> None:

@@ -213,9 +213,9 @@ def test_upto_says_what_it_needs() -> None:
     [
         (lambda transform: (transform(1.0), transform(2.0)), "calls its transform more than once"),
         (lambda transform: [transform(1.0)] * 2, "more than once in a sample"),
-        (lambda transform: transform(image=1.0), "1 values at once or by name"),
+        (lambda transform: transform(1.0, 2.0), "2 values at once or by name"),
     ],
-    ids=["two calls", "two places", "by name"],
+    ids=["two calls", "two places", "two values"],
 )
 def test_later_steps_that_would_miss_a_part_are_an_error(sample: Callable[[Any], Any], message: str) -> None:
     class Other(Images):
@@ -224,6 +224,47 @@ def test_later_steps_that_would_miss_a_part_are_an_error(sample: Callable[[Any],
 
     with pytest.raises(CacheError, match=message):
         cached(Other([Decode(), Jitter()]), upto="Decode")[0]
+
+
+class ByName(Compose):
+    """As albumentations'."""
+
+    def __call__(self, *, image: Any) -> Any:  # type: ignore[override]
+        return {"image": super().__call__(image)}
+
+
+class Photos(Images):
+    def __getitem__(self, index: int) -> Any:
+        return {"image": self.transform(image=float(index))["image"], "label": index}
+
+
+def photos(*steps: Any, compose: Any = ByName) -> Photos:
+    data = Photos()
+    data.transform = compose(list(steps))
+    return data
+
+
+def test_upto_refuses_a_compose_whose_value_needs_a_name() -> None:
+    with pytest.raises(CacheError, match="1 values at once or by name"):
+        cached(photos(Decode(), Jitter()), upto="Decode")[0]
+
+
+def test_a_value_with_a_name_that_it_does_not_need_is_cached() -> None:
+    class Named(Images):
+        def __getitem__(self, index: int) -> Any:
+            return {"image": self.transform(image=float(index))}
+
+    found = cached(Named([Decode(), Jitter()]), upto="Decode")
+    assert not torch.equal(found[3]["image"], found[3]["image"])
+    assert found.stored()["memory"].kept == 1
+
+
+def test_a_random_step_of_a_call_by_name_is_named() -> None:
+    with pytest.raises(
+        CacheError, match="step 2 of its transform, Jitter, is random: cache a dataset that makes"
+    ) as error:
+        cached(photos(Decode(), Jitter()))[3]
+    assert "upto" not in str(error.value)
 
 
 # -- what is random ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,13 @@ from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 def waiting(step_s: float, workers: int = 4, making_s: float = 0.1, batches: int = 400) -> Facts:
     """A run of workers that only wait, each batch as long, as it would be: the slower side sets the pace."""
     period_s = max(step_s, making_s / workers)
-    made = pool(tickets=batches, load_s=batches * making_s, running=workers, services_s=(making_s,) * 64)
+    made = pool(
+        tickets=batches,
+        load_s=batches * making_s,
+        running=workers,
+        services_s=(making_s,) * 64,
+        steps={"Images": StepSums(calls=50, wall_s=1.0)},
+    )
     return facts(
         {"read": batches * (period_s - step_s)},
         made,
@@ -30,14 +36,25 @@ def waiting(step_s: float, workers: int = 4, making_s: float = 0.1, batches: int
         work_s=batches * step_s,
         prefetch=2 * workers,
         trainer_cpu_s=0.0,
+        compose=(),
     )
+
+
+def timed(steps: dict[str, float], *drawing: str, passed_on: str = "Compose") -> dict[str, StepSums]:
+    """Steps by their seconds; those whose names end in this way draw random numbers."""
+    return {
+        name: StepSums(
+            calls=50, wall_s=s, cpu_s=s, drawing=int(name.endswith(drawing)), passed_on=int(name.endswith(passed_on))
+        )
+        for name, s in steps.items()
+    }
 
 
 def saturated(**changes: Any) -> Facts:
     """16 CPUs, all busy with 16 workers; a GPU that could take 33.5 batches/s and gets 12."""
     count, work_s = 240, 240 / 33.5
     wait_s = 20.0 - work_s
-    steps = {"Images": 0.1, "Images > Compose > decode": 0.61, "Images > Compose > blur": 0.29}
+    steps = {"Images": 0.1, "Images > Compose": 0.0, "Images > Compose > decode": 0.61, "Images > Compose > blur": 0.29}
     made = pool(
         tickets=count,
         running=16,
@@ -47,9 +64,17 @@ def saturated(**changes: Any) -> Facts:
         encode_cpu_s=count * 0.02,
         queued_s=count * 0.15,
         services_s=(1.27,) * 64,
-        steps={name: StepSums(calls=50, wall_s=s, cpu_s=s) for name, s in steps.items()},
+        steps=timed(steps, "blur"),
     )
-    values = {"batches": count, "samples": 128 * count, "work_s": work_s, "cpus": 16.0, "prefetch": 32, "others_s": 3.0}
+    values = {
+        "compose": ("Compose", "decode", "blur"),
+        "batches": count,
+        "samples": 128 * count,
+        "work_s": work_s,
+        "cpus": 16.0,
+        "prefetch": 32,
+        "others_s": 3.0,
+    }
     values |= {"trainer_cpu_s": 6.0, "gpu_running_stall_s": wait_s}
     return facts({"read": 0.1 * wait_s, "transform": 0.9 * wait_s}, made, **{**values, **changes})
 
@@ -148,32 +173,75 @@ def test_nothing_is_predicted_from_nothing() -> None:
 # -- advice ------------------------------------------------------------------------------------------------------------
 
 
+COMPOSE = ("Compose", "decode", "RandomCrop", "normalise")
+SECONDS = {"D.__getitem__": 0.2, **{f"D.__getitem__ > {name}": 0.0 for name in ("Compose", "target")}}
+SECONDS |= {
+    f"D.__getitem__ > Compose > {name}": s
+    for name, s in (("decode", 0.3), ("RandomCrop", 0.4), ("RandomCrop > at", 0.0), ("normalise", 0.1))
+}
+
+
 @pytest.mark.parametrize(
-    ("steps", "line", "part"),
+    ("drawing", "changes", "line", "part"),
     [
-        ({"Images": 0.1, "Images > Compose > decode": 0.6, "Images > Compose > blur": 0.3}, ', upto="decode"', 0.7),
-        ({"Images": 0.6, "Images > Compose > RandomCrop": 0.4}, ', upto=""', 0.6),
-        ({"Images": 0.6, "Images > Compose > CenterCrop": 0.4}, "", 1.0),
-        ({"Images": 0.6, "Images > RandomCrop": 0.4}, None, 0.0),
-        ({"Augmented": 1.0}, "", 1.0),
+        ((), {}, "`dpex.cached(dataset)`", 1.0),
+        (("> RandomCrop",), {}, '`dpex.cached(dataset, upto="decode")`', 0.5),
+        (("> at",), {}, '`dpex.cached(dataset, upto="decode")`', 0.5),
+        (("> decode",), {}, '`dpex.cached(dataset, upto="")`', 0.2),
+        (("> Compose",), {}, '`dpex.cached(dataset, upto="")`', 0.2),
+        (("> RandomCrop",), {"compose": ()}, "without its transforms (20 %", 0.2),
+        (("> RandomCrop",), {"passed_on": "nothing"}, "of the steps up to `decode` (50 %", 0.5),
+        (("> RandomCrop",), {"calls": 100}, "of the steps up to `decode` (50 %", 0.5),
+        (("> RandomCrop",), {"compose": ("Compose", "decode", "RandomCrop", "decode #2")}, "up to `decode` (60 %", 0.6),
+        (("> RandomCrop", "> target"), {}, "of the steps up to `decode` (50 %", 0.5),
+        (("__getitem__",), {}, None, 0.0),
+        (("__getitem__", "> RandomCrop"), {}, None, 0.0),
+        ((), {"compose": None}, None, 0.0),
+        ((), {"steps": {}}, None, 0.0),
+        ((), {"cache_hits": 5}, None, 0.0),
+        ((), {"cache_misses": 5}, None, 0.0),
     ],
 )
-def test_a_cache_is_predicted_up_to_the_first_step_that_sounds_random(
-    steps: dict[str, float], line: str | None, part: float
+def test_a_cache_is_predicted_for_what_draws_nothing(
+    drawing: tuple[str, ...], changes: dict[str, Any], line: str | None, part: float
 ) -> None:
-    timed = {name: StepSums(calls=50, wall_s=s, cpu_s=s) for name, s in steps.items()}
-    made = pool(tickets=100, running=1, load_s=10.0, load_cpu_s=10.0, services_s=(0.1,) * 64, steps=timed)
-    found = diagnose(facts({"transform": 10.0}, made, batches=100, work_s=0.1, cpus=1.0, prefetch=2))
-    lines = {one.change: one for one in found.predictions if one.kind == "cached"}
-    if line is None:
-        assert not lines
-    else:
-        one = lines[f"`dpex.cached(dataset{line})`"]
+    steps = timed(SECONDS, *drawing, passed_on=changes.pop("passed_on", "> Compose"))
+    if "calls" in changes:
+        steps["D.__getitem__ > Compose"] = replace(steps["D.__getitem__ > Compose"], calls=changes.pop("calls"))
+    compose = changes.pop("compose", COMPOSE)
+    values = {"tickets": 100, "running": 1, "load_s": 10.0, "load_cpu_s": 10.0, "steps": steps, **changes}
+    made = pool(services_s=(0.1,) * 64, **values)
+    found = diagnose(facts({"transform": 10.0}, made, batches=100, work_s=0.1, cpus=1.0, prefetch=2, compose=compose))
+    lines = [one for one in found.predictions if one.kind in ("cached", "divided")]
+    assert [one.kind for one in lines] == ([] if line is None else ["cached" if "cached" in line else "divided"])
+    for one in lines:
+        assert line is not None
+        assert line in one.change
         assert one.rate == pytest.approx(min(100 / 0.1, 10.0 / (1.0 - 0.95 * part)), rel=0.2)
-        assert "same in each epoch" in one.condition
-    warm = replace(made, cache_hits=5)
-    again = diagnose(facts({"transform": 10.0}, warm, batches=100, work_s=0.1, cpus=1.0, prefetch=2))
-    assert "cached" not in {one.kind for one in again.predictions}
+
+
+def test_an_argument_is_advised_before_other_code() -> None:
+    """Workers that wait, and could be twice as many; a cache makes more, and needs another dataset."""
+    measured = waiting(step_s=0.003, workers=1)
+    drawn = {"D": 0.9, "D > Compose": 0.0, "D > Compose > Crop": 0.1}
+    made = replace(measured.pools["local"], steps=timed(drawn, "Crop", passed_on="nothing"))
+    found = diagnose(replace(measured, pools={"local": made}, compose=("Compose", "Crop")))
+    assert found.recommendation is not None
+    assert found.recommendation.kind == "workers"
+    assert found.advice.startswith("num_workers=16 instead of 1: 160 batches/s")
+    assert found.beyond is not None
+    assert found.beyond.rate > found.recommendation.rate
+    assert "Beyond that: `dpex.cached` around a dataset without its transforms (90 % of a sample)" in found.advice
+    assert f"instead of {found.recommendation.rate:.3g}" in found.advice
+    assert [one.kind for one in found.predictions][:2] == ["workers", "divided"]
+
+
+def test_fewer_workers_are_explained_by_starts_of_epochs() -> None:
+    measured = waiting(step_s=0.001, workers=2, batches=100)
+    started = replace(measured, causes={**measured.causes, "startup": 0.5}, starts_anew=True, passes=5)
+    change = named(diagnose(started), "num_workers=").change
+    assert "with persistent_workers=True: without it, each epoch starts them anew)" in change
+    assert "persistent_workers" not in named(diagnose(replace(started, starts_anew=False)), "num_workers=").change
 
 
 def test_a_saturated_machine_gets_no_more_workers() -> None:

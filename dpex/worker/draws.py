@@ -1,0 +1,73 @@
+"""See which code draws random numbers, by the states of the generators that it may draw from. Nothing is drawn here.
+
+The generators are the global ones, those that lie in the dataset, and those that are global variables of the functions
+that run. A function that returns the seed of the batch, or seeds a generator from the system's entropy, counts as well.
+A generator that a sample makes from a fixed seed does not: its numbers are the same in each epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpex.profile.call_timer import Draws
+from dpex.worker.batch_seeding import batch_seed
+from dpex.worker.own_generators import is_own_generator, own_generators
+from dpex.worker.states import GLOBAL
+
+_MOST = 16
+"""Generators whose states are compared: a state takes up to 50 µs to read, and there are two comparisons in a step."""
+
+
+def state_mark(generator: Any) -> Any:
+    """Return a value that changes once the generator is drawn from."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return hash(generator.getstate())
+    is_new = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if is_new else generator.get_state(legacy=False)
+    inner = state["state"]
+    return (inner["pos"], inner["key"].tobytes()) if "pos" in inner else pickle.dumps(state)
+
+
+def global_marks() -> tuple[Any, ...]:
+    """Return a value that changes once a global generator of Python, NumPy or torch is drawn from."""
+    return tuple(map(state_mark, GLOBAL.values()))
+
+
+class GeneratorDraws(Draws):
+    """The generators that a dataset may draw from, and their states at the last comparison."""
+
+    functions = ((batch_seed, {}), (torch.initial_seed, {}), (random.Random.seed, {"a": None}))  # type: ignore[assignment]
+
+    def __init__(self, dataset: Any) -> None:
+        found = (*GLOBAL.values(), *(one for _, one in islice(own_generators(dataset, None), _MOST)))
+        self._generators: dict[int, Any] = {}
+        self._marks: dict[int, Any] = {}
+        for one in found:
+            self._add(one)
+
+    def _add(self, generator: Any) -> None:
+        if id(generator) not in self._generators and len(self._generators) < len(GLOBAL) + _MOST:
+            with contextlib.suppress(Exception):  # of a bit generator without a state
+                self._marks[id(generator)] = state_mark(generator)
+                self._generators[id(generator)] = generator
+
+    def meet(self, names: tuple[str, ...], values: dict[str, Any]) -> None:
+        """Add the generators among the global variables ``values`` that a function uses by these names."""
+        for name in names:
+            value = values.get(name)
+            if value is not None and is_own_generator(value):
+                self._add(value)
+
+    def moved(self) -> bool:
+        """Return True if a generator has another state than at the call before."""
+        before, self._marks = self._marks, {key: state_mark(one) for key, one in self._generators.items()}
+        return before != self._marks
