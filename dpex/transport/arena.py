@@ -1,6 +1,6 @@
 """Shared memory that is faulted in once and reused for batch after batch.
 
-A *segment* is one anonymous shared file (``memfd_create``: no name to leak, no limit by ``/dev/shm``), divided into
+A *segment* is one anonymous shared file (`dpex.transport.memory.memory_file`), divided into
 equal *slots*. Its first pages hold two bytes a slot: "held by the maker" and "held by the taker". A slot is free when
 both are zero. The maker (a worker) sets both; each side clears its own byte when the last tensor or array that views
 the slot dies there. No lock is needed, because every byte has one writer at a time.
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.transport.memory import LARGEST_LEARNT, advise, learn, map_memory
+from dpex.transport.memory import LARGEST_LEARNT, advise, has_memfd, learn, map_memory, memory_file
 
 PAGE_BYTES = mmap.PAGESIZE
 # Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
@@ -248,7 +248,7 @@ class Arena:
 
     def give_back(self) -> None:
         """Give the pages of free slots back to the kernel. A slot gets pages again when it is taken."""
-        for number, segment in self._segments.items() if self._shared else ():
+        for number, segment in self._segments.items() if self._shared and has_memfd() else ():
             for ref in (SlotRef(number, slot) for slot in range(segment.spec.slots)):
                 is_full = segment.is_free(ref.slot) and ref not in self._empty
                 if is_full and segment.advise(ref.slot, _MADV_REMOVE):
@@ -342,9 +342,8 @@ def _map(size: int, shared: bool) -> tuple[Any, int]:
         advise(memory, _MADV_HUGEPAGE)
         advise(memory, _MADV_POPULATE_WRITE)
         return memory, -1
-    fd = os.memfd_create("dpex")
+    fd = memory_file("dpex", size)
     try:
-        os.ftruncate(fd, size)
         memory = map_memory(fd, size)
     except BaseException:
         os.close(fd)

@@ -1,7 +1,11 @@
-"""Memory of the C library: maps that keep no file descriptor, files of maps, and the freed memory that its heap keeps.
+"""Maps that keep no file descriptor, files in memory, and the freed memory that the heap of the C library keeps.
 
 **Maps.** ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends
 that, but only from Python 3.13 on), and a loader may have hundreds of maps.
+
+**Files.** A file in memory has no name that could leak, and no limit but the machine's memory (``memfd_create``). The
+rules of some containers refuse that call. An unlinked file in ``/dev/shm``, else in the folder for temporary files,
+takes its place there. All its bytes are allocated at once, as a write to a full file system is a bus error.
 
 **Heap.** glibc maps blocks over a threshold of 128 KiB one by one, unmaps them when they are freed, and returns free
 memory at the end of the heap to the kernel. Each decoded sample then faults its pages in anew. glibc learns: it raises
@@ -16,11 +20,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import functools
 import marshal
 import mmap
 import os
+import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +48,7 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
 
+SHARED_MEMORY = "/dev/shm"
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page, on most machines."""
 
@@ -103,6 +112,59 @@ _ALIGN = 64
 """Bytes of a cache line; what begins at one can be read as an array of any type."""
 _LENGTH_BYTES = 8
 """A file begins with the place of its table."""
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+"""What memfd_create(2) fails with where a container or a kernel does not allow it."""
+
+
+@functools.cache
+def has_memfd() -> bool:
+    """Return True unless the system refuses memfd_create(2)."""
+    try:
+        os.close(os.memfd_create("dpex"))
+    except OSError as error:
+        return error.errno not in _REFUSALS
+    return True
+
+
+def memory_file(name: str, size: int = 0) -> int:
+    """Return the descriptor of a new file of ``size`` bytes in memory, which ends with its last descriptor and map.
+
+    Raises:
+        OSError: No descriptor or memory is left, or no file can be made where memfd_create(2) is refused.
+    """
+    if has_memfd():
+        return _with_size(os.memfd_create(name), os.ftruncate, size)
+    why = []
+    for folder in (SHARED_MEMORY, tempfile.gettempdir()):
+        try:
+            return _with_size(_unlinked_file(folder), os.posix_fallocate, 0, size)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            why.append(f"{folder}: {error.strerror}")
+    raise OSError(
+        errno.ENOSPC,
+        f"this container refuses memfd_create, and no file of {size} bytes can be made instead ({'; '.join(why)}). "
+        "Allow the call (seccomp), or enlarge /dev/shm (docker run --shm-size=...)",
+    )
+
+
+def _with_size(fd: int, allocate: Callable[..., object], *arguments: int) -> int:
+    try:
+        if arguments[-1]:
+            allocate(fd, *arguments)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unlinked_file(folder: str) -> int:
+    with contextlib.suppress(OSError):  # of a file system that makes no file without a name
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd, path = tempfile.mkstemp(prefix="dpex-", dir=folder)
+    Path(path).unlink()
+    return fd
 
 
 def write_parts(parts: Sequence[Any]) -> int:
@@ -112,8 +174,7 @@ def write_parts(parts: Sequence[Any]) -> int:
         layout.append((size, part.nbytes))
         size += -(-part.nbytes // _ALIGN) * _ALIGN
     table = marshal.dumps(layout)
-    fd = os.memfd_create("dpex-shipped")
-    os.ftruncate(fd, size + len(table))
+    fd = memory_file("dpex-shipped", size + len(table))
     with mmap.mmap(fd, 0) as memory:
         memory[:_LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
         memory[size:] = table

@@ -42,6 +42,7 @@ from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.interrupts import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
+from dpex.transport.memory import memory_file
 
 _BOOTSTRAP = """
 import signal, sys
@@ -238,7 +239,7 @@ class Parcel:
     DupFd = _PackedFd
 
     def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
-        self.fds = [os.memfd_create("dpex-plan")]
+        self.fds = [memory_file("dpex-plan")]
         try:
             with os.fdopen(self.fds[0], "wb", closefd=False) as file:
                 pickle.dump(self._surroundings(imports_script=imports_script), file)

@@ -242,3 +242,13 @@ def readable_within(fd: int, timeout_s: float) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0.0, timeout_s) * 1000))
+
+
+def require_descriptors(count: int, fd: int) -> None:
+    """Raise OSError unless ``count`` duplicates of ``fd`` can be opened, which are closed at once."""
+    opened: list[int] = []
+    try:
+        opened.extend(map(os.dup, [fd] * count))
+    finally:
+        for number in opened:
+            os.close(number)

@@ -29,6 +29,7 @@ from dpex.pools.local.worker_process import BATCH, BOARD_ROW, CONTROL_ROW, END, 
 from dpex.schedule.schedule import Ticket
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import decode
+from dpex.transport.memory import memory_file
 from dpex.worker.fetch import Failure, StreamEnd
 
 BOARD_ROWS = 4096
@@ -150,8 +151,7 @@ class Board:
     """The page of shared memory on which workers write their current ticket. A row is named by its offset."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("dpex-board")
-        os.ftruncate(self.fd, BOARD_BYTES)
+        self.fd = memory_file("dpex-board", BOARD_BYTES)
         self._memory = mmap.mmap(self.fd, BOARD_BYTES)
         self._free = deque(range(CONTROL_ROW + BOARD_ROW.size, BOARD_BYTES, BOARD_ROW.size))
         self._wanted_from = 0
@@ -283,7 +283,7 @@ def write(sock: socket.socket, data: bytes, sent: list[Any]) -> bool:
 
 
 def _send_as_file(sock: socket.socket, data: bytes, sent: list[Any]) -> None:
-    fd = os.memfd_create("dpex-tickets")
+    fd = memory_file("dpex-tickets")
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)

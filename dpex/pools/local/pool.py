@@ -23,7 +23,7 @@ from typing import Any
 from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter, private_pair
-from dpex.pools.local.forking import ProcessHandle
+from dpex.pools.local.forking import ProcessHandle, require_descriptors
 from dpex.pools.local.handles import (
     BOARD_BYTES,
     Board,
@@ -54,6 +54,11 @@ from dpex.system.clock import monotonic
 from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
+SPARE = 4
+"""Descriptors that stay free for training when a worker is started, and one more for each worker that runs, which sends
+the memory of its batches as descriptors."""
+MOST_SPARE = 32
+"""The maximum of that number."""
 FORKS_AT_ONCE = 64
 """Workers that are requested before the first of them serves. As many requests fit in a template's socket."""
 SETTLED_S = 0.02
@@ -180,18 +185,29 @@ class LocalPool:
         self._source = source
 
     def _keep_promises(self) -> None:
-        """Ask for promised workers, as far as the source can take requests."""
+        """Request promised workers, as far as the source can take requests and descriptors are left.
+
+        Raises:
+            OSError: No descriptor is left for the first worker.
+        """
         while self._promised and self._source.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
-            self._add_worker()  # where a signal handler raised, it is asked for again
+            try:
+                self._add_worker()  # where a signal handler raised, it is asked for again
+            except OSError as error:
+                if not self._workers:
+                    raise
+                self._promised = 0
+                self._cannot_grow(self._staying(), str(error))
         self.counts.requested = len(self._workers) + self._promised
 
     def _add_worker(self) -> None:
+        require_descriptors(min(MOST_SPARE, SPARE + len(self._workers)), self._board.fd)
         number, self._next_worker = self._next_worker, self._next_worker + 1
         taken = {worker.worker_id for worker in self._workers.values()}
         worker_id = next(it for it in range(len(taken) + 1) if it not in taken)
-        row = self._board.take_row()
         shared = [self._board.fd] if self._queue is None else [self._board.fd, self._queue.reading_end]
         ours, theirs = private_pair()
+        row = self._board.take_row()
         with theirs:
             name = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
         worker = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
@@ -451,14 +467,15 @@ class LocalPool:
         worker.process.exitcode = 0
         epoch, lost, _ = self._held_by(worker)
         text = f"it could not be started: {why}"
-        events: tuple[PoolEvent, ...] = (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),)
-        if not self._was_refused:
-            events += (Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)),)
-        most = max(0, self._staying() - (not worker.is_leaving))
-        self.counts.most, self.counts.why_most = most, why
-        self._bury(worker, events)
-        self._was_refused = True
+        self._cannot_grow(max(0, self._staying() - (not worker.is_leaving)), why)
+        self._bury(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),))
         self._make_up()
+
+    def _cannot_grow(self, most: int, why: str) -> None:
+        self.counts.most, self.counts.why_most = most, why
+        if not self._was_refused:
+            self._was_refused = True
+            self._events.append(Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
 
     def _source_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):

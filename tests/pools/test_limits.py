@@ -1,0 +1,112 @@
+"""Limits of the system: workers without descriptors are refused, and memory comes without memfd_create."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import ctypes, os, resource, struct, sys, warnings
+import torch
+import dpex
+
+class Large(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((1 << 14,), float(index))
+
+def limit(spare):
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare,) * 2)
+
+def refuse(number, error):
+    # a filter of seccomp(2), as containers have one: this system call fails
+    code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7FFF0000)]
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
+    program = struct.pack("HxxxxxxQ", len(code), ctypes.addressof(filters))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+
+def numbers(loader):
+    return [int(value) for batch in loader for value in batch[:, 0]]
+
+"""
+
+
+def output_of(body: str) -> str:
+    command = [sys.executable, "-c", SCRIPT + body]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("spare", [16, 30])
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_workers_without_descriptors_are_refused(spare: int, seeding: str) -> None:
+    out = output_of(f"""
+limit({spare})
+loader = dpex.DpexDataLoader(Large(), 2, num_workers=24, seeding={seeding!r})
+assert numbers(loader) == list(range(64))
+assert 1 <= loader.stats().pools["local"].running < 24, loader.stats()
+""")
+    assert "Could not start all of the 24 local workers" in out
+    assert "Too many open files" in out
+
+
+def test_growth_without_descriptors_is_refused() -> None:
+    out = output_of("""
+loader = dpex.DpexDataLoader(Large(), 2, num_workers=2, seeding="batch")
+batches = iter(loader)
+got = numbers([next(batches)])
+limit(10)
+loader.resize(local=30)
+got += numbers(batches)
+assert got == list(range(64))
+assert os.dup(0) and os.dup(0), "some descriptors are left to the training"
+""")
+    assert "Could not start all of the 30 local workers" in out
+
+
+NUMBERS = {"x86_64": 319, "aarch64": 279}
+EPERM, ENOSYS = 1, 38
+
+
+@pytest.mark.skipif(platform.machine() not in NUMBERS, reason="the number of memfd_create is not known here")
+@pytest.mark.parametrize("error", [EPERM, ENOSYS])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_memory_comes_without_memfd_create(error: int, context: str) -> None:
+    files = "len([name for name in os.listdir('/dev/shm') if 'dpex' in name])"
+    output_of(f"""
+refuse({NUMBERS[platform.machine()]}, {error})
+try:
+    raise SystemExit(f"memfd_create is not refused: {{os.memfd_create('x')}}")
+except OSError as refused:
+    assert refused.errno == {error}
+before = {files}
+loader = dpex.DpexDataLoader(Large(), 2, num_workers=2, multiprocessing_context={context!r}, persistent_workers=True)
+assert numbers(loader) + numbers(loader) == list(range(64)) * 2
+assert {files} == before
+""")
+
+
+@pytest.mark.skipif(platform.machine() not in NUMBERS, reason="the number of memfd_create is not known here")
+def test_error_without_any_file_names_the_remedy() -> None:
+    out: Any = output_of(f"""
+refuse({NUMBERS[platform.machine()]}, 1)
+import tempfile
+from dpex.transport import memory
+memory.SHARED_MEMORY = tempfile.tempdir = "/proc/self"
+try:
+    numbers(dpex.DpexDataLoader(Large(), 2, num_workers=1))
+except OSError as error:
+    print(error)
+""")
+    assert "this container refuses memfd_create" in out
+    assert "seccomp" in out
+    assert "--shm-size" in out
