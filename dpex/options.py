@@ -409,7 +409,7 @@ def _check_together(options: Any) -> None:
 
 
 def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
-    """Check what torch's constructor accepts, or refuses without naming the value.
+    """Check what torch's constructor accepts, or refuses without naming the value. Messages contain torch's words.
 
     Raises:
         OptionError: The dataset is missing, or a number is not whole or too small.
@@ -418,15 +418,24 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
         dataset is not None,
         "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)",
     )
+    words = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing. "
     _require(
         num_workers == "auto" or (isinstance(num_workers, SupportsIndex) and index(num_workers) >= 0),
-        f"num_workers={num_workers!r}: give a whole number of at least 0, or 'auto' for a number that dpex finds and "
-        "changes while training runs",
+        f"num_workers={num_workers!r}: {words if _is_negative(num_workers) else ''}give a whole number of at least 0, "
+        "or 'auto' for a number that dpex finds and changes while training runs",
     )
+    if num_workers == 0:
+        return  # torch refuses every prefetch_factor then
+    words = "prefetch_factor option should be non-negative. "
     _require(
         prefetch_factor is None or (isinstance(prefetch_factor, SupportsIndex) and index(prefetch_factor) >= 1),
-        f"prefetch_factor={prefetch_factor!r}: give a whole number of at least 1 (batches per worker), or None for 2",
+        f"prefetch_factor={prefetch_factor!r}: {words if _is_negative(prefetch_factor) else ''}give a whole number of "
+        "at least 1 (batches per worker), or None for 2",
     )
+
+
+def _is_negative(value: Any) -> bool:
+    return isinstance(value, SupportsIndex) and index(value) < 0
 
 
 def check_count(name: str, value: int | None, least: int = 0) -> None:

@@ -90,6 +90,26 @@ def test_refused(cls: Loader, case: str) -> Any:
     return made if not isinstance(made, DataLoader) else "accepted"
 
 
+NAMED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "num_workers negative": (MAP, {"num_workers": -1}),
+    "num_workers negative, before all others": (STREAM, {"num_workers": -2, "timeout": -1, "shuffle": True}),
+    "num_workers a negative numpy integer": (MAP, {"num_workers": np.int64(-1)}),
+    "prefetch_factor negative": (MAP, {"num_workers": 1, "prefetch_factor": -1}),
+    "prefetch_factor negative, no workers": (MAP, {"num_workers": 0, "prefetch_factor": -1}),
+    "prefetch_factor 0, no workers": (MAP, {"num_workers": 0, "prefetch_factor": 0}),
+    "prefetch_factor a string, no workers": (MAP, {"num_workers": 0, "prefetch_factor": "2"}),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_refusals_that_name_the_value_keep_torchs_words(case: str) -> None:
+    dataset, options = NAMED[case]
+    theirs, ours = (caught(cls, dataset, **options).error for cls in (DataLoader, candidate()))
+    assert isinstance(theirs, ValueError)
+    assert isinstance(ours, type(theirs))
+    assert str(theirs) in str(ours)
+
+
 @parity
 def test_refused_without_a_dataset(cls: Loader) -> Any:
     return "dataset" in str(caught(cls).error)
