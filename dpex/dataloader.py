@@ -94,11 +94,10 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
             the number is tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the
             default. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an
-            iterable dataset decides what is read, so it is never tuned. Under ``"auto"`` it is one for each CPU of this
-            rank, at most the dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. A
-            dataset has one stream if it names no shards and does not read ``id`` or ``num_workers`` of
-            ``get_worker_info()`` before its first sample, as others would repeat its samples. The prefetch is tuned,
-            as are workers that only decode.
+            iterable dataset decides what is read, so it is never tuned. Under ``"auto"`` it is the number of shards
+            that the dataset names (``num_shards``, ``n_shards``, or the URLs of webdataset), at most one for each CPU
+            of this rank, or ``AutotuneConfig(max_streams=...)``. A dataset that names no shards has one stream, and
+            ``iter()`` warns of that. The prefetch is tuned, as are workers that only decode.
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an
             index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
             asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.

@@ -10,7 +10,7 @@ from fake_pool import FakePool
 from dpex.engine.pools import Pools
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.progress import ResumePoint, Splitting
+from dpex.schedule.progress import ResumePoint
 
 NOTHING = object()
 
@@ -27,7 +27,6 @@ class Driver:
         prefetch: int = 8,
         local: int = 2,
         remote: int = 0,
-        splitting: Splitting | None = None,
         **pool: Any,
     ) -> None:
         self.options = {"shared": not logicals, **pool}
@@ -39,7 +38,6 @@ class Driver:
             in_order=in_order,
             rules=rules,
             sizes=self.sizes(local, remote),
-            splitting=splitting,
         )
         self.performer = Pools(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.by_name  # type: ignore[assignment]

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.batch_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
-from dpex.schedule.events import PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import PoolEvent, Snapshot, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL
-from dpex.schedule.progress import ALL, UNKNOWN
 from dpex.schedule.schedule import Ticket
 
 
@@ -48,7 +47,6 @@ class _Message(NamedTuple):
     logical: int = 0
     tickets: tuple[Ticket, ...] = ()
     state: Any = None
-    streams: int = ALL
 
 
 _LEAVE = _Message("leave")
@@ -56,8 +54,7 @@ _LEAVE = _Message("leave")
 
 @dataclass(kw_only=True)
 class _Worker:
-    """One worker; ``states``: random state of the logical workers that it is; ``watched``: those that have not
-    shown yet whether the dataset splits itself."""
+    """One worker; ``states``: random state of the logical workers that it is."""
 
     number: int
     is_up: bool = False
@@ -65,7 +62,6 @@ class _Worker:
     is_dead: bool = False
     inbox: deque[_Message] = field(default_factory=deque)
     states: dict[int, int] = field(default_factory=dict)
-    watched: set[int] = field(default_factory=set)
     latest: dict[int, tuple[int, int]] = field(default_factory=dict)
     group: _Message | None = None
     made: int = 0
@@ -86,7 +82,6 @@ class FakePool:
         make: makes a batch, or raises StopIteration where a stream has no more; None: the batch is the `Work`.
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
-        is_split: what the first stream of a dataset shows of it (see `dpex.schedule.progress`).
 
     ``failed``: set it to a sentence, and no worker can be had.
     """
@@ -99,7 +94,6 @@ class FakePool:
         make: Callable[[Work], Any] | None = None,
         room: int = 1_000_000,
         starts_slowly: bool = False,
-        is_split: bool = True,
     ) -> None:
         self.name = name
         self.counts = PoolCounts()
@@ -110,7 +104,6 @@ class FakePool:
         self.starts_slowly = starts_slowly
         self._shared = shared
         self._make = make or (lambda work: work)
-        self._is_split = is_split
         self._queue: deque[_Message] = deque()
         self._workers: dict[int, _Worker] = {}
         self._next_worker = 0
@@ -167,9 +160,9 @@ class FakePool:
             sent.append(worker)
         return True
 
-    def adopt(self, worker: int, logical: int, state: Any, streams: int = ALL) -> None:
+    def adopt(self, worker: int, logical: int, state: Any) -> None:
         """See `WorkerPool.adopt`."""
-        self._workers[worker].inbox.append(_Message("adopt", logical=logical, state=state, streams=streams))
+        self._workers[worker].inbox.append(_Message("adopt", logical=logical, state=state))
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`; the state is told once."""
@@ -269,8 +262,6 @@ class FakePool:
     def _follow(self, worker: _Worker, message: _Message) -> None:
         if message.kind == "adopt":
             worker.states[message.logical] = message.state or 0
-            if message.streams == UNKNOWN:
-                worker.watched.add(message.logical)
         elif message.kind == "ask_state":
             self.snapshot(message.logical)
         elif message.kind == "leave":
@@ -295,9 +286,6 @@ class FakePool:
             self._queue.clear()
 
     def _make_next(self, worker: _Worker, group: _Message) -> None:
-        if group.logical in worker.watched:
-            worker.watched.discard(group.logical)
-            self._events.append(SplittingKnown(self._is_split))
         ticket = group.tickets[worker.made]
         worker.made += 1
         if worker.made == len(group.tickets):

@@ -51,7 +51,7 @@ class StubPool:
         self.told.append(("resize", wanted))
         self.counts.wanted = wanted
 
-    def adopt(self, worker: int, logical: int, state: Any, streams: int = 0) -> None:
+    def adopt(self, worker: int, logical: int, state: Any) -> None:
         self.told.append(("adopt", worker, logical, state))
 
     def new_epoch(self, epoch: int) -> None:

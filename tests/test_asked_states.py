@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from dpex import DpexDataLoader
+from dpex import AutotuneConfig, DpexDataLoader
 from dpex.options import WorkerConfig
 from dpex.system import user_warnings
 from dpex.worker.states import is_stateful
@@ -86,7 +86,13 @@ def loader_of(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"persistent_workers": True}, {"seeding": "batch"}, {"num_workers": 0}, {"num_workers": "auto"}],
+    [
+        {},
+        {"persistent_workers": True},
+        {"seeding": "batch"},
+        {"num_workers": 0},
+        {"num_workers": "auto", "autotune": AutotuneConfig(max_streams=1)},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", KINDS)

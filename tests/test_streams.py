@@ -1,4 +1,8 @@
-"""How many streams an iterable dataset is read in under "auto", and that each sample comes once, split or not."""
+"""How many streams an iterable dataset is read in under "auto", and that each sample comes once, split or not.
+
+A dataset that names its shards has a stream for each, at most one for each CPU. Any other has one, and a warning names
+the number of workers to give.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +62,13 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("shards", "machine", "most", "count", "reason"),
     [
-        (None, 4, None, 4, "this rank has 4 CPUs"),
-        (None, 1, None, 1, "this rank has 1 CPU."),
+        (None, 4, None, 1, "it names no shards"),
+        (None, 1, None, 1, "it names no shards"),
         (6, 42, None, 6, "the dataset names 6 shards"),
         (6, 2, None, 2, "this rank has 2 CPUs"),
         (6, 2, 4, 4, "max_streams=4 says so"),
         (6, 2, 20, 6, "the dataset names 6 shards"),
-        (None, 42, 3, 3, "max_streams=3 says so"),
+        (None, 42, 3, 1, "it names no shards"),
     ],
 )
 def test_how_many(shards: int | None, machine: int, most: int | None, count: int, reason: str) -> None:
@@ -72,14 +76,18 @@ def test_how_many(shards: int | None, machine: int, most: int | None, count: int
     found = choose_streams(dataset, machine, most, {})
     assert found.count == count
     assert reason in found.why
+    limit = machine if most is None else most
+    assert ("Numbers names no shards" in found.warning) == (f"give num_workers={limit}." in found.warning)
+    assert bool(found.warning) == (shards is None and limit > 1)
 
 
 def test_ranks_on_several_machines_are_told_how_to_agree() -> None:
     elsewhere = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
-    assert "AutotuneConfig(max_streams=...)" in choose_streams(Numbers(), 4, None, elsewhere).why
-    for known in (choose_streams(Numbers(), 4, 3, elsewhere), choose_streams(Shards(2), 4, None, elsewhere)):
+    assert "AutotuneConfig(max_streams=...)" in choose_streams(Shards(), 4, None, elsewhere).why
+    for known in (choose_streams(Shards(), 4, 3, elsewhere), choose_streams(Shards(2), 4, None, elsewhere)):
         assert "AutotuneConfig" not in known.why
-    assert "AutotuneConfig" not in choose_streams(Numbers(), 4, None, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}).why
+    assert "AutotuneConfig" not in choose_streams(Numbers(), 4, None, elsewhere).why
+    assert "AutotuneConfig" not in choose_streams(Shards(), 4, None, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}).why
 
 
 class Odd:
@@ -142,21 +150,22 @@ class Pipeline:
 def test_the_urls_of_a_pipeline_are_its_shards_as_many_as_every_rank_has(stages: list[Any], count: int | None) -> None:
     assert named_shards(Pipeline(*stages), ranks=2) == count
     chosen = choose_streams(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
-    assert chosen.count == (42 if count is None else count)
+    assert chosen.count == (1 if count is None else count)
 
 
 # -- the loader --------------------------------------------------------------------------------------------------------
 
 
-def test_auto_has_one_stream_for_each_cpu_and_at_most_one_for_each_shard(cpus: Any) -> None:
+def test_auto_has_a_stream_for_each_shard_at_most_for_each_cpu(cpus: Any) -> None:
     cpus(3)
-    assert DpexDataLoader(Numbers(), num_workers="auto").num_workers == 3
+    assert DpexDataLoader(Numbers(), num_workers="auto").num_workers == 1
+    assert DpexDataLoader(Shards(), num_workers="auto").num_workers == 3
     cpus(42)
     loader: Any = DpexDataLoader(Shards(), num_workers="auto")
     assert loader.num_workers == 6
     more = AutotuneConfig(max_streams=50)
-    assert DpexDataLoader(Numbers(), num_workers="auto", autotune=more).num_workers == 50
-    assert DpexDataLoader(Numbers(), num_workers="auto", autotune=False).num_workers == 42
+    assert DpexDataLoader(Shards(60), num_workers="auto", autotune=more).num_workers == 50
+    assert DpexDataLoader(Shards(60), num_workers="auto", autotune=False).num_workers == 42
     again: Any = DpexDataLoader(loader.dataset, num_workers=loader.num_workers, timeout=loader.timeout)
     assert (again._is_auto, again.num_workers) == (True, 6)
 
@@ -181,7 +190,7 @@ def test_shards_are_read_once_each_and_the_number_of_streams_stays(cpus: Any, ca
     assert first.text in said[0]
 
 
-@pytest.mark.parametrize("dataset", [[1, 2], Numbers()])
+@pytest.mark.parametrize("dataset", [[1, 2], Shards(1000)])
 def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
     monkeypatch: pytest.MonkeyPatch, dataset: Any
 ) -> None:
@@ -277,8 +286,16 @@ class NextOnly(Plain):
         return Following(iter(range(LENGTH)))  # type: ignore[return-value]
 
 
-SPLIT = (SplitsAtOnce, SplitsInItsGenerator, SplitsOnce)
-KINDS = (Plain, Countdown, NextOnly, *SPLIT, SplitsLate)
+class NamesShards(SplitsAtOnce):
+    num_shards = 5
+
+
+class NamesShardsOnce(SplitsOnce):
+    n_shards = 5
+
+
+SPLIT = (NamesShards, NamesShardsOnce)
+KINDS = (Plain, Countdown, NextOnly, SplitsAtOnce, SplitsInItsGenerator, SplitsOnce, SplitsLate, *SPLIT)
 
 
 def auto(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
@@ -318,32 +335,34 @@ def test_what_splits_itself_comes_in_torchs_order(kind: Any) -> None:
         assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=STREAMS))
 
 
-def test_one_line_of_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "dpex")
+def test_a_warning_at_iter_names_the_number_of_workers_once(cpus: Any) -> None:
+    class ReadHere(SplitsAtOnce):
+        """A class of which no other test has seen the warning."""
+
+    cpus(6)
+    loader: Any = auto(ReadHere(), autotune=None)
+    text = r"ReadHere names no shards.* one worker reads it.*give num_workers=6\."
+    with pytest.warns(UserWarning, match=text) as said:
+        list(loader)
+    assert said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with auto(Plain()) as loader:
-            for _ in range(3):
-                list(loader)
-    said = [record.message for record in caplog.records if "is read in one stream, as it did not" in record.message]
-    assert len(said) == 1
-    assert "num_workers" in said[0]
-    caplog.clear()
-    with auto(SplitsAtOnce()) as loader:
         list(loader)
-    assert not [record for record in caplog.records if "is read in one stream, as it did not" in record.message]
 
 
-def test_the_tuner_learns_that_there_is_one_stream() -> None:
-    with auto(Plain(), autotune=AutotuneConfig(max_streams=3, interval_s=0.05), persistent_workers=True) as loader:
-        for _ in range(10_000):
-            list(loader)
-            if loader.decisions[-1].new.workers == 1:
-                break
-        first, *_, last = loader.decisions
-        assert (first.reason, first.new.local) == ("start", 3)
-        assert (last.reason, last.old.local, last.new.local) == ("limit", 3, 1)
-        assert "in one stream" in last.text
+@pytest.mark.parametrize("kind", [Plain, NamesShards])
+def test_no_warning_where_the_number_is_known(kind: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(auto(kind(), autotune=AutotuneConfig(max_streams=1)))
+        list(auto(NamesShards()))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", [Plain, SplitsAtOnce])
+def test_a_number_means_what_it_means_in_torch(kind: Any) -> None:
+    with DpexDataLoader(kind(), batch_size=4, num_workers=STREAMS) as loader:
+        assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=STREAMS))
 
 
 # -- a later run -------------------------------------------------------------------------------------------------------
@@ -368,6 +387,7 @@ class Stateful(Plain):
 class StatefulSplit(Stateful):
     """It reads its place at its beginning, and not where it goes on."""
 
+    num_shards = 5
     part = (0, 1)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -387,7 +407,7 @@ class StatefulSplit(Stateful):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 7])
-@pytest.mark.parametrize("kind", [Plain, SplitsLate, Stateful, SplitsInItsGenerator, StatefulSplit])
+@pytest.mark.parametrize("kind", [Plain, SplitsLate, Stateful, SplitsInItsGenerator, NamesShards, StatefulSplit])
 def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None:
     with auto(kind()) as loader:
         whole = list(loader)
@@ -401,7 +421,7 @@ def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None
         assert sorted(samples(loader)) == list(range(LENGTH))
 
 
-@pytest.mark.parametrize("kind", [Plain, SplitsInItsGenerator])
+@pytest.mark.parametrize("kind", [Plain, SplitsInItsGenerator, NamesShards])
 def test_the_next_epoch_of_persistent_workers_has_as_many_streams(kind: Any) -> None:
     with auto(kind(), persistent_workers=True) as loader:
         list(loader)
@@ -435,9 +455,9 @@ def test_a_state_of_one_stream_is_none_of_two_workers_and_one_of_three_streams_n
     state = state_after(3, Plain())
     with pytest.raises(StateError, match=r"num_workers=1.*num_workers=2"):
         DpexDataLoader(Plain(), batch_size=4, num_workers=2, seeding="batch").load_state_dict(state)
-    state = state_after(3, SplitsAtOnce())
+    state = state_after(3, NamesShards())
     with pytest.raises(StateError, match=r"num_workers=3.*num_workers=5"):
-        auto(SplitsAtOnce(), autotune=AutotuneConfig(max_streams=5)).load_state_dict(state)
+        auto(NamesShards(), autotune=AutotuneConfig(max_streams=5)).load_state_dict(state)
 
 
 def test_a_stream_that_others_decode_goes_on_in_one() -> None:

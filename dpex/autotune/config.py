@@ -30,10 +30,9 @@ class AutotuneConfig:
         min_local: The fewest local workers (0 or more). 0: unused capacity is given back.
         min_remote: The fewest remote workers (0 or more). 0: unused capacity is given back.
         max_prefetch: The largest prefetch, in batches (1 or more). None: what memory allows.
-        max_streams: The most streams of an iterable dataset under ``num_workers="auto"`` (1 or more); also at most one
-            for each shard that the dataset names in ``num_shards``, ``n_shards`` or as URLs of webdataset. None: one
-            for each CPU of this rank. A dataset that names no shards has one stream unless it reads ``id`` or
-            ``num_workers`` of ``get_worker_info()`` before its first sample. Give a number where ranks run on machines
+        max_streams: The most streams of an iterable dataset under ``num_workers="auto"`` (1 or more). There is one for
+            each shard that the dataset names in ``num_shards``, ``n_shards`` or as URLs of webdataset, and one if it
+            names none. None: at most one for each CPU of this rank. Give a number where ranks run on machines
             with different CPUs, as all ranks need the same number, and where reading mostly waits. Streams are never
             tuned, as their number decides what each of them reads.
         wait_goal: The share of the training loop's time lost to loading that is acceptable (0 to 0.5). 0.01:

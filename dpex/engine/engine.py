@@ -37,7 +37,7 @@ from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.progress import ResumePoint, Splitting
+from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats
@@ -85,8 +85,6 @@ class EnginePlan:
     """Makes the pool of a name, with a number of workers."""
     samples: SamplePolicy = AS_TORCH
     """The policy for samples that cannot be loaded."""
-    splitting: Splitting | None = None
-    """Receives the finding of the first stream; None: all logical workers take part."""
     pinner: Pinner | None = None
     feed: Feed | None = None
     gpu: GpuStall[Any] | None = None
@@ -111,7 +109,6 @@ class EnginePlan:
             rules=rules,
             sizes=sizes,
             tolerates=self.samples.tolerates,
-            splitting=self.splitting,
         )
 
 

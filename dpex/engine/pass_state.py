@@ -83,7 +83,7 @@ class PassState:
     def next_epoch(self) -> ResumePoint:
         """Return where the next epoch of the same iterator begins."""
         logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.point.logicals)
-        return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals, streams=self.point.streams)
+        return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals)
 
 
 class PassRecorder:

@@ -211,7 +211,7 @@ class Pools:
         pool = self.by_name[instruction.pool]
         if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
             if isinstance(instruction, Adopt):
-                pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
+                pool.adopt(instruction.worker, instruction.logical, instruction.state)
             else:
                 pool.ask_state(instruction.worker, instruction.logical)
         del self._placement.instructions[0]

@@ -115,7 +115,6 @@ class EngineView:
             remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
-            has_one_stream=self._state.logicals.has_one_stream,
             pass_batches=self._plan.pass_batches,
             start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
             starts_anew=self._plan.starts_anew,

@@ -22,7 +22,6 @@ from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place
-from dpex.schedule.progress import Splitting
 from dpex.system.gpu.stall import SHARE, cuda_stall
 from dpex.worker.setup import WorkerSetup, modes_here
 
@@ -91,7 +90,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 memory_budget=loader.worker_config.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
                 samples=setup.samples,
-                splitting=self._splitting(loader),
                 pinner=pinner,
                 feed=feed,
                 gpu=cuda_stall(SHARE),
@@ -119,19 +117,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self._reset(loader, first_iter=True)
         if observers.tuner is not None:
             observers.tuner.watch(self._engine)
-
-    def _splitting(self, loader: Any) -> Splitting | None:
-        """Return the findings of earlier passes about the dataset's splitting. None: each worker reads a stream."""
-        streams = loader._streams
-        if not loader._is_auto or streams is None or streams.is_certain or self._num_workers < 2:
-            return None
-        if self._dataset_kind != DatasetKind.Iterable:
-            return None
-        runtime = loader._runtime
-        if runtime.splitting is None:
-            runtime.splitting = Splitting(most=self._num_workers)
-        found: Splitting = runtime.splitting
-        return found
 
     def _new_pinner(self, feed: Feed | None) -> Pinner | None:
         """Return the thread that copies batches to page-locked memory or to a device; None if neither is wanted."""

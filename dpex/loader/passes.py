@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.loader import hook
-from dpex.loader.sizing import Sizing, stay_in_process_if_daemonic
+from dpex.loader.sizing import Sizing, Streams, stay_in_process_if_daemonic
 from dpex.schedule.names import encodable
-from dpex.system.user_warnings import warn
+from dpex.system.user_warnings import is_first, warn
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
@@ -50,6 +50,9 @@ def _begun(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
 def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
     stay_in_process_if_daemonic(loader)
     sizing = Sizing(loader)
+    streams: Streams | None = loader._streams
+    if loader._is_auto and streams is not None and streams.warning and is_first(streams.warning):
+        warn(streams.warning, UserWarning)
     if sizing.is_piped:
         return torchs()
     if loader.distribute_mode == "auto" and loader.head_address != "auto" and loader.num_workers:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dpex.engine.in_process import InProcessIterator
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
-    from dpex.schedule.progress import Splitting
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
@@ -54,7 +53,6 @@ class LoaderRuntime:
         asks_states: Workers ask datasets for their states, because ``state_dict`` or ``load_state_dict`` was called.
         is_diagnosed: A diagnosis was asked for.
         passes: Passes that were begun with workers.
-        splitting: Findings about an iterable dataset under "auto".
         timeline: Is recorded now.
     """
 
@@ -71,7 +69,6 @@ class LoaderRuntime:
         self.loaded: dict[str, Any] | None = None
         self.asks_states = False
         self.is_diagnosed = False
-        self.splitting: Splitting | None = None
         self.timeline: Timeline | None = None
         self.passes = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]

@@ -6,14 +6,13 @@ answers depend on nothing else but the system and the environment.
 Each worker iterates an iterable dataset for itself, and its samples may depend on the number of workers. So under
 ``num_workers="auto"`` the number of these streams is chosen once (`choose_streams`) and is never tuned:
 
-- It is `AutotuneConfig.max_streams`. Without that, it is one for each CPU of this rank (the CPUs that the process may
-  use, shared among the ranks of this machine). Ranks on machines with different CPUs then choose different numbers.
-- It is at most the number of shards that the dataset names, as further streams would have nothing to read. A pipeline
-  of webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts. A dataset
-  of Hugging Face names this rank's shards.
-
-A dataset that names its shards splits itself. Any other dataset shows whether it does in its first stream (see
-`dpex.schedule.progress.Splitting`).
+- It is the number of shards that the dataset names, as such a dataset splits itself among workers. A pipeline of
+  webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts. A dataset of
+  Hugging Face names this rank's shards.
+- It is at most `AutotuneConfig.max_streams`. Without that, it is at most one for each CPU of this rank (the CPUs that
+  the process may use, shared among the ranks of this machine). Ranks on machines with different CPUs then choose
+  different numbers.
+- It is one for a dataset that names no shards, as further streams might repeat its samples. `iter()` warns of that.
 """
 
 from __future__ import annotations
@@ -55,6 +54,11 @@ _READING_NOT_TUNED = (
 )
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes by which datasets (those of Hugging Face, for one) tell how many shards there are for this rank."""
+_UNNAMED = (
+    "num_workers='auto': {kind} names no shards (num_shards, n_shards, or the URLs of webdataset), so one worker reads "
+    "it. If it splits itself among workers, as by get_worker_info(), give num_workers={count}. "
+    "autotune=AutotuneConfig(max_streams=1) keeps one worker without this warning"
+)
 _SPLITS_BY_RANK = "split_by_node"
 """webdataset's function that gives each rank some of the URLs."""
 
@@ -336,8 +340,8 @@ class Streams:
     """The number of streams."""
     why: str
     """The number and the reason, in sentences."""
-    is_certain: bool = True
-    """All begin at once; else there are several only if the first shows that the dataset splits itself."""
+    warning: str = ""
+    """The text for the user, where a number of workers may read faster; else ""."""
 
 
 def named_shards(dataset: Any, ranks: int = 1) -> int | None:
@@ -376,18 +380,7 @@ def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -
         return made_from.streams
     autotune = options.autotune
     most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
-    return choose_streams(dataset, rank_cpus(), most, _launched(), why_one=_why_one(options, dataset))
-
-
-def _why_one(options: LoaderOptions, dataset: Any) -> str:
-    """Return why a dataset that names no shards has one stream, as a clause; "" if its first stream shows the number.
-
-    PyTorch's workers begin all at once, so that their first stream cannot show whether the dataset splits itself.
-    """
-    if isinstance(dataset, IterDataPipe):
-        return "PyTorch's own workers read a DataPipe"
-    is_read_by_dpex = options.distribute_mode is True or sys.platform == "linux"
-    return "" if is_read_by_dpex else "it names no shards, and PyTorch's own workers would read it"
+    return choose_streams(dataset, rank_cpus(), most, _launched())
 
 
 def _launched() -> Mapping[str, str]:
@@ -399,29 +392,38 @@ def _launched() -> Mapping[str, str]:
     return {**os.environ, "WORLD_SIZE": str(dist.get_world_size())}
 
 
-def choose_streams(
-    dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str], *, why_one: str = ""
-) -> Streams:
+def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str]) -> Streams:
     """Choose the number of streams for a rank with ``cpus``; see the module.
 
-    most: ``AutotuneConfig.max_streams``. environ: a launcher's environment. why_one: why a dataset that names no shards
-    is read in one stream, as a clause.
+    Args:
+        dataset: An iterable dataset.
+        cpus: The CPUs of this rank.
+        most: ``AutotuneConfig.max_streams``.
+        environ: A launcher's environment.
     """
-    count, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
-    reason = f"this rank has {plural(cpus, 'CPU')}" if most is None else f"max_streams={most} says so"
-    if shards is not None and shards < count:
-        count, reason = shards, f"the dataset names {plural(shards, 'shard')}"
-    elif why_one and count > 1 and shards is None:
-        count, reason = 1, why_one
-    is_certain = shards is not None or count == 1
-    why = f"The dataset is read in {plural(count, 'stream')}, as {reason}"
-    if is_certain:
-        why += "."
-    else:
-        why += ", if it reads id or num_workers of get_worker_info() before its first sample, and in one stream if not."
-    if most is None and shards != count and _spans_machines(environ):
+    limit, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
+    if shards is None:
+        warning = "" if limit == 1 else _UNNAMED.format(kind=type(_source_of(dataset)).__name__, count=limit)
+        return Streams(count=1, why="The dataset is read in 1 stream, as it names no shards.", warning=warning)
+    if shards <= limit:
+        return Streams(count=shards, why=_why(shards, f"the dataset names {plural(shards, 'shard')}"))
+    if most is not None:
+        return Streams(count=most, why=_why(most, f"max_streams={most} says so"))
+    why = _why(cpus, f"this rank has {plural(cpus, 'CPU')}")
+    if _spans_machines(environ):
         why += " Where machines differ in CPUs, give AutotuneConfig(max_streams=...): all ranks need the same number."
-    return Streams(count=count, why=why, is_certain=is_certain)
+    return Streams(count=cpus, why=why)
+
+
+def _source_of(dataset: Any) -> Any:
+    """Return the dataset that the user knows: the source of one that other workers decode."""
+    from dpex.worker.decoded_stream import DecodedStream
+
+    return dataset.source if isinstance(dataset, DecodedStream) else dataset
+
+
+def _why(count: int, reason: str) -> str:
+    return f"The dataset is read in {plural(count, 'stream')}, as {reason}."
 
 
 def _ranks(environ: Mapping[str, str]) -> int:

@@ -22,7 +22,7 @@ from dpex.engine.pass_state import PassState, dataset_state_of
 from dpex.engine.samplers import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import Sizing
-from dpex.schedule.progress import ALL, ONE, LogicalPoint, ResumePoint, TicketRun, TicketRuns
+from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
 from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, LogicalState, check_global_states, pack_state, plain, unpack_state
@@ -50,7 +50,7 @@ def state_of(loader: Any) -> dict[str, Any]:
             "the state of the pass could not be read: another thread has been in next() for a second; call "
             "state_dict() in the thread that iterates"
         )
-    return {"version": VERSION, "of": identity_of(loader, found.point), **plain_pass(found, _dataset_of(found))}
+    return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, _dataset_of(found))}
 
 
 def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
@@ -128,8 +128,8 @@ _WORDS = {
 """For each property: its value in words, and the remedy if the state and the loader differ."""
 
 
-def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]:
-    """Return the properties of a loader that a state must match, as plain values. point: the progress of its pass."""
+def identity_of(loader: Any) -> dict[str, Any]:
+    """Return the properties of a loader that a state must match, as plain values."""
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     is_free = loader.seeding == "batch" and not is_stream
     found = {
@@ -138,20 +138,10 @@ def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]
         "drop_last": bool(loader.drop_last),
         "sampler": None if is_stream else _kinds(loader._index_sampler),
         "seeding": loader.seeding,
-        "workers": None if is_free else 1 if _has_one_stream(point) else int(loader.num_workers),
+        "workers": None if is_free else int(loader.num_workers),
         "seed": None if is_stream else _seeds(loader),
     }
     return found | _batch_size(loader)
-
-
-def _has_one_stream(point: ResumePoint | None) -> bool:
-    """Return True if a pass found that the dataset does not split itself."""
-    return point is not None and ONE in (point.streams, ALL if point.read is None else point.read.streams)
-
-
-def _may_have_one_stream(loader: Any) -> bool:
-    streams = loader._streams
-    return loader._is_auto and streams is not None and not streams.is_certain
 
 
 def _length(dataset: Any) -> int | None:
@@ -185,8 +175,6 @@ def check_identity(saved: Mapping[str, Any], loader: Any) -> None:
     found = identity_of(loader)
     for name, (words, remedy) in _WORDS.items():
         theirs, ours = saved.get(name), found.get(name)
-        if name == "workers" and theirs == 1 and _may_have_one_stream(loader):
-            continue
         if theirs != ours and not (name == "seed" and theirs is not None and _same_seeds(theirs, ours)):
             raise StateError(
                 f"the state is of {words.format(theirs)}, and the loader has {words.format(ours)}; {remedy}"
@@ -282,7 +270,6 @@ def _plain_point(point: ResumePoint) -> dict[str, Any]:
         "batches": point.first,
         "ahead": sorted(point.ahead),
         "turn": point.turn,
-        "streams": point.streams,
         "workers": [_plain_logical(logical) for logical in point.logicals],
         "read": None if point.read is None else _plain_point(point.read),
     }
@@ -296,7 +283,6 @@ def _point_of(values: Mapping[str, Any], index: Any) -> ResumePoint:
         ahead=frozenset(values["ahead"]),
         turn=int(values["turn"]),
         logicals=tuple(_logical(each, epoch, index) for each in values["workers"]),
-        streams=int(values["streams"]),
         read=None if values["read"] is None else _point_of(values["read"], index),
     )
 

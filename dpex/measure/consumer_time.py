@@ -358,7 +358,6 @@ class EngineLook:
         pass_batches: Batches of a whole pass, 0 if unknown.
         start_s: Seconds from the beginning of the latest pass to its first batch, 0 before that.
         starts_anew: Each pass starts workers of its own.
-        has_one_stream: An iterable dataset has a single stream.
     """
 
     at: float
@@ -383,4 +382,3 @@ class EngineLook:
     pass_batches: int = 0
     start_s: float = 0.0
     starts_anew: bool = False
-    has_one_stream: bool = False

@@ -20,7 +20,6 @@ from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
 from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
-from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 from dpex.worker.fetch import Failure, Fetcher, where
 from dpex.worker.setup import WorkerSetup
@@ -121,11 +120,8 @@ class WorkerPool(Protocol):
             sent: Gets an item once the tickets are handed over, even if an exception follows.
         """
 
-    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
-        """Let ``worker`` serve ``logical``; messages to a worker keep their order.
-
-        ``streams``: as in `dpex.schedule.progress.Splitting`; where it is `UNKNOWN`, `SplittingKnown` follows.
-        """
+    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+        """Let ``worker`` serve ``logical``; messages to a worker keep their order."""
         raise InternalError(f"{type(self).__name__} has no logical workers")
 
     def ask_state(self, worker: int, logical: int) -> None:

@@ -34,7 +34,6 @@ from dpex.schedule.events import (
     PoolEvent,
     Send,
     Snapshot,
-    SplittingKnown,
     TicketMade,
     WorkerGone,
     WorkerUp,
@@ -43,7 +42,7 @@ from dpex.schedule.failures import Failures, LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.progress import ALL, LogicalPoint, ResumePoint, Splitting
+from dpex.schedule.progress import LogicalPoint, ResumePoint
 from dpex.schedule.schedule import SHARED, Schedule
 
 
@@ -57,7 +56,6 @@ class EngineState:
         rules: Say how far ahead the pass runs, and how many tickets a message holds.
         sizes: Workers wanted from the start.
         tolerates: Batches are made without samples that cannot be loaded.
-        splitting: Receives what the first stream shows: whether the dataset splits itself.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class EngineState:
         rules: PrefetchRules,
         sizes: Sizes,
         tolerates: bool = False,
-        splitting: Splitting | None = None,
     ) -> None:
         self._count = logicals
         self._iterable = iterable
@@ -77,7 +74,7 @@ class EngineState:
         self.epoch = -1
         self.rules = rules
         self.placement = placement = Placement(sizes, rules)
-        self.logicals = LogicalWorkers(placement, logicals, iterable=iterable, splitting=splitting)
+        self.logicals = LogicalWorkers(placement, logicals, iterable=iterable)
         self.failures = Failures(placement, self.logicals, iterable=iterable, tolerates=tolerates)
         self.late = LateTickets(placement, may_make=in_order and not logicals)
         self.schedule = self._new_schedule()
@@ -106,7 +103,6 @@ class EngineState:
         if event.stream_end:
             self.logicals.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
-            self.logicals.settle(schedule, now)
         else:
             if self._count:
                 self.logicals.logs[ticket.queue].made(event.epoch, number, ticket.index)
@@ -119,10 +115,6 @@ class EngineState:
 
     def _gone(self, event: WorkerGone, now: float) -> None:
         self.failures.gone(self.schedule, self.epoch, event, now)
-        self.logicals.settle(self.schedule, now)
-
-    def _splitting_known(self, event: SplittingKnown, now: float) -> None:
-        self.logicals.splitting_known(self.schedule, is_split=event.is_split, now=now)
 
     def _snapshot(self, event: Snapshot, _: float) -> None:
         self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
@@ -163,9 +155,7 @@ class EngineState:
         self.all_queues_are_dirty()
         self.schedule = self._new_schedule()
         if resume is not None:
-            self.logicals.go_on(resume, self.schedule, now)
-        if self.logicals.has_one_stream:
-            self.logicals.end_others(self.schedule)
+            self.logicals.go_on(resume, self.schedule)
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
@@ -196,7 +186,7 @@ class EngineState:
 
     def all_queues_are_dirty(self) -> None:
         """Have all queues looked at for something to send."""
-        self.placement.dirty.update(self.logicals.taking_part if self._count else (SHARED,))
+        self.placement.dirty.update(range(self._count) if self._count else (SHARED,))
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -215,15 +205,14 @@ class EngineState:
             first=first,
             ahead=ahead,
             turn=self._turn(first),
-            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in self.logicals.taking_part),
-            streams=self.logicals.streams,
+            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in range(self._count)),
         )
 
     def _turn(self, first: int) -> int:
         """Return the logical worker whose turn it is at batch ``first``."""
         if not self._iterable:
             return first % max(1, self._count)
-        return self.schedule.queue_of(first) if self.logicals.streams == ALL else 0
+        return self.schedule.queue_of(first)
 
     def _logical_point(self, queue: int, first: int, undelivered: int) -> LogicalPoint:
         next_of_queue, ready, has_ended = self.schedule.standing(queue)
@@ -258,6 +247,5 @@ _HANDLERS: dict[type[Any], Callable[[EngineState, Any, float], None]] = {
     WorkerUp: EngineState._up,
     WorkerGone: EngineState._gone,
     Snapshot: EngineState._snapshot,
-    SplittingKnown: EngineState._splitting_known,
     Notice: EngineState._note,
 }

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
-from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 
 
@@ -85,17 +84,8 @@ class Notice:
     once: str = ""
 
 
-class SplittingKnown(NamedTuple):
-    """The finding of the first stream: the dataset splits itself, or not (see `dpex.schedule.progress.Splitting`).
-
-    It is reported before the first result of that stream.
-    """
-
-    is_split: bool
-
-
-PoolEvent = TicketMade | WorkerUp | WorkerGone | Snapshot | SplittingKnown | Notice
-_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Snapshot, SplittingKnown, Notice)}
+PoolEvent = TicketMade | WorkerUp | WorkerGone | Snapshot | Notice
+_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Snapshot, Notice)}
 
 
 def plain(event: PoolEvent) -> tuple[Any, ...]:
@@ -149,16 +139,12 @@ class Send(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let ``worker`` be logical worker ``logical`` from that state on (None: as at its start).
-
-    ``streams``: the number of streams that the dataset is read in, as in `dpex.schedule.progress.Splitting`.
-    """
+    """Let ``worker`` be logical worker ``logical`` from that state on (None: as at its start)."""
 
     pool: str
     worker: int
     logical: int
     state: Any
-    streams: int = ALL
 
 
 class AskState(NamedTuple):

@@ -9,10 +9,6 @@ that could be asked counts as having the state that it had at its start.
 Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
 or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
 
-Of streams, only the first has a worker until it is known that the dataset splits itself (`Splitting`). Then the others
-join it, or end. Tickets of all streams are drawn in turn from the start, so that the batches are in PyTorch's order
-whether the others join or not. Those of the others wait, and are dropped if there is one stream.
-
 Instructions are given before the change that they belong to, where both cannot be one step. If a signal
 handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
 """
@@ -23,11 +19,11 @@ from collections import Counter, deque
 from itertools import islice
 from typing import Any
 
-from dpex.schedule.events import Adopt, AskState, Notice, Send, Snapshot
+from dpex.schedule.events import Adopt, AskState, Send, Snapshot
 from dpex.schedule.names import LOCAL
-from dpex.schedule.placement import Place, Placement, one_worker
+from dpex.schedule.placement import Place, Placement
 from dpex.schedule.prefetch import LARGEST_GROUP
-from dpex.schedule.progress import ALL, ONE, UNKNOWN, LogicalLog, ResumePoint, Splitting
+from dpex.schedule.progress import LogicalLog, ResumePoint
 from dpex.schedule.schedule import Schedule, Ticket
 
 CROWD_AFTER_S = 5.0
@@ -42,21 +38,17 @@ class LogicalWorkers:
         placement: The pools, and the messages under way.
         count: The number of logical workers; 0 where any worker makes any ticket.
         iterable: Each of them reads a stream.
-        splitting: Receives the finding of the first stream; None: all logical workers take part.
 
     Attributes:
         count: The number of logical workers.
-        streams: The number of streams that the dataset is read in, `ALL`, `ONE` or `UNKNOWN`.
         logs: The states and made tickets of each logical worker.
         untold: Logical workers that were asked for their states and have not reported them yet.
     """
 
-    def __init__(self, placement: Placement, count: int, *, iterable: bool, splitting: Splitting | None = None) -> None:
+    def __init__(self, placement: Placement, count: int, *, iterable: bool) -> None:
         self._placement = placement
         self.count = count
         self._iterable = iterable
-        self._splitting = splitting
-        self.streams = ALL
         self.logs = [LogicalLog(is_stream=iterable) for _ in range(count)]
         self.untold: set[int] = set()
         self._place_of: list[Place | None] = [None] * count
@@ -68,26 +60,14 @@ class LogicalWorkers:
         self._changed_at: float | None = None
         """When a worker last came up or ended, seconds; None before the first one."""
         self._asks_states = False
-        if splitting is not None:
-            self._read_in(splitting.streams, splitting)
-
-    @property
-    def taking_part(self) -> range:
-        """Logical workers that may have a worker."""
-        return range(self.count if self.streams == ALL else 1)
 
     def placed_on(self, place: Place) -> list[int]:
         """Return the logical workers of a worker, in order."""
         return [logical for logical, of in enumerate(self._place_of) if of == place]
 
     def unplaced(self) -> list[int]:
-        """Return the logical workers that take part and have no worker now, in order."""
-        return [logical for logical in self.taking_part if self._place_of[logical] is None]
-
-    @property
-    def has_one_stream(self) -> bool:
-        """Return True if the dataset turned out not to split itself."""
-        return self.streams == ONE
+        """Return the logical workers that have no worker now, in order."""
+        return [logical for logical, place in enumerate(self._place_of) if place is None]
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
@@ -100,22 +80,13 @@ class LogicalWorkers:
         """
         self._messages.clear()
         for ticket in former.unfinished() if self.count else ():
-            if ticket.issued or (ticket.queue in self.taking_part and ticket.queue in self._never_placed):
+            if ticket.issued or ticket.queue in self._never_placed:
                 self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
         for log in self.logs:
             log.begin_epoch()
 
-    def go_on(self, point: ResumePoint, schedule: Schedule, now: float) -> None:
-        """Have an epoch begin where another run stood, in the same number of streams.
-
-        No logical worker has a worker yet.
-        """
-        splitting = self._splitting
-        if splitting is not None:
-            if point.streams == ALL and len(point.logicals) == self.count:
-                self._let_all_join(splitting, now)
-            else:
-                self._read_in(ONE if point.streams == ALL else point.streams, splitting)
+    def go_on(self, point: ResumePoint, schedule: Schedule) -> None:
+        """Have an epoch begin at the point of another run. No logical worker has a worker yet."""
         points = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
         ended = [queue for queue, logical in enumerate(points) if logical.has_ended]
         schedule.go_on(point.first, point.turn, ended)
@@ -148,7 +119,7 @@ class LogicalWorkers:
         pool, worker = place
         state, made_since = self.logs[logical].latest()
         self._replaying[logical] = [_again(logical, *made) for made in made_since]
-        self._placement.instructions += (Adopt(pool, worker, logical, state, self.streams),)
+        self._placement.instructions += (Adopt(pool, worker, logical, state),)
         if self._asks_states:
             self._placement.instructions += (AskState(pool, worker, logical),)
         self._place_of[logical] = place
@@ -221,7 +192,7 @@ class LogicalWorkers:
         """A worker came up at ``now``: look at all queues for something to send."""
         self._changed_at = now
         if self.count:
-            self._placement.dirty.update(self.taking_part)
+            self._placement.dirty.update(range(self.count))
 
     def _wait_anew(self, now: float) -> None:
         """Give workers that were asked for at ``now`` `CROWD_AFTER_S` to come up."""
@@ -253,47 +224,6 @@ class LogicalWorkers:
         for logical in self.placed_on(place):
             self._placement.dirty.add(logical)
             self._place_of[logical] = None
-
-    # -- streams that join ---------------------------------------------------------------------------------------
-
-    def splitting_known(self, schedule: Schedule, *, is_split: bool, now: float) -> None:
-        """Take in what the first stream has shown. A second call does nothing."""
-        splitting = self._splitting
-        if splitting is None or self.streams != UNKNOWN:
-            return
-        if is_split:
-            self._let_all_join(splitting, now)
-        else:
-            self._placement.instructions.append(Notice(splitting.text, warning=False))
-            self.end_others(schedule)
-            self._read_in(ONE, splitting)
-        splitting.is_split = is_split
-
-    def settle(self, schedule: Schedule, now: float) -> None:
-        """End the other streams if the first one has ended without having shown anything, as its worker died."""
-        if self.streams == UNKNOWN and not schedule.is_active(0):
-            self.splitting_known(schedule, is_split=False, now=now)
-
-    def end_others(self, schedule: Schedule) -> None:
-        """End all streams but the first."""
-        for queue in range(1, self.count):
-            schedule.end_queue(queue)
-
-    def _read_in(self, streams: int, splitting: Splitting) -> None:
-        """Read the dataset in ``streams`` streams from now on."""
-        placement = self._placement
-        placement.has_one_stream = streams == ONE or (streams == UNKNOWN and not splitting.is_split)
-        if streams == ONE:
-            placement.sizes = one_worker(placement.sizes)
-        self.streams = streams
-
-    def _let_all_join(self, splitting: Splitting, now: float) -> None:
-        placement = self._placement
-        placement.has_one_stream = False
-        placement.open()
-        self._wait_anew(now)
-        placement.dirty.update(range(self.count))
-        self._read_in(ALL, splitting)  # last: an exception of a signal handler may have all of it done again
 
 
 def _again(logical: int, epoch: int, number: int, index: Any) -> Ticket:

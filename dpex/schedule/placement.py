@@ -51,7 +51,6 @@ class Placement:
     Attributes:
         sizes: Workers and prefetch that are wanted now.
         why_no_remote: Why a tuner cannot have remote workers, or None.
-        has_one_stream: A single worker is asked for, because one stream is read, or no other may begin yet.
         incomplete: Queues whose waiting tickets do not fill a message, as far as is known.
     """
 
@@ -63,7 +62,6 @@ class Placement:
         self.instructions: list[Instruction] = []
         self.incomplete: set[int] = set()
         self.sizes = sizes
-        self.has_one_stream = False
         self.why_no_remote: str | None = None
         self.rules = rules
         self._former = sizes
@@ -129,14 +127,9 @@ class Placement:
 
     def open(self) -> None:
         """Ask for the workers that are wanted from the start."""
-        for name, count in self._asked(self.sizes):
+        for name, count in ((LOCAL, self.sizes.local), (REMOTE, self.sizes.remote)):
             if count > 0:
                 self.ask(name, count)
-
-    def _asked(self, sizes: Sizes) -> tuple[tuple[str, int], tuple[str, int]]:
-        if self.has_one_stream:
-            sizes = one_worker(sizes)
-        return (LOCAL, sizes.local), (REMOTE, sizes.remote)
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers.
@@ -145,7 +138,7 @@ class Placement:
         """
         self._former, self.sizes = self.sizes, sizes
         self._took_over = 0
-        for name, count in self._asked(sizes):
+        for name, count in ((LOCAL, sizes.local), (REMOTE, sizes.remote)):
             if count > 0 or name in self.wanted:
                 self.ask(name, count, optional=name == REMOTE and sizes.tuned_prefetch is not None)
 
@@ -345,8 +338,3 @@ def _why_none_can_come(name: str, status: PoolStatus) -> str:
 
 
 _REMEDY = {LOCAL: "; num_workers=0 makes batches in the training process", REMOTE: ""}
-
-
-def one_worker(sizes: Sizes) -> Sizes:
-    """Return ``sizes`` with one worker instead of several."""
-    return replace(sizes, local=min(1, sizes.local), remote=0 if sizes.local else min(1, sizes.remote))

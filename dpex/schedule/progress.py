@@ -8,8 +8,7 @@ A stream whose dataset has no state has none here, and only the number of its ba
 asked for its state, and has not been asked yet, has the state None, as at its start.
 
 A stream is asked for the same with each ticket, and its tickets are equal steps apart. What it made over hours is kept
-as runs of equal steps, where a list of it would grow without end (`TicketRuns`). `Splitting` holds what is known of the
-number of streams.
+as runs of equal steps, where a list of it would grow without end (`TicketRuns`).
 """
 
 from __future__ import annotations
@@ -21,49 +20,6 @@ from typing import Any, NamedTuple
 
 START = (-1, -1)
 """Place of a state that was reported before the first ticket."""
-ALL, ONE, UNKNOWN = 0, 1, -1
-"""The number of streams that a dataset is read in: one for each logical worker, one, or not known yet."""
-
-
-@dataclass(kw_only=True)
-class Splitting:
-    """Findings of a loader's passes about an iterable dataset: whether it splits itself among its streams.
-
-    Each worker iterates the dataset for itself. A dataset that does not split itself by its place among the workers
-    would yield each sample once per stream. A dataset that does reads that place (``id`` or ``num_workers`` of
-    ``get_worker_info()``) before it yields its first sample. Therefore the first stream begins alone:
-
-    - If its place is read before its first sample, all streams take part. The first one has read what they read.
-    - If it yields its first sample without that, it stays the only stream. That sample belongs to no part, so every
-      further stream would yield it again. From then on ``num_workers`` is 1 there: a dataset that splits itself later
-      reads all remaining samples.
-
-    The finding holds for all later epochs of the same iterator, whose workers may have kept what they read. A loader
-    whose dataset does not split itself reads one stream from then on. If the dataset splits itself, each iterator finds
-    this out again. No other rank is asked. `dpex.loader.stream_count` chooses the number of streams of a dataset that
-    splits itself.
-
-    Attributes:
-        most: The number of streams of a dataset that splits itself.
-        is_split: The dataset splits itself; None: not known.
-    """
-
-    most: int
-    is_split: bool | None = None
-
-    @property
-    def streams(self) -> int:
-        """The number of streams that a pass begins with."""
-        return ONE if self.is_split is False else UNKNOWN
-
-    @property
-    def text(self) -> str:
-        """A line that says that there is one stream, and why."""
-        return (
-            "auto: the dataset is read in one stream, as it did not read id or num_workers of get_worker_info() before "
-            "its first sample: further streams would repeat its samples. A dataset that splits itself by these is read "
-            f"in {self.most} streams, and with a number as num_workers any dataset is read in as many"
-        )
 
 
 class MadeTicket(NamedTuple):
@@ -280,7 +236,5 @@ class ResumePoint:
     """The logical worker whose turn it is."""
     logicals: tuple[LogicalPoint, ...] = ()
     """The point of each logical worker; empty where any worker makes any ticket."""
-    streams: int = ALL
-    """The number of streams of an iterable dataset, `ALL`, `ONE` or `UNKNOWN`."""
     read: ResumePoint | None = None
     """The point of the pass that this one draws from in place of a sampler, if it does."""

@@ -11,9 +11,7 @@ worker where too few can be started.
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ import torch
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.profile.live_timer import TicketTimer
-from dpex.schedule.progress import ALL, ONE, UNKNOWN
 from dpex.worker.batch_seeding import TicketSeeds, current, seed_ticket
 from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.draws import GeneratorDraws
@@ -42,13 +39,6 @@ from dpex.worker.states import (
     unpack_state,
 )
 
-PLACE = frozenset({"id", "num_workers", "__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
-"""Attributes that show the stream's place, and those that copy or show all attributes at once."""
-
-
-def ignore(_: bool) -> None:
-    """Do nothing: the default of ``tell_splitting``."""
-
 
 class WorkerCore:
     """Makes the tickets of the logical workers of one worker. ``setup``: the facts about the loader."""
@@ -61,18 +51,10 @@ class WorkerCore:
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own: OwnGenerators | None = None
 
-    def adopt(
-        self,
-        number: int,
-        state: RngState | None = None,
-        *,
-        streams: int = ALL,
-        tell_splitting: Callable[[bool], None] = ignore,
-    ) -> None:
+    def adopt(self, number: int, state: RngState | None = None) -> None:
         """Serve logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
 
-        The first one uses the worker's dataset, and each further one a shallow copy of it. ``streams`` is `ALL`, `ONE`
-        or `UNKNOWN`. ``tell_splitting`` is called once it is known if the dataset splits itself.
+        The first one uses the worker's dataset, and each further one a shallow copy of it.
         """
         self._park()
         setup = self.setup if not self._logicals else with_own_dataset(self.setup)
@@ -81,7 +63,7 @@ class WorkerCore:
             at_first = self._own_as_at_first()
             own = at_first if setup is self.setup else None
         logical = self._current = self._logicals[number] = Logical(setup, number, self._timer)
-        logical.start(state, streams, tell_splitting, own)
+        logical.start(state, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
         """Set the generators in the dataset to the states in which they came here: logical workers may share them."""
@@ -182,39 +164,25 @@ class Logical:
         self._state: RngState | None = None
         """The random states to go on from; None while it has the process."""
         self._timer = timer
-        self._first_stream: FirstStream | None = None
 
-    def start(
-        self,
-        state: RngState | None,
-        streams: int,
-        tell_splitting: Callable[[bool], None],
-        own: OwnGenerators | None,
-    ) -> None:
+    def start(self, state: RngState | None, own: OwnGenerators | None) -> None:
         """Seed, publish the worker info, and run ``worker_init_fn``.
 
         Args:
             state: A state that was reported earlier; None: it starts from its seed.
-            streams: The number of streams of the dataset, as in `WorkerCore.adopt`.
-            tell_splitting: Called once it is known if the dataset splits itself.
             own: The generators in its dataset, in their first states; None: they are looked for.
         """
         setup = self._setup
         if setup.modes is not None:
             setup.modes.stay()
         seed = seed_like_torch(setup.base_seed, self.number)
-        count = 1 if streams == ONE else setup.num_workers
-        self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=users_dataset(setup.dataset))
-        if streams == UNKNOWN:
-            self._first_stream = FirstStream(self.info, tell_splitting)
-            self.info = self._first_stream.shown
+        dataset = users_dataset(setup.dataset)
+        self.info = WorkerInfo(id=self.number, num_workers=setup.num_workers, seed=seed, dataset=dataset)
         set_worker_info(self.info)
         begun = LogicalState() if state is None else unpack_state(state)
         try:
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
-                if self._first_stream is not None:
-                    self._first_stream.initialised()
             if not setup.iterable:
                 if own is None or setup.worker_init_fn is not None:  # which may have put others there
                     own = OwnGenerators(setup.dataset, setup.collate_fn)
@@ -223,8 +191,6 @@ class Logical:
             self._begin(begun.dataset)
         except Exception:
             self.init_error = ExceptionWrapper(where=where(self.number))
-            if self._first_stream is not None:
-                self._first_stream.settle()
         set_global_states(begun.random or {})
 
     def park(self) -> None:
@@ -259,15 +225,7 @@ class Logical:
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
         self.epoch = epoch
-        setup, first = self._setup, self._first_stream
-        try:
-            self.fetcher = Fetcher(setup, self._timer, first)
-        except BaseException:
-            if first is not None:
-                first.settle()
-            raise
-        if first is not None:
-            first.iterated()
+        self.fetcher = Fetcher(self._setup, self._timer)
 
     @property
     def has_dataset_state(self) -> bool:
@@ -290,80 +248,3 @@ class Logical:
             iterator=state_of(stream),
             has_ended=self.fetcher is not None and self.fetcher.has_ended,
         )
-
-
-class _WatchedInfo(WorkerInfo):
-    """torch's worker info, which tells `FirstStream` of each attribute that is read."""
-
-    __slots__ = ("_watch",)
-    _watch: FirstStream
-
-    def __getattribute__(self, name: str) -> Any:
-        return _read(object.__getattribute__(self, "_watch"), name)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        _read(object.__getattribute__(self, "_watch"), "__reduce_ex__")
-        return object.__getattribute__(self, "_watch").info.__reduce_ex__(protocol)
-
-
-class FirstStream:
-    """The first stream, until it is known whether the dataset splits itself (see `dpex.schedule.progress.Splitting`).
-
-    Its ``get_worker_info()`` notes reads of the stream's place among the others: ``id`` or ``num_workers``. They are
-    noted whichever way the object was found, by ``get_worker_info()`` under any name or in torch's module. ``seed`` and
-    ``dataset`` say nothing of other streams. A ``worker_init_fn`` knows its ``id`` without reading it. So one that
-    reads ``dataset`` counts as well, unless it reads ``seed``, too: then it seeds the dataset.
-
-    Any thread of the dataset may read it.
-
-    Args:
-        info: The worker info of a dataset that splits itself.
-        tell: Called once, before the first batch is made, with True if the dataset splits itself.
-
-    Attributes:
-        info: The worker info with the present values.
-        shown: The value of ``get_worker_info()``.
-    """
-
-    def __init__(self, info: Any, tell: Callable[[bool], None]) -> None:
-        self.info = info
-        self.shown: Any = object.__new__(_WatchedInfo)
-        object.__setattr__(self.shown, "_watch", self)
-        self.is_open = True
-        self._read: set[str] = set()
-        self._reading = threading.Lock()
-        self._tell = tell
-
-    def note(self, name: str) -> None:
-        """Note that an attribute of the worker info is about to be read, until `settle`."""
-        with self._reading:
-            if self.is_open:
-                self._read.add(name)
-
-    def initialised(self) -> None:
-        """Note that ``worker_init_fn`` was called."""
-        if "dataset" in self._read and "seed" not in self._read:
-            self.note("id")
-
-    def iterated(self) -> None:
-        """Note that ``iter()`` of the dataset was called."""
-        if self._read & PLACE:
-            self.settle()
-
-    def settle(self) -> None:
-        """Decide, once the first sample was drawn, or the stream has ended without one."""
-        with self._reading:
-            if not self.is_open:
-                return
-            self.is_open = False
-            is_split = bool(self._read & PLACE)
-            if not is_split:
-                info = self.info
-                self.info = WorkerInfo(id=info.id, num_workers=1, seed=info.seed, dataset=info.dataset)
-        self._tell(is_split)
-
-
-def _read(watch: FirstStream, name: str) -> Any:
-    if watch.is_open:
-        watch.note(name)
-    return getattr(watch.info, name)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,14 +20,10 @@ from dpex._torch import collate as torch_collate
 from dpex.measure.batch_times import CACHE_USE, NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
-from dpex.system.interrupts import taken
 from dpex.transport.arena import Arena
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import DatasetState, load_state
-
-if TYPE_CHECKING:
-    from dpex.worker.core import FirstStream
 
 
 class StreamEnd:
@@ -125,7 +120,6 @@ class Fetcher:
     Args:
         setup: The loader.
         timer: Times the transforms now and then. It belongs to the worker, and outlives the pass.
-        first_stream: Is settled at the first sample, where there may be further streams.
         cpu: The clock of the CPU seconds of batches: that of a thread where workers are threads.
     """
 
@@ -133,12 +127,10 @@ class Fetcher:
         self,
         setup: WorkerSetup,
         timer: TicketTimer | None = None,
-        first_stream: FirstStream | None = None,
         *,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self._cpu = cpu
-        self._first_stream = first_stream if first_stream is not None and first_stream.is_open else None
         self._dataset = dataset = setup.dataset
         self._collate_fn = setup.collate_fn
         self._auto_collation = setup.auto_collation
@@ -227,7 +219,7 @@ class Fetcher:
         assert self._iterator is not None
         if self._ended:
             raise StopIteration
-        stream = self._iterator if self._first_stream is None else self._watched()
+        stream = self._iterator
         if not self._auto_collation:
             return next(stream)
         data = []
@@ -240,19 +232,6 @@ class Fetcher:
         if not data or (self._drop_last and len(data) < len(index)):
             raise StopIteration
         return data
-
-    def _watched(self) -> Iterator[Any]:
-        """Return the stream, after its first sample has shown if the dataset splits itself."""
-        first, self._first_stream = self._first_stream, None
-        assert first is not None
-        assert self._iterator is not None
-        try:
-            sample = next(self._iterator)
-        except StopIteration:
-            return iter(())
-        finally:
-            first.settle()
-        return chain((sample,), taken(self._iterator))
 
 
 def _length(items: Any) -> int:

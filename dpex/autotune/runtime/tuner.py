@@ -315,7 +315,6 @@ class Tuner:
 
     def _learn(self, look: EngineLook, sample: Sample) -> bool:
         """Take in limits that were met; return True if another law decides now."""
-        limits = self._limits
         if look.refused is not None and not self._refused:  # its dataset cannot travel, or the cluster is gone
             self._refused = True
             sizes = {LOCAL: look.sizes.local, REMOTE: 0}
@@ -326,11 +325,6 @@ class Tuner:
             why = f"no more than {most} local workers can be started: {reason}"
             self._renew(why, limits={"most_local": most})
             logger.info("auto: %s", why)
-            return True
-        if look.has_one_stream and limits.streams and self.settings.workers > 1:  # the engine has one worker by now
-            why = "The dataset does not split itself, so it is read in one stream; only the prefetch is tuned."
-            local = min(1, self.settings.local)
-            self._renew(why, limits={"streams": why}, sizes={LOCAL: local, REMOTE: 1 - local}, text=why, at=sample.at)
             return True
         return self._learn_quickest(sample)
 

@@ -31,7 +31,6 @@ from dpex.schedule.events import (
     Notice,
     PoolEvent,
     Snapshot,
-    SplittingKnown,
     TicketMade,
     WorkerGone,
     WorkerUp,
@@ -39,7 +38,6 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import REMOTE_WINDOW
-from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 from dpex.transport.codec import codec_signature
@@ -360,11 +358,11 @@ class RemotePool:
                 best, best_load = agent, load
         return best
 
-    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
         """See `WorkerPool.adopt`."""
         agent, number = self._at(worker)
         if agent is not None:
-            self._put(agent, "adopt", number, logical, state, streams)
+            self._put(agent, "adopt", number, logical, state)
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`."""
@@ -423,8 +421,6 @@ class RemotePool:
         _, pool, results, events, failed, delay, traffic = arrived.header
         if pool != self._number:
             return  # that is the pool before this one, which was closed
-        while events and events[0][0] == SplittingKnown.__name__:  # it comes before the first result of its stream
-            self._take(agent, event_of(*events.pop(0)))
         if results:
             self._made(agent, results, arrived, delay)
         if traffic is not None:
@@ -465,7 +461,7 @@ class RemotePool:
                 event = self._gone(agent, event)
             case Notice():
                 event = replace(event, text=f"node {agent.place}: {event.text}")
-            case Snapshot() | SplittingKnown():
+            case Snapshot():
                 pass
         self._events.append(event)
 

@@ -10,7 +10,7 @@ While `MOST_UNSENT_BYTES` wait to be sent the agent does not listen to its worke
 the network has taken what there is.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
-queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state, streams)``,
+queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state)``,
 ``("ask_state", worker, logical)``, ``("epoch", number)``, ``("close", grace_s)``.
 
 Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
@@ -41,7 +41,7 @@ from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
-from dpex.schedule.events import Notice, SplittingKnown, WorkerGone, plain
+from dpex.schedule.events import Notice, WorkerGone, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import Clock, monotonic
 from dpex.system.run_queue import DelayMeter
@@ -225,7 +225,6 @@ class Agent:
             self._send_backlog(worker)
         events = pool.poll()
         news = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
-        news.sort(key=lambda event: event[0] != SplittingKnown.__name__)  # it comes before the results
         events.clear()
         facts = (pool.failed, self._delay.of(pool.pids))
         if self._results or news or facts != self._reported:

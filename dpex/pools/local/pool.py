@@ -40,7 +40,6 @@ from dpex.schedule.events import (
     Notice,
     PoolEvent,
     Snapshot,
-    SplittingKnown,
     TicketMade,
     WorkerGone,
     WorkerUp,
@@ -48,7 +47,6 @@ from dpex.schedule.events import (
 )
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.names import LOCAL
-from dpex.schedule.progress import ALL
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 from dpex.transport.codec import slots_of
@@ -75,7 +73,7 @@ COULD_NOT_BEGIN = (
     "no local worker can be started: process {pid} ended before it was ready (exit code {code}; "
     "what it printed says more)"
 )
-_EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "splitting": SplittingKnown, "notice": Notice}
+_EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "notice": Notice}
 """Messages of workers that are an event as they are."""
 
 
@@ -246,9 +244,9 @@ class LocalPool:
                     del place.held[key]
         return bool(sent)
 
-    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
         """See `WorkerPool.adopt`."""
-        self._post(self._workers[worker], pickle.dumps(("adopt", logical, state, streams)))
+        self._post(self._workers[worker], pickle.dumps(("adopt", logical, state)))
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`."""

@@ -254,8 +254,8 @@ class LocalWorker:
         why = f"worker {os.getpid()} was ended, as {what}\nIt was here:\n{stack}"
         self._results.send(marshal.dumps((("hung", place, why), ())))
 
-    def _adopt(self, logical: int, state: bytes | None, streams: int) -> None:
-        self._core.adopt(logical, state, streams=streams, tell_splitting=self._tell_splitting)
+    def _adopt(self, logical: int, state: bytes | None) -> None:
+        self._core.adopt(logical, state)
         self._latest.pop(logical, None)
         if state is None and self._core.setup.iterable and self._core.has_dataset_state(logical):
             self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
@@ -265,10 +265,6 @@ class LocalWorker:
         self._core.ask_state(logical)
         if not self._core.setup.iterable or self._core.has_dataset_state(logical):
             self._tell_state(logical, *self._latest.get(logical, START))
-
-    def _tell_splitting(self, is_split: bool) -> None:
-        """Tell at once, while the first batch is being made: other streams wait for it."""
-        self._send(("splitting", is_split))
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
         logical = self._worker if self._shared_queue else logical

@@ -10,7 +10,6 @@ from dpex.schedule.events import (
     Notice,
     PoolEvent,
     Snapshot,
-    SplittingKnown,
     WorkerGone,
     WorkerUp,
     event_of,
@@ -24,7 +23,6 @@ from dpex.schedule.events import (
         WorkerUp("local", 3),
         WorkerGone("local", 3, 1, (7, 8), 7, False, "killed", 4711, 2),
         Snapshot(1, 0, 12, b"state"),
-        SplittingKnown(True),
         Notice("text", False, "subject"),
     ],
 )

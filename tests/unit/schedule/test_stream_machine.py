@@ -1,8 +1,7 @@
 """Streams on fake pools, under any interleaving of what may happen, against a model of a few lines.
 
 The model: streams are read in turn, the ended ones are passed over, and batch *i* of a stream is made with the state
-that *i* batches left. Their datasets have a state, so that they survive deaths and are resumed elsewhere. Where
-only the first stream shows whether the dataset splits itself, and it does not, there are no others.
+that *i* batches left. Their datasets have a state, so that they survive deaths and are resumed elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hypothesis.stateful import initialize, rule
 from pool_rules import PoolMachine
 
 from dpex.schedule.events import Snapshot
-from dpex.schedule.progress import START, ResumePoint, Splitting
+from dpex.schedule.progress import START, ResumePoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 INDICES = 10_000
@@ -38,17 +37,14 @@ class StreamMachine(PoolMachine):
         local=st.integers(1, 3),
         prefetch=st.integers(1, 8),
         starts_slowly=st.booleans(),
-        is_split=st.sampled_from([None, True, False]),
     )
-    def start(self, lengths: list[int], local: int, prefetch: int, starts_slowly: bool, is_split: bool | None) -> None:
+    def start(self, lengths: list[int], local: int, prefetch: int, starts_slowly: bool) -> None:
         self.lengths = lengths
-        self.expected = in_turn(lengths if is_split is not False else lengths[:1])
+        self.expected = in_turn(lengths)
         self.delivered = 0
-        self.is_watched = is_split is not None
         self.options = {
             "prefetch": max(prefetch, len(lengths)),
             "starts_slowly": starts_slowly,
-            "is_split": bool(is_split),
         }
         self.begin(local, 0, None)
 
@@ -61,7 +57,6 @@ class StreamMachine(PoolMachine):
             make=self.batch_of,
             local=local,
             remote=remote,
-            splitting=Splitting(most=streams) if self.is_watched else None,
             **self.options,
         )
         self.driver.begin(INDICES, point)
