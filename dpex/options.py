@@ -77,6 +77,9 @@ class WorkerConfig:
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
             ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second, and a dataset
             is asked only after ``state_dict()`` or ``load_state_dict()`` of the loader was called.
+        share_objects: Workers read the Python objects of the dataset (strings, numbers, tuples, lists, dicts) without
+            copying them, on CPython 3.12 or later, where the dataset has enough of them. False: each worker has a copy
+            of the objects that it reads, and unpickles the dataset for itself where it is not forked.
 
     Raises:
         OptionError: A value is not one of these. It is a ValueError.
@@ -92,6 +95,7 @@ class WorkerConfig:
     share: str | None = None
     share_bytes: int = 1 << 30
     snapshot_every_n_steps: int | None = None
+    share_objects: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
@@ -104,6 +108,7 @@ class WorkerConfig:
         )
         require("share", self.share is None or _is_text(self.share), "a name or None")
         require("share_bytes", _is_whole(self.share_bytes, 1), "a positive number of bytes")
+        require("share_objects", isinstance(self.share_objects, bool), "True or False")
         require(
             "snapshot_every_n_steps", every is None or _is_whole(every), "a number of batches of at least 0, or None"
         )

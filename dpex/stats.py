@@ -99,6 +99,8 @@ class LoaderStats:
         yield "queue", f"{self.ready} ready, {self.in_flight} in flight, prefetch {self.prefetch}"
         if self.batch_bytes:
             yield "a batch", size(self.batch_bytes)
+        if (pool := self.pools.get("local")) is not None and pool.shared_objects:
+            yield "shared", f"{pool.shared_objects:,} objects of the dataset ({size(pool.shared_bytes)})"
         for name in ("deaths", "remade", "late", "failed_samples"):
             if count := getattr(self, name):
                 yield name.replace("_", " "), f"{count:,}"

@@ -27,6 +27,9 @@ ALLOWED = (
     "this machine's root may not make network namespaces",
     "this torch has no",  # see `torch_features`
     "needs Python 3.11",  # Grafana's types
+    "needs Python 3.12",  # immortal objects
+    "this Python has immortal objects",  # the test shows what happens without
+    "this machine has no Python 3.1",
 )
 """Reasons that are about the machine (its GPU, its kernel, its user), or the versions of Python and torch."""
 

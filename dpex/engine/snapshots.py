@@ -88,6 +88,9 @@ class EngineView:
             deaths=state.failures.deaths[pool.name],
             nodes_left_alone=len(counts.left_alone),
             left_alone=dict(counts.left_alone),
+            shared_objects=counts.shared_objects,
+            shared_bytes=counts.shared_bytes,
+            why_not_shared=counts.why_not_shared,
             failed_nodes=tuple(counts.failed.values()),
         )
 

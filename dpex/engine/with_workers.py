@@ -23,7 +23,7 @@ from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place
 from dpex.system.gpu.stall import SHARE, cuda_stall
-from dpex.worker.setup import WorkerSetup, modes_here
+from dpex.worker.setup import SEARCH_RATIO, ObjectSharing, WorkerSetup, modes_here
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -144,7 +144,16 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
+            sharing=self._sharing(loader) if loader.worker_config.share_objects else None,
         )
+
+    def _sharing(self, loader: Any) -> ObjectSharing:
+        """Return the request to share the dataset's objects, with the search limited by the duration of an epoch."""
+        last, batches = loader.stats(), _length(self._index_sampler)
+        if not last.batches:
+            return ObjectSharing(batches=batches)
+        epoch_s = (last.wait_s + last.work_s) * max(1.0, batches / last.batches)
+        return ObjectSharing(most_s=SEARCH_RATIO * epoch_s, batches=batches)
 
     def _may_group(self, per_batch: bool) -> bool:
         """Return True if the user cannot notice in which portions the sampler is drawn.

@@ -230,6 +230,9 @@ class PoolStats(StageSums, LinkSums):
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
     failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
+    shared_objects: int = state("Objects of the dataset that workers of this machine read without copying them.")
+    shared_bytes: int = state("Bytes of the memory pages that hold these objects.", "bytes")
+    why_not_shared: str = state("The reason why workers share no objects.", default="")
     left_alone: Mapping[str, str] = by_name(
         "Why nodes of the cluster get no workers for a while, by node.", is_text=True
     )

@@ -54,6 +54,9 @@ class PoolCounts:
     ``most``: the number that the system allows, once it has refused a worker, and ``why_most``. `WorkerPool.resize`
     tries anew. ``left_alone``: nodes of the cluster that get no workers for a while, and why. ``failed``: the latest
     reason of each node that has been left alone.
+
+    ``shared_objects``, ``shared_bytes``: objects of the dataset that workers read without copying them, and the memory
+    that holds these. ``why_not_shared``: the reason if there are none.
     """
 
     wanted: int = 0
@@ -61,6 +64,9 @@ class PoolCounts:
     running: int = 0
     most: int | None = None
     why_most: str = ""
+    shared_objects: int = 0
+    shared_bytes: int = 0
+    why_not_shared: str = ""
     left_alone: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 

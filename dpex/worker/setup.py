@@ -77,6 +77,23 @@ def modes_here() -> Modes:
     return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
 
 
+SEARCH_RATIO = 0.03
+"""The part of an epoch that a search for objects to share may take, as each epoch may have a fork server of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectSharing:
+    """The request that workers read the dataset's Python objects without copying them.
+
+    Attributes:
+        most_s: Seconds that the search for them may take. None: no epoch was measured.
+        batches: Batches of an epoch; 0: unknown.
+    """
+
+    most_s: float | None = None
+    batches: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
     """The facts about a loader that a worker needs. They travel in one pickle, so that shared objects stay shared.
@@ -88,6 +105,7 @@ class WorkerSetup:
         snapshot_every: Batches between two reports of a logical worker's state; None: reports come by time.
         samples: The treatment of samples that fail.
         modes: torch's modes in which batches are made; None: the worker keeps its own, as torch's workers do.
+        sharing: Have workers share the dataset's objects; None: they do not.
     """
 
     dataset: Any
@@ -104,6 +122,7 @@ class WorkerSetup:
     snapshot_every: int | None = None
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
+    sharing: ObjectSharing | None = None
 
 
 def with_own_dataset(setup: WorkerSetup) -> WorkerSetup:

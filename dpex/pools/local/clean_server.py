@@ -6,8 +6,9 @@ start, as it imports torch, and `iter()` does not wait for it: requests lie in i
 on a template comes within milliseconds.
 
 Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
-threads, clients, CUDA contexts and open files of its own. Where Ray is connected, the script is not imported at all, as
-it might start training: what it defines travels by value.
+threads, clients, CUDA contexts and open files of its own. Where the pickle is large, a process in between unpickles it
+for all workers, which then share its memory (`dpex.pools.local.unpickling`). Where Ray is connected, the script is not
+imported at all, as it might start training: what it defines travels by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
 descriptors of what the dataset shares. The server ends with the trainer, whose side may be used from several threads.
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import set_spawning_popen
@@ -37,7 +39,9 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.pools.local import forking
-from dpex.pools.local.fork_server import ForkStarter, TemplateStarter, private_pair, template_main
+from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateStarter, private_pair, template_main
+from dpex.pools.local.object_sharing import SWITCHED_OFF, Sharing
+from dpex.pools.local.unpickling import serve_in_common, why_each_unpickles
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.interrupts import pidfd
 from dpex.system.ray_package import is_ray_connected
@@ -242,7 +246,7 @@ class Parcel:
         self.fds = [memory_file("dpex-plan")]
         try:
             with os.fdopen(self.fds[0], "wb", closefd=False) as file:
-                pickle.dump(self._surroundings(imports_script=imports_script), file)
+                pickle.dump(self._surroundings(plan, imports_script=imports_script), file)
                 set_spawning_popen(self)  # type: ignore[arg-type]
                 file.write(_pickled(plan, imports_script=imports_script))
         except BaseException:
@@ -256,7 +260,7 @@ class Parcel:
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
-    def _surroundings(self, *, imports_script: bool) -> dict[str, Any]:
+    def _surroundings(self, plan: WorkerPlan, *, imports_script: bool) -> dict[str, Any]:
         """Return the state of this process that a template takes on."""
         found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
         found["authkey"] = bytes(found["authkey"])
@@ -276,6 +280,7 @@ class Parcel:
             "ignored": forking.ignored_signals(),
             "script": script if imports_script else {},
             "has_tracker": tracker is not None,
+            "shares": plan.setup.sharing is not None,
         }
 
     def close(self) -> None:
@@ -343,19 +348,26 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     spawn.prepare(surroundings["preparation"])
     if surroundings["has_tracker"]:
         resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
-    open_plan = partial(_unpacked, memoryview(file)[file.tell() :], fds, surroundings["script"])
+    data = memoryview(file)[file.tell() :]
+    open_plan = partial(_unpacked, data, fds, surroundings["script"])
     forking.ignore_signals(surroundings["ignored"])
-    template_main(socket.socket(fileno=control), trainer_pid, lambda: open_plan, surroundings["survives"])
+    serve_workers = partial(template_main, socket.socket(fileno=control), trainer_pid)
+    why_own = why_each_unpickles(data.nbytes) if surroundings["shares"] else SWITCHED_OFF
+    if not why_own:
+        why_own = serve_in_common(open_plan, partial(serve_workers, survives=surroundings["survives"]))
+    own = Prepared(partial(open_plan, pickle.loads), Sharing(None, why_own=why_own))
+    serve_workers(lambda: own, surroundings["survives"])
 
 
-def _unpacked(data: memoryview, fds: list[int], script: dict[str, Any]) -> WorkerPlan:
-    """Import the user's script and unpickle the plan, in a worker."""
+def _unpacked(
+    data: memoryview, fds: list[int], script: dict[str, Any], loads: Callable[[memoryview], WorkerPlan]
+) -> WorkerPlan:
+    """Import the user's script and unpickle the plan with ``loads``, in a worker or for all workers."""
     _arrived[:] = fds
     here: Any = multiprocessing.current_process()
     here._inheriting = True  # so that a script without a guard that starts processes is told of it, as with torch
     try:
         spawn.prepare(script)
-        plan: WorkerPlan = pickle.loads(data)
+        return loads(data)
     finally:
         del here._inheriting
-    return plan

@@ -8,6 +8,8 @@ fork of it. It is forked from the trainer (`ForkStarter`) or, where that would n
 It is the parent of all local workers, sees how each of them ends, and tells the trainer. It ends when the trainer says
 so or dies (watched through a pidfd, as other forked processes may hold the trainer's end of the socket open). Workers
 are killed by the kernel when the template dies (PR_SET_PDEATHSIG).
+
+Between two requests it may search the dataset for objects to share (`dpex.pools.local.object_sharing`).
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpex.pools.local import forking
+from dpex.pools.local.object_sharing import Sharing
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import pidfd
@@ -60,10 +63,22 @@ def private_pair() -> tuple[socket.socket, socket.socket]:
 # -- the template's side -----------------------------------------------------------------------------------------------
 
 
+class Prepared(NamedTuple):
+    """The function by which each worker gets its plan, and what workers share of it."""
+
+    open_plan: Callable[[], WorkerPlan]
+    sharing: Sharing
+
+
+def in_common(plan: WorkerPlan, unpickling_s: float = 0.0) -> Prepared:
+    """Have all workers inherit this plan. ``unpickling_s``: the time in which it was unpickled."""
+    return Prepared(lambda: plan, Sharing(plan, unpickling_s=unpickling_s))
+
+
 def template_main(
     control: socket.socket,
     trainer_pid: int,
-    prepare: Callable[[], Callable[[], WorkerPlan]],
+    prepare: Callable[[], Prepared],
     survives: frozenset[int],
 ) -> None:
     """Run the template process: fork workers on request until the trainer asks it to end.
@@ -71,25 +86,27 @@ def template_main(
     Args:
         control: Connected to the trainer.
         trainer_pid: The process whose end ends this one.
-        prepare: Called here, once. Returns the function by which each worker gets its plan. May raise anything.
+        prepare: Called here, once. May raise anything.
         survives: Signals that end neither this process nor its workers.
     """
     forking.forget_handlers(survives)
     forget_inherited()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
-        open_plan = prepare()
+        prepared = prepare()
     except Exception as error:
         control.send(pickle.dumps(("unfit", f"{type(error).__name__}: {error}"[:_LONGEST_REASON])))
         return
     gc.freeze()
-    _Template(control, trainer_pid, open_plan).run()
+    _Template(control, trainer_pid, prepared).run()
 
 
 class _Template:
-    def __init__(self, control: socket.socket, trainer_pid: int, open_plan: Callable[[], WorkerPlan]) -> None:
+    def __init__(self, control: socket.socket, trainer_pid: int, prepared: Prepared) -> None:
         self._control = control
-        self._open_plan = open_plan
+        self._open_plan, self._sharing = prepared
+        self._waiting: deque[tuple[tuple[Any, ...], list[int]]] = deque()
+        """Requests for workers that wait until the search for objects to share has ended, with their descriptors."""
         self._children: dict[int, int] = {}
         """The number of each worker, by its pid."""
         self._trainer_pid = trainer_pid
@@ -112,13 +129,21 @@ class _Template:
         self._tell("ready", os.getpid())
         grace_s: float | None = None
         while grace_s is None:
-            ready = {fd for fd, _ in self._poller.poll(_LOOK_S * 1000)}
+            ready = {fd for fd, _ in self._poller.poll(0 if self._sharing.is_searching else _LOOK_S * 1000)}
             if self._trainer_fd in ready or (self._is_child and os.getppid() != self._trainer_pid):
                 grace_s = 0.0
             else:
                 self._reap()
                 grace_s = self._obey() if self._control.fileno() in ready else None
+                self._share()
         self._end(grace_s)
+
+    def _share(self) -> None:
+        """Search on for objects to share; start the workers that wait for it once it has ended."""
+        if (found := self._sharing.advance()) is not None:
+            self._tell("shared", found)
+        while self._waiting and not self._sharing.is_searching:
+            self._start_worker(*self._waiting.popleft())
 
     def _obey(self) -> float | None:
         """Carry out one request of the trainer; return the seconds within which to end, if it is to end."""
@@ -131,12 +156,22 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
+        if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
+            for fd in fds:
+                os.close(fd)
+            self._tell("refused", message[1], os.strerror(errno.EMFILE))
+        elif self._sharing.must_wait(message[2], fds):
+            self._waiting.append((message, fds))
+        else:
+            self._start_worker(message, fds)
+        return None
+
+    def _start_worker(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        """Fork a worker, and report that."""
         _, number, arguments, kinship = message
         body = partial(self._enter_worker, os.getpid(), fds, arguments)
         answer: tuple[Any, ...]
         try:
-            if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if _is_hung_up(fds[0]):  # the trainer is closing: it hangs up before it asks to end
                 answer = ("exit", number, 0, 0)
             else:
@@ -148,7 +183,6 @@ class _Template:
         for fd in fds:
             os.close(fd)
         self._tell(*answer)
-        return None
 
     def _enter_worker(self, template_pid: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
         """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
@@ -156,6 +190,10 @@ class _Template:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._control, self._child_ended, self._wakeup):
             end.close()
+        for _, others in self._waiting:
+            for fd in others:
+                os.close(fd)
+        self._sharing.abandon()
         os.close(self._life)
         if self._trainer_fd >= 0:
             os.close(self._trainer_fd)
@@ -246,11 +284,7 @@ class ForkStarter(TemplateStarter):
     def _enter_template(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
         for foreign in list(_trainers_sockets):
             foreign.close()
-        template_main(control, trainer_pid, self._prepare, survives)
-
-    def _prepare(self) -> Callable[[], WorkerPlan]:
-        plan = self._open_plan()
-        return lambda: plan
+        template_main(control, trainer_pid, lambda: in_common(self._open_plan()), survives)
 
 
 class TemplateHandle:
@@ -295,7 +329,8 @@ class TemplateHandle:
     def news(self) -> deque[tuple[Any, ...]]:
         """Return what happened, in the handle's deque. The caller removes what it has handled.
 
-        Of the template: ``("ready", pid)`` or ``("unfit", why)``, and ``("dead",)`` once it has ended. Of a process:
+        Of the template: ``("ready", pid)`` or ``("unfit", why)``, then ``("shared", SharedObjects)``, and ``("dead",)``
+        once it has ended. Of a process:
         ``("up", number, pid)`` or ``("refused", number, why)``, then ``("exit", number, pid, code)``. If its socket was
         hung up before it was forked, there is only an exit, with 0 as pid and code.
         """

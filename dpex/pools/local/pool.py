@@ -427,6 +427,10 @@ class LocalPool:
                 self._source_died()
             elif what == "ready":
                 self._keep_promises()
+            elif what == "shared":
+                found, counts = about[0], self.counts
+                counts.shared_objects, counts.shared_bytes = found.objects, found.nbytes
+                counts.why_not_shared = found.why_not
             elif what == "unfit":
                 self._fail(f"the dataset cannot be opened: {about[0]}")
             else:

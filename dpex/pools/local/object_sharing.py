@@ -1,0 +1,155 @@
+"""The fork server's decision whether and when its workers share the dataset's objects.
+
+The search (`dpex.pools.local.shared_objects`) begins with the first request for a worker. For `FIRST_S` seconds that
+request waits for it, so most datasets are shared by all workers. If the search needs longer, the first worker starts
+without what is not found yet, and the others wait until it has ended.
+
+It ends before it lengthens an epoch by more than `SEARCH_RATIO`. The epoch is the last one or, in the first, what the
+first worker's speed predicts. The search copies the pages that it writes, and workers then copy none of them: the
+measured time of these copies, for all workers on the CPUs that there are, counts as saved. A single worker has the only
+copy anyway, so a pool of one shares nothing until it requests a second worker.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+
+from dpex.pools.local.shared_objects import ObjectSearch, SharedObjects, why_unsupported
+from dpex.pools.local.worker_process import BOARD_ROW, WorkerPlan
+from dpex.system.cpus import usable_cpus
+from dpex.worker.setup import SEARCH_RATIO
+
+FIRST_S = 0.08
+"""Seconds for which the first worker waits. The first batch may come 0.1 s later, of which the last step of the search
+and the copies of pages that it causes take a part."""
+_PACE_S = 0.05
+"""Seconds for which the search goes on in any case while the first worker's speed shows."""
+_SLICE_S = 0.02
+"""Seconds between two looks at requests and at the first worker's progress."""
+SWITCHED_OFF = "WorkerConfig(share_objects=False)"
+
+
+class Sharing:
+    """Searches between the requests of a fork server.
+
+    Args:
+        plan: Of the workers; None: each unpickles a plan of its own.
+        why_own: Why it does.
+        unpickling_s: Seconds in which the fork server unpickled the plan, so that no worker needs to.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        plan: WorkerPlan | None,
+        *,
+        why_own: str = "",
+        unpickling_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._why_own, self._unpickling_s = why_own, unpickling_s
+        self._setup = None if plan is None else plan.setup
+        self._is_one_queue = plan is not None and plan.shared_queue
+        self._search: ObjectSearch | None = None
+        self._pace: _Pace | None = None
+        self._requests = 0
+        self._has_begun = False
+        self._why_not = self._reason()
+        self._is_reported = False
+
+    def _reason(self) -> str:
+        if self._setup is None:
+            return self._why_own or SWITCHED_OFF
+        return SWITCHED_OFF if self._setup.sharing is None else why_unsupported()
+
+    @property
+    def is_searching(self) -> bool:
+        """True if `advance` has work to do."""
+        return self._search is not None
+
+    def must_wait(self, arguments: tuple[int, int, int], fds: list[int]) -> bool:
+        """Return True if a worker that is requested must wait until the search has ended; begin the search.
+
+        Args:
+            arguments: Bytes of the board, number of the worker, place of its row on the board.
+            fds: The worker's descriptors: its socket, the board.
+        """
+        self._requests += 1
+        if self._why_not or self._setup is None:
+            return False
+        if not self._has_begun and max(self._requests, self._setup.num_workers) > 1:
+            self._has_begun = True
+            self._search = ObjectSearch(self._setup.dataset, self._clock)
+            self._search.advance(min(FIRST_S, self._most_s()))
+        if self._search is None:
+            return False
+        if self._requests > 1 or self._is_at_end():
+            return True
+        self._pace = _Pace(arguments, fds, self._clock())
+        return False
+
+    def advance(self) -> SharedObjects | None:
+        """Search on for a moment; return what is shared, once that is known."""
+        if self._why_not and not self._is_reported:
+            self._is_reported = True
+            return SharedObjects(why_not=self._why_not)
+        if self._search is None:
+            return None
+        if not self._is_at_end():
+            self._search.advance(_SLICE_S)
+        if not self._is_at_end():
+            return None
+        found, self._search, self._pace = self._search.share(), None, None
+        return found
+
+    def abandon(self) -> None:
+        """End the search in a process that was forked meanwhile."""
+        if self._search is not None:
+            self._search.abandon()
+            self._search = None
+
+    def _is_at_end(self) -> bool:
+        search = self._search
+        return search is None or search.is_complete or search.seconds - self._saved_s(search) >= self._most_s()
+
+    def _saved_s(self, search: ObjectSearch) -> float:
+        """Return the seconds by which the epoch is shorter, as workers do not copy what was found."""
+        assert self._setup is not None
+        each = max(1.0, self._setup.num_workers / usable_cpus())
+        return self._unpickling_s + each * search.copying_s
+
+    def _most_s(self) -> float:
+        """Return the seconds that the search may take by what is known now."""
+        setup = self._setup
+        assert setup is not None
+        assert setup.sharing is not None
+        if setup.sharing.most_s is not None:
+            return setup.sharing.most_s
+        if self._pace is None:
+            return FIRST_S + _PACE_S
+        batch_s = self._pace.batch_s(self._clock(), 1 if self._is_one_queue else setup.num_workers)
+        epoch_s = setup.sharing.batches * batch_s / max(1, setup.num_workers)
+        return max(FIRST_S + _PACE_S, SEARCH_RATIO * epoch_s)
+
+
+class _Pace:
+    """The speed of the first worker, read from the board."""
+
+    def __init__(self, arguments: tuple[int, int, int], fds: list[int], now: float) -> None:
+        self._board = mmap.mmap(fds[1], arguments[0])
+        self._row = arguments[2]
+        self._since = now
+        self._first: int | None = None
+        self._latest = 0
+
+    def batch_s(self, now: float, stride: int) -> float:
+        """Return the seconds that the worker takes for a batch; ``stride``: how far its next ticket is."""
+        number = BOARD_ROW.unpack_from(self._board, self._row)[1]
+        if number:
+            self._first = number if self._first is None else self._first
+            self._latest = max(self._latest, number)
+        done = 0 if self._first is None else (self._latest - self._first) // stride
+        return (now - self._since) / max(1, done)

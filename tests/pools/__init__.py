@@ -1,0 +1,1 @@
+"""Worker pools of this machine, with real processes."""
