@@ -71,7 +71,10 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
     context = usable_context(context)
     spawn._check_not_importing_main()  # type: ignore[attr-defined]  # as a worker of a script without a guard does
     daemonic = multiprocessing.current_process()._config.get("daemon")  # type: ignore[attr-defined]
-    assert not daemonic, "daemonic processes are not allowed to have children"  # as `multiprocessing` has it
+    assert not daemonic, (  # begins as the error of `multiprocessing`
+        "daemonic processes are not allowed to have children: this one is a worker of another loader or of a Pool. "
+        "Give num_workers=0 here, or num_workers='auto', which then makes the batches in this process"
+    )
     kind, method = context.Process, context.get_start_method()
     if method == "fork" and not is_ray_connected():
         return ForkStarter(lambda: plan, kind)
@@ -351,12 +354,13 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     data = memoryview(file)[file.tell() :]
     open_plan = partial(_unpacked, data, fds, surroundings["script"])
     forking.ignore_signals(surroundings["ignored"])
-    serve_workers = partial(template_main, socket.socket(fileno=control), trainer_pid)
-    why_own = why_each_unpickles(data.nbytes) if surroundings["shares"] else SWITCHED_OFF
-    if not why_own:
-        why_own = serve_in_common(open_plan, partial(serve_workers, survives=surroundings["survives"]))
-    own = Prepared(partial(open_plan, pickle.loads), Sharing(None, why_own=why_own))
-    serve_workers(lambda: own, surroundings["survives"])
+    with socket.socket(fileno=control) as connection:
+        serve_workers = partial(template_main, connection, trainer_pid)
+        why_own = why_each_unpickles(data.nbytes) if surroundings["shares"] else SWITCHED_OFF
+        if not why_own:
+            why_own = serve_in_common(open_plan, partial(serve_workers, survives=surroundings["survives"]))
+        own = Prepared(partial(open_plan, pickle.loads), Sharing(None, why_own=why_own))
+        serve_workers(lambda: own, surroundings["survives"])
 
 
 def _unpacked(

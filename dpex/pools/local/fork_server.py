@@ -228,6 +228,9 @@ class _Template:
             while self._children and (left := deadline - time.monotonic()) > 0:
                 forking.readable_within(self._child_ended.fileno(), left)
                 self._reap()
+        signal.set_wakeup_fd(-1)
+        for end in (self._child_ended, self._wakeup):
+            end.close()
 
 
 def _is_hung_up(fd: int) -> bool:

@@ -406,7 +406,8 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     os.close(fds[1])
     tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
     plan = open_plan()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
+    gone = (BrokenPipeError, ConnectionResetError)  # the training process has ended, or closed the loader
+    with results, tickets, contextlib.suppress(*gone):
         current.begin_worker(is_per_batch=plan.setup.per_batch_seed)
         local_worker = LocalWorker(plan, worker, results, BoardRow(board, row))
         local_worker.collate.install()
