@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -211,6 +212,34 @@ def test_a_watch_counts_its_own_looks(no_exit: list[int]) -> None:
     ((place, index, stack),) = told
     assert (place, index) == (2, "index")
     assert "test_a_watch_counts_its_own_looks" in stack
+
+
+class ReadsInFunction(Dataset[int]):
+    """Sample 0 looks at the watch so often that its worker would end."""
+
+    def __init__(self, watch: SampleWatch) -> None:
+        self.watch = watch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return self.reads_slowly()
+
+    def reads_slowly(self) -> int:
+        looking = threading.Thread(target=lambda: [self.watch.look() for _ in range(2 * LOOKS)])
+        looking.start()
+        looking.join()
+        return 1
+
+
+def test_reported_stack_begins_at_the_dataset(no_exit: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, told = watched()
+    monkeypatch.setattr(sample_guard, "watch_of_process", watch)
+    assert guard_of(ReadsInFunction(watch)).sample(0) == 1
+    stack = told[0][2]
+    assert re.findall(r", in (\w+)\n", stack)[:2] == ["__getitem__", "reads_slowly"]
+    assert stack.startswith('  File "')
 
 
 # -- one batch ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ step, and any worker makes the same batch. If all samples of a batch fail, "skip
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 import os
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from dpex.errors import TooManySampleErrors
@@ -36,7 +38,7 @@ LOOKS = 4
 EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h."""
 _MOST_STACK_LETTERS = 4000
-"""Characters of a stack that are reported: its innermost frames."""
+"""Characters of the innermost frames of a stack that are reported."""
 _NONE = -1
 LEAST = 10
 """Samples that may fail whatever their share: the first batch of a pass proves nothing."""
@@ -234,12 +236,24 @@ class SampleWatch:
         self._is_ending = True
         if self._loading == loading:  # else it has ended meanwhile; after this, it cannot any more
             frame = sys._current_frames().get(self._thread_id)
-            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            stack = _stack_of_dataset(frame) if frame is not None else ""
             try:
-                self._tell(self._place, self._index, stack[-_MOST_STACK_LETTERS:])
+                self._tell(self._place, self._index, stack)
             finally:
                 os._exit(EXIT_CODE)
         self._is_ending = False
+
+
+_CALLERS = {SampleGuard._get.__code__, SampleGuard._bulk.__code__}
+
+
+def _stack_of_dataset(frame: FrameType) -> str:
+    """Return the stack from the dataset on, without the frames of dpex that called it; if it is long, its end."""
+    frames = list(itertools.takewhile(lambda each: each[0].f_code not in _CALLERS, traceback.walk_stack(frame)))
+    lines = traceback.StackSummary.extract(reversed(frames)).format()
+    while sum(map(len, lines)) > _MOST_STACK_LETTERS and len(lines) > 1:
+        del lines[0]
+    return "".join(lines)
 
 
 watch_of_process: SampleWatch | None = None
