@@ -70,6 +70,7 @@ def state(number: int = 1, pid: str = "1", **changes: Any) -> dict[str, Any]:
     loader = {
         "name": "train",
         "state": "running",
+        "in_process": False,
         "batches": 1234,
         "now": SUMMARY,
         "decisions": [encoded(1, 0.0, DECISION)],
@@ -122,6 +123,9 @@ def test_before_the_first_batch_and_between_passes() -> None:
     assert "train  No batch has been delivered yet." in shown(watched(state="empty", now=nothing))
     assert "It waits. (confidence 0.90 of 1) No batches are asked for right now." in shown(watched(state="idle"))
     assert "Not diagnosed yet." in shown(watched(name="other"))
+    none = [frame(1, local_running=0, local_wanted=0)]
+    assert "workers    no worker runs now" in shown(watched(frames=none))
+    assert "workers    the training process makes the batches" in shown(watched(frames=none, in_process=True))
     assert "No loader has been iterated yet." in shown(WatchedProcess("http://x"))
 
 

@@ -199,7 +199,8 @@ def _rows(one: WatchedProcess, loader: State, found: State | None) -> Iterator[t
     if now["batches_per_second"] is not None:
         rates = f"{now['batches_per_second']:.1f} batches/s, {now['samples_per_second']:,.0f} samples/s"
         yield "speed", f"{rates}; {loader['batches']:,} batches so far"
-    yield "workers", ", ".join(_workers(one, loader)) or "none; the training process makes the batches"
+    none = "the training process makes the batches" if loader["in_process"] else "no worker runs now"
+    yield "workers", ", ".join(_workers(one, loader)) or none
     made = sum(one.latest(loader, f"{pool}_in_flight") for pool in WORKER_POOLS)
     ready, most = one.latest(loader, "ready"), one.latest(loader, "prefetch")
     yield "queue", f"{ready} ready, {made} in flight, prefetch {most}"

@@ -28,7 +28,7 @@ from dpex.diagnose import report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.sums import Sums
-from dpex.schedule.names import REMOTE
+from dpex.schedule.names import INLINE, REMOTE
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -175,6 +175,7 @@ class LoaderHistory:
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
             "state": "empty" if not sums.batches else "running" if now["wait_ratio"] is not None else "idle",
             "tuned": ledger.tuner is not None,
+            "in_process": sums.pools.keys() == {INLINE},
             "batches": sums.batches,
             "samples": sums.samples,
             "now": now,

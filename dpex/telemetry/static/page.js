@@ -92,7 +92,7 @@ function showLoader(loader) {
   const wanted = last("local_wanted") + last("remote_wanted");
   const missing = wanted - running;
   put("workers", count(running));
-  put("workers-note", wanted + running === 0 ? "the training process makes the batches"
+  put("workers-note", wanted + running === 0 ? (loader.in_process ? "the training process makes the batches" : "no worker runs now")
     : `${count(last("local_running"))} local, ${count(last("remote_running"))} remote` +
       (missing > 0 ? `; ${count(missing)} more starting` : "") +
       (now.network_ratio === null ? "" : `; ${count(Math.round(now.network_bytes_per_second / 1e6))} MB/s from there, the network is in use for ${percent(Math.min(1, now.network_ratio))} of the time`));

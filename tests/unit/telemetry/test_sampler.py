@@ -133,6 +133,13 @@ def test_empty_running_and_idle(world: World) -> None:
     assert (world.loader()["state"], world.loader()["now"]["batches_per_second"]) == ("idle", 0.0)
 
 
+def test_batches_made_in_the_process_are_not_those_of_workers(world: World) -> None:
+    for pool, is_in_process in (("inline", True), ("local", False)):
+        world.engine.now = replace(world.engine.now, pools={pool: PoolStats()})
+        world.second()
+        assert world.loader()["in_process"] is is_in_process
+
+
 def test_what_is_new(world: World) -> None:
     for _ in range(4):
         world.second(batches=1)
