@@ -78,10 +78,14 @@ def read(path: str) -> Report:
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise _UnusableError(f"{path}: {error}") from None
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        version = found.get("version") if isinstance(found, dict) else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "version" not in found:
+        raise _UnusableError(f"{path}: it is no diagnosis. Give a file that `dpex diagnose --json FILE` wrote")
+    if found["version"] != VERSION:
+        version = found["version"]
         raise _UnusableError(f"{path}: not a diagnosis of version {VERSION} (version: {version!r}); write it again")
     try:
         return _report(found)

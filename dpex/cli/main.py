@@ -46,7 +46,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default the process's own; returns the exit status. A wrong one exits with 2."""
-    options = parser().parse_args(arguments)
+    commands = parser()
+    options, unknown = commands.parse_known_args(arguments)
+    if unknown:
+        remedy = "; arguments of the script come after SCRIPT" if hasattr(options, "script") else ""
+        commands.error(f"unrecognized arguments: {' '.join(unknown)}{remedy}")
     try:
         return int(options.command(options))
     except BrokenPipeError:  # the reader, such as `head`, has read enough

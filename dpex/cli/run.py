@@ -185,8 +185,17 @@ def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
 
 
 def _diagnose(given: argparse.Namespace) -> int:
-    atexit.register(_say_if_nothing_was_served, os.getpid())
-    return _start(given, _options(given, command="diagnose", num_workers="keep"))
+    is_complete = False
+    try:
+        status = _start(given, _options(given, command="diagnose", num_workers="keep"))
+        is_complete = status == 0
+        return status
+    except SystemExit as end:
+        is_complete = end.code in (None, 0)
+        raise
+    finally:
+        if is_complete:  # the error of a script is enough
+            atexit.register(_say_if_nothing_was_served, os.getpid())
 
 
 def _say_if_nothing_was_served(pid: int) -> None:

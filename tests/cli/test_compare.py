@@ -64,4 +64,4 @@ def test_a_file_that_is_no_diagnosis(
     path = tmp_path / "other.json"
     path.write_text(text)
     assert main(["compare", reports[0], str(path)]) == 2
-    assert str(path) in capsys.readouterr().err
+    assert f"{path}: {'not' if 'version' in text else 'it is no diagnosis'}" in capsys.readouterr().err

@@ -14,14 +14,35 @@ from tests.cli.test_run_command import CASES
 
 
 @pytest.mark.parametrize("name", ["an error", "a signal"])
-def test_a_script_without_a_loader_ends_as_under_python_and_a_line_says_so(name: str, tmp_path: Path) -> None:
+def test_failing_script_ends_as_under_python(name: str, tmp_path: Path) -> None:
     """`test_run_command` has all ways to end: scripts are run by the same function."""
     source, status = CASES[name]
     (tmp_path / "script.py").write_text(source)
     plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "script.py", cwd=tmp_path)
     assert ours.returncode == plain.returncode == status
-    said = "" if name == "a signal" else "dpex diagnose: no DataLoader was iterated in this process\n"
-    assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr + said)
+    assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("source", ["", "raise SystemExit(0)"])
+def test_script_without_a_loader_gets_a_line(source: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(source)
+    done = dpex("diagnose", "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "dpex diagnose: no DataLoader was iterated in this process\n")
+
+
+@pytest.mark.parametrize("words", [("nothing.py",), ("-m", "nothing")])
+def test_missing_script_is_the_only_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = dpex("diagnose", *words, cwd=tmp_path)
+    assert done.returncode
+    assert len(done.stderr.splitlines()) == 1
+    assert "nothing" in done.stderr
+
+
+def test_arguments_of_the_script_come_after_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    done = dpex("diagnose", "--epochs", "1", "script.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("unrecognized arguments: --epochs; arguments of the script come after SCRIPT\n")
 
 
 def diagnosed(tmp_path: Path, *words: str) -> dict[str, Any]:
