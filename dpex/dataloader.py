@@ -15,6 +15,7 @@ from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.checks import (
+    check_generator,
     check_samples,
     check_share,
     check_tuned,
@@ -33,6 +34,7 @@ from dpex.options import (
     WorkerConfig,
     check_torchs,
     checked,
+    with_hints,
 )
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.system.ray_package import require_ray
@@ -141,6 +143,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     map-style dataset.
     """
 
+    @with_hints
     def __init__(
         self,
         dataset: Any,
@@ -174,7 +177,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         sample_policy: SamplePolicy | None = None,
         metrics_config: MetricsConfig | None = None,
     ) -> None:
-        check_torchs(dataset, num_workers, prefetch_factor)
+        check_torchs(dataset, num_workers, prefetch_factor, timeout)
+        check_generator(generator)
         given = {option: value for option, value in locals().items() if option in DEFAULTS}
         made_from = source_of(dataset, timeout)
         if made_from is not None:  # Lightning leaves out the options of a class that it did not know
@@ -309,6 +313,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
                 left.
             FixedWorkersError: It asks for another number of workers under ``seeding="worker"``, or where local workers
                 are PyTorch's; or the loader has ``num_workers=0``.
+            ClusterError: It asks for remote workers, and Ray is not installed.
 
         Examples:
             >>> import torch

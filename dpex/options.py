@@ -7,14 +7,16 @@ declarations. Each message names the value that was given and what would be acce
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from operator import index
 from types import SimpleNamespace
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, cast
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
@@ -413,15 +415,18 @@ def _check_together(options: Any) -> None:
     )
 
 
-def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
+def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: Any) -> None:
     """Check what torch's constructor accepts, or refuses without naming the value. Messages contain torch's words.
 
     Raises:
-        OptionError: The dataset is missing, or a number is not whole or too small.
+        OptionError: The dataset is missing, or a number is no number, not whole or too small.
     """
     _require(
         dataset is not None,
         "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)",
+    )
+    _require(
+        isinstance(timeout, SupportsFloat), f"timeout={timeout!r}: give a number of seconds, or 0 to wait without limit"
     )
     words = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing. "
     _require(
@@ -447,3 +452,39 @@ def check_count(name: str, value: int | None, least: int = 0) -> None:
     """Raise `OptionError` unless ``value`` is an int of at least ``least``, or None."""
     ok = value is None or _is_whole(value, least)
     _require(ok, f"{name}={value!r}: give a whole number of at least {least}, or None to leave it as it is")
+
+
+# -- unknown names -----------------------------------------------------------------------------------------------------
+
+_HOLDERS: dict[str, Any] = {name: type(default) for name, default in DEFAULTS.items() if is_dataclass(default)} | {
+    "autotune": AutotuneConfig,
+    "metrics_config": MetricsConfig,
+}
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def with_hints(init: _Init) -> _Init:
+    """Decorate a loader's constructor: its TypeError for an unknown argument says which one may be meant."""
+    parameters = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def init_or_hint(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        unknown = next((name for name in kwargs if name not in parameters), None)
+        if unknown is not None:
+            start = f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown!r}"
+            raise TypeError(f"{start}{_hint(unknown, list(parameters)[1:])}")
+        init(self, *args, **kwargs)
+
+    return cast(_Init, init_or_hint)
+
+
+def _hint(unknown: str, known: Sequence[str]) -> str:
+    held = {
+        field.name: f"{option}={holder.__name__}({field.name}=...)"
+        for option, holder in _HOLDERS.items()
+        for field in fields(holder)
+    }
+    if unknown in held:
+        return f": give {held[unknown]}"
+    close = difflib.get_close_matches(unknown, [*known, *held], n=1)
+    return f": give {held.get(close[0], close[0] + '=...')} if you mean this one" if close else ""

@@ -310,7 +310,7 @@ def test_waiting_for_a_closed_thread_is_an_error_not_a_hang(accelerator: Acceler
     until(lambda: pinner._closed)
     gate.set()
     assert pinner.wait(first, float("inf"))
-    with pytest.raises(RuntimeError, match="this iterator was closed"):
+    with pytest.raises(RuntimeError, match=r"this iterator was closed: call iter\(loader\)"):
         pinner.wait(second, float("inf"))
     closing.join(60.0)
     pinner.close(lambda: acts.append("again"))

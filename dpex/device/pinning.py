@@ -190,7 +190,8 @@ class Pinner:
         """Wait until the job is finished; return False if it is not by ``deadline`` (`dpex.system.clock`)."""
         while not job.finished.is_set():
             if not self._is_alive() and not job.finished.is_set():
-                raise IteratorClosedError("this iterator was closed") if self._closed else _died()
+                closed = IteratorClosedError("this iterator was closed: call iter(loader) for a new one")
+                raise closed if self._closed else _died()
             left = deadline - monotonic()
             if left <= 0:
                 return False

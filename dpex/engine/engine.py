@@ -204,7 +204,8 @@ class Engine:
         self._lock, self._turn = threading.RLock(), threading.RLock()
 
     def _why_closed(self) -> IteratorClosedError:
-        return IteratorClosedError("this iterator was closed" if os.getpid() == self._pid else _INHERITED.format(self))
+        closed = "this iterator was closed: call iter(loader) for a new one"
+        return IteratorClosedError(closed if os.getpid() == self._pid else _INHERITED.format(self))
 
     @property
     def closed(self) -> bool:

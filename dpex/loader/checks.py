@@ -79,6 +79,14 @@ def is_forking(loader: Any) -> bool:
     return bool(usable_context(loader.multiprocessing_context).get_start_method() == "fork")
 
 
+def check_generator(generator: Any) -> None:
+    """Raise OptionError unless ``generator`` is torch's, or None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(
+            f"generator={generator!r}: give a torch.Generator, such as torch.Generator().manual_seed(3), or None"
+        )
+
+
 def parsed_device(device: Any) -> torch.device | None:
     """Return a loader's ``device``. `dpex.device.devices.opened` finds out if this process can use it.
 

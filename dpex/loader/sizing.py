@@ -36,7 +36,7 @@ from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, attribute
 from dpex.schedule.prefetch import Sizes
 from dpex.system.cpus import rank_cpus, static_worker_count
-from dpex.system.ray_package import is_ray_connected
+from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ class Sizing:
         Raises:
             FixedWorkersError: Local workers are PyTorch's.
             OptionError: No worker would be left.
+            ClusterError: It asks for remote workers, and Ray is not installed.
         """
         sizes = Sizes(
             local=fixed.get(LOCAL, now.local),
@@ -237,6 +238,8 @@ class Sizing:
                 "resize() to 0 local and 0 remote workers: give at least one; a loader that makes its batches in the "
                 "training process is one with num_workers=0"
             )
+        if sizes.remote > now.remote:
+            require_ray()
         why = self.why_torch
         if why is not None and sizes.local:
             raise FixedWorkersError(

@@ -55,6 +55,8 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
     """See `dpex.DpexDataLoader.load_state_dict`."""
+    if not isinstance(state_dict, Mapping):
+        raise StateError(f"load_state_dict({state_dict!r}): it is no state. Give what state_dict() returned")
     loader._iterator, loader._begun = None, None
     loader._runtime.loaded = loader._runtime.resume = None
     if not state_dict:

@@ -308,7 +308,7 @@ def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, pers
     thread.join(60.0)
     assert not thread.is_alive()
     assert isinstance(got[-1], IteratorClosedError)
-    with pytest.raises(IteratorClosedError, match="was closed"):
+    with pytest.raises(IteratorClosedError, match=r"was closed: call iter\(loader\) for a new one"):
         next(iterator)
 
 

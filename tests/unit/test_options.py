@@ -16,7 +16,7 @@ import torch
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
-from dpex.errors import DpexError, OptionError
+from dpex.errors import DpexError, OptionError, StateError
 from dpex.options import (
     _RAY_REMOTE_ARGS,
     DEFAULTS,
@@ -258,6 +258,40 @@ def test_the_signature_is_the_declaration(name: str) -> None:
     assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
     assert parameter.default in (None, DEFAULTS[name])
     assert getattr(DpexDataLoader(DATA), name) == ("worker" if name == "seeding" else DEFAULTS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("memory_budget", "give worker_config=WorkerConfig(memory_budget=...)"),
+        ("on_error", "give sample_policy=SamplePolicy(on_error=...)"),
+        ("max_local", "give autotune=AutotuneConfig(max_local=...)"),
+        ("compression", "give cluster_config=ClusterConfig(compression=...)"),
+        ("num_worker", "give num_workers=... if you mean this one"),
+        ("device_transform", "give device_config=DeviceConfig(transform=...) if you mean this one"),
+    ],
+)
+def test_unknown_argument_gets_a_hint(name: str, hint: str) -> None:
+    start = f"DpexDataLoader.__init__() got an unexpected keyword argument {name!r}: "
+    with pytest.raises(TypeError, match=f"^{re.escape(start + hint)}$"):
+        DpexDataLoader(DATA, **{name: 1})
+
+
+def test_unknown_argument_like_no_other_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        DpexDataLoader(DATA, zzz=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout", "5"), ("timeout", None), ("generator", 3)])
+def test_wrong_value_of_torch_is_an_option_error(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"{name}={value!r}: give a ")):
+        DpexDataLoader(DATA, **{name: value})
+
+
+@pytest.mark.parametrize("state", [None, 3, "epoch 1"])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(StateError, match=re.escape(f"load_state_dict({state!r}): it is no state")):
+        DpexDataLoader(DATA).load_state_dict(state)
 
 
 # -- "auto" ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
-from dpex.errors import FixedWorkersError
+from dpex.errors import ClusterError, FixedWorkersError
 from dpex.loader.sizing import Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
 from dpex.options import DeviceConfig, WorkerConfig
@@ -148,6 +149,12 @@ def test_another_number_of_fixed_workers_is_refused_as_it_was_asked_for(
 ) -> None:
     with pytest.raises(FixedWorkersError, match=message):
         options(**changes).fixed_by_resize(NOW, *named, None)
+
+
+def test_remote_workers_without_ray_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ClusterError, match="need Ray, which is not installed"):
+        options().resized(NOW, {"remote": 2})
 
 
 def test_what_a_resize_does_not_fix_stays() -> None:
