@@ -462,7 +462,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             state_dict: What `state_dict` returned, maybe in another process. An empty one changes nothing.
 
         Raises:
-            StateError: It is of another data set, order, batch size, seed or number of workers, which the message
+            StateError: It is of another dataset, order, batch size, seed or number of workers, which the message
                 names, or it is no state. It is a ValueError.
         """
         from dpex.loader.states import load

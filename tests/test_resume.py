@@ -446,7 +446,7 @@ def numbers(count: int = 24) -> TensorDataset:
 @pytest.mark.parametrize(
     ("options", "both"),
     [
-        ({"dataset": Augmented()}, r"data set TensorDataset.*data set Augmented"),
+        ({"dataset": Augmented()}, r"dataset TensorDataset.*dataset Augmented"),
         ({"dataset": numbers(25)}, r"of 24 samples.*has 25"),
         ({"batch_size": 6}, r"batch_size=4.*batch_size=6"),
         ({"drop_last": True}, r"drop_last=False.*drop_last=True"),

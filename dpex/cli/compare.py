@@ -20,8 +20,8 @@ from dpex.cli.main import add_command
 from dpex.diagnose.report import VERSION
 
 _DESCRIPTION = """
-Show two diagnoses beside each other: files that `dpex diagnose --json FILE script.py` or json.dump(
-loader.diagnose().to_dict(), file) wrote. With --fail-if, the exit status says whether the second one is good enough.
+Show two diagnoses beside each other: files that `dpex diagnose --json FILE script.py` wrote, or that hold
+loader.diagnose().to_dict() as JSON. With --fail-if, the exit status says whether the second one is good enough.
 """
 _EPILOG = """\
 quantities for --fail-if, all of the second file:

@@ -1,6 +1,6 @@
 """States of a loader: `state_dict` and `load_state_dict` of `dpex.DpexDataLoader`.
 
-A state names the data set, batch size, order and seeds that it belongs to. Another loader refuses it, in words.
+A state names the dataset, batch size, order and seeds that it belongs to. Another loader refuses it, in words.
 
 A state is dicts and lists of numbers, strings and tensors, which `torch.save` and ``torch.load(weights_only=True)``
 accept. Random states are such values from the start (`dpex.worker.states`). What a dataset or a sampler says of
@@ -111,7 +111,7 @@ def _index_of(loader: Any) -> Any:
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 _WORDS = {
-    "dataset": ("the data set {0}", "load it with the data set that it was saved with"),
+    "dataset": ("the dataset {0}", "load it with the dataset that it was saved with"),
     "samples": ("{0} samples", "load it with the same samples"),
     "batch_size": ("batch_size={0}", "give it the same batch size"),
     "global_batch": (
@@ -123,7 +123,7 @@ _WORDS = {
     "seeding": ("seeding={0!r}", "give it the same"),
     "workers": (
         "num_workers={0}",
-        "give it the same number; with seeding='batch' a map-style data set may have any",
+        "give it the same number; with seeding='batch' a map-style dataset may have any",
     ),
     "seed": ("the seed {0}", "give its generator, or its sampler, the same seed"),
 }

@@ -158,7 +158,7 @@ class AskState(NamedTuple):
 class Scale(NamedTuple):
     """Ask a pool for ``wanted`` workers. If there is no pool of that name, it is made.
 
-    ``optional``: if they cannot be had, that is an event (`ScaleRefused`) instead of an error.
+    ``optional``: if they cannot be had, the owner calls `Placement.scale_refused` instead of raising an error.
     """
 
     pool: str
