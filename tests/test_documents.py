@@ -279,6 +279,12 @@ def test_the_ways_through_the_code_name_functions_that_are_there() -> None:
         assert all(named & names for names in known.values()), modules
 
 
+@pytest.mark.parametrize("path", [path for path in PAGES[1:] if not path.name[:1].isdigit()], ids=name_of)
+def test_page_begins_with_whom_it_is_for(path: Path) -> None:
+    _, first, *_ = path.read_text().split("\n\n")
+    assert re.match(r"(dpex is .* )?This (page|guide|tutorial) is for ", first.replace("\n", " "))
+
+
 def test_decisions_are_numbered_dated_and_listed() -> None:
     folder = ROOT / "docs" / "decisions"
     records = sorted(path for path in folder.glob("*.md") if path.name != "index.md")
