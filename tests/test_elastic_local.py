@@ -167,7 +167,9 @@ def test_a_death_is_counted_and_the_warning_names_pid_and_cause() -> None:
     iterator = iter(loader)
     next(iterator)
     victim = kill(worker_pids(iterator, 2)[0])
-    with pytest.warns(RuntimeWarning, match=rf"worker \(pid {victim}\) is killed by signal: Killed.*The epoch goes on"):
+    with pytest.warns(
+        RuntimeWarning, match=rf"worker \(pid {victim}\) is killed by signal: Killed.*Training continues"
+    ):
         rest = stacked(iterator)
     assert rest[:, 0].tolist() == list(range(2, 60))
     assert loader.stats().deaths == 1

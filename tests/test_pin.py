@@ -112,7 +112,7 @@ def test_a_killed_worker_s_warning_points_at_the_user_s_line(accelerator: Accele
     iterator = iter(pinning(Augmented(60, 0.001), batch_size=2, seeding="batch"))
     next(iterator)
     kill(worker_pids(iterator, 2)[0])
-    with pytest.warns(RuntimeWarning, match="The epoch goes on") as said:
+    with pytest.warns(RuntimeWarning, match="Training continues") as said:
         rest = stacked(iterator)
     assert rest[:, 0].tolist() == list(range(2, 60))
     assert {Path(warning.filename).name for warning in said} & {Path(__file__).name, "families.py"}

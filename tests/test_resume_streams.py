@@ -17,7 +17,7 @@ from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
 from dpex.options import WorkerConfig
 
 LENGTH = 60
-pytestmark = pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
 
 
 class Plain(IterableDataset[Any]):
@@ -222,7 +222,7 @@ def test_a_resumed_run_is_resumed_in_the_second_epoch_of_persistent_workers() ->
         assert list(third) == batches[5:]
 
 
-@pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
 def test_a_stream_with_a_state_survives_the_death_of_the_worker_that_reads_it() -> None:
     with split_loader(StatefulShards()) as loader:
         undisturbed = list(loader)

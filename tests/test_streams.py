@@ -467,7 +467,7 @@ def test_a_stream_that_others_decode_goes_on_in_one() -> None:
         assert samples(loader) == list(range(12, LENGTH))
 
 
-@pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
 @pytest.mark.parametrize(("kind", "worker"), [(Stateful, 0), (StatefulSplit, 0), (StatefulSplit, 1)])
 def test_the_death_of_a_worker_changes_nothing(kind: Any, worker: int) -> None:
     with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:

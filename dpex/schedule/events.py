@@ -48,7 +48,8 @@ class WorkerGone:
     """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the one that it was making.
 
     ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
-    sample at that place of the ticket took too long.
+    sample at that place of the ticket took too long. ``is_reported``: the event of another worker of the same node says
+    why, so that one node causes one warning.
     """
 
     pool: str
@@ -60,6 +61,7 @@ class WorkerGone:
     why: str
     pid: int | None = None
     hung: int | None = None
+    is_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)

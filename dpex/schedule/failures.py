@@ -66,7 +66,7 @@ class Failures:
         if not event.expected:
             self.deaths[event.pool] += 1
             self.remade += again
-            if not given_up and not broken and (again or not self._iterable):
+            if not event.is_reported and not given_up and not broken and (again or not self._iterable):
                 self._placement.instructions.append(_warning_of_death(event, again))
         for stream in broken:
             self._fail_stream(schedule, stream, event)
@@ -131,8 +131,9 @@ class Failures:
 
 
 def _warning_of_death(event: WorkerGone, again: int) -> Notice:
-    held = f"; what it held ({again} tickets) is made again" if again else ""
-    return Notice(f"{event.why}{held}. The epoch goes on.")
+    batches = "batch" if again == 1 else f"{again} batches"
+    held = f" Its {batches} will be made again." if again else ""
+    return Notice(f"{event.why}.{held} Training continues.")
 
 
 def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:

@@ -505,7 +505,9 @@ class RemotePool:
         if lost and not workers:
             workers = [-1]
         for worker in workers:
-            self._events.append(WorkerGone(self.name, worker, self._epoch, lost, None, False, text))
+            is_reported = worker != workers[0]
+            gone = WorkerGone(self.name, worker, self._epoch, lost, None, False, text, is_reported=is_reported)
+            self._events.append(gone)
             lost = ()
 
     # -- closing -------------------------------------------------------------------------------------------------

@@ -512,7 +512,7 @@ def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> Non
     table = Table(prefetch=6)
     table.send(6)
     (said,) = table.dies(0, 1, 3, 4)
-    assert said == Notice("worker 0 was killed; what it held (3 tickets) is made again. The epoch goes on.")
+    assert said == Notice("worker 0 was killed. Its 3 batches will be made again. Training continues.")
     assert (table.state.failures.deaths["local"], table.state.failures.remade) == (1, 3)
     assert table.state.placement.load == {"local": 3}
     assert table.send() == [("local", None, [1]), ("local", None, [3]), ("local", None, [4])]
@@ -520,12 +520,22 @@ def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> Non
     assert (table.state.failures.deaths["local"], table.state.failures.remade) == (2, 4)
 
 
+def test_second_worker_of_a_lost_node_warns_no_more() -> None:
+    table = Table(sizes=(0, 2))
+    table.report("remote", (0, 1))
+    lost = [
+        WorkerGone("remote", worker, 0, (), None, False, "node a is lost", is_reported=worker > 0) for worker in (0, 1)
+    ]
+    assert [table.tell(gone) for gone in lost] == [[Notice("node a is lost. Training continues.")], []]
+    assert table.state.failures.deaths["remote"] == 2
+
+
 def test_what_a_worker_held_of_an_earlier_epoch_is_nobodys_loss() -> None:
     table = Table()
     table.send(2)
     table.answer(table.state.begin_epoch())
     table.send(2)
-    assert table.dies(0, 0, 1, working_on=0, epoch=0) == [Notice("worker 0 was killed. The epoch goes on.")]
+    assert table.dies(0, 0, 1, working_on=0, epoch=0) == [Notice("worker 0 was killed. Training continues.")]
     assert (table.send(), table.state.failures.remade, table.state.placement.load) == ([], 0, {"local": 2})
 
 

@@ -22,7 +22,7 @@ def hangs(table: Table, worker: int, ticket: int, place: int, *others: int) -> l
 def test_a_ticket_whose_sample_hangs_is_made_again_and_loses_no_try() -> None:
     table = Table()
     table.send(3)
-    assert hangs(table, 0, 0, 2, 1) == [Notice(f"{WHY}; what it held (2 tickets) is made again. The epoch goes on.")]
+    assert hangs(table, 0, 0, 2, 1) == [Notice(f"{WHY}. Its 2 batches will be made again. Training continues.")]
     assert table.send() == [("local", None, [0]), ("local", None, [1])]
     ticket = table.state.schedule.ticket(0)
     assert ticket is not None

@@ -107,3 +107,12 @@ def test_a_worker_that_died_before_its_agent_knew_of_the_epoch_gives_back_the_ti
     one.tell(WorkerGone("", 0, 0, (3,), 3, False, "it was killed"))
     (event,) = until(one.pool.poll)
     assert (event.epoch, event.lost, event.working_on) == (1, (7,), None)
+
+
+def test_lost_node_reports_its_loss_once(play: Callable[[bool], Played]) -> None:
+    one = play(True)
+    one.tell(WorkerUp("", 1))
+    until(one.pool.poll).clear()
+    one.end.shutdown(socket.SHUT_RDWR)
+    gone = until(one.pool.poll)
+    assert [(event.is_reported, event.why) for event in gone] == [(False, gone[0].why), (True, gone[0].why)]
