@@ -37,7 +37,7 @@ from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.progress import ResumePoint
+from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats
@@ -60,6 +60,8 @@ TICK_S = 1.0
 """The longest sleep of the consumer, seconds: some changes wake no thread."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
+FIRST_STATES_S = 5.0
+"""Seconds that a state waits for workers that start late, on a machine with much other work."""
 POINT_S = 1.0
 """Seconds that `Engine.point` waits for the thread that is in ``next()``."""
 _INHERITED = (
@@ -517,11 +519,31 @@ class Engine:
                 return
             self._state.logicals.ask_states()
             self._pools.perform()
-            deadline = monotonic() + wait_s
-            while (left_s := deadline - monotonic()) > 0 and self._state.logicals.untold:
-                select.select(self._pools.descriptors(), (), (), left_s)
-                if self._pools.overhear():
-                    self._wakeup.ring()
+            self._await(lambda: not self._state.logicals.untold, wait_s)
+
+    def unreported(self, wait_s: float = 0.0) -> int:
+        """Wait until each logical worker has reported a state; return how many have not within ``wait_s`` seconds.
+
+        Only the thread that iterates may call it.
+        """
+        with self._lock:
+            if self._closed:
+                return 0
+            self._await(lambda: not self._state.logicals.unreported(), wait_s)
+            return self._state.logicals.unreported()
+
+    def begin_with(self, state: bytes) -> None:
+        """Start each logical worker from ``state``, before the first batch."""
+        with self._lock:
+            for log in self._state.logicals.logs:
+                log.told(*START, state)
+
+    def _await(self, is_done: Callable[[], bool], wait_s: float) -> None:
+        deadline = monotonic() + wait_s
+        while (left_s := deadline - monotonic()) > 0 and not is_done():
+            select.select(self._pools.descriptors(), (), (), left_s)
+            if self._pools.overhear():
+                self._wakeup.ring()
 
     def _points(self) -> Iterator[ResumePoint]:
         undelivered = len(self.returned) + self._delivery.holds_a_batch()

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
 from dpex.engine.draws import BegunDraws, Draws
-from dpex.engine.engine import TOLD_S, Engine, EnginePlan
+from dpex.engine.engine import FIRST_STATES_S, TOLD_S, Engine, EnginePlan
 from dpex.engine.pass_state import PassRecorder, begin_pass, point_for, worker_state
 from dpex.engine.samplers import draws_ahead_safely
 from dpex.measure.ledger import LastReading
@@ -23,7 +23,9 @@ from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place
 from dpex.system.gpu.stall import SHARE, cuda_stall
+from dpex.system.user_warnings import warn
 from dpex.worker.setup import SEARCH_RATIO, ObjectSharing, WorkerSetup, modes_here
+from dpex.worker.states import LogicalState, pack_state
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -244,6 +246,32 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         """
         is_over = self._recorder.has_finished and self._persistent_workers
         self._engine.ask_states(TOLD_S if is_over else 0.0)
+
+    def await_first_states(self, *, has_init_fn: bool) -> None:
+        """Wait until each worker has reported the first states of generators in the dataset; warn if one has not.
+
+        Args:
+            has_init_fn: The loader has a ``worker_init_fn``, which may change these states.
+        """
+        unreported = 0 if self._dataset_kind == DatasetKind.Iterable else self._engine.unreported()
+        if not unreported:
+            return
+        from dpex.worker.own_generators import OwnGenerators
+
+        own = OwnGenerators(self._dataset, self._collate_fn)
+        names = list(own.states())
+        if unreported < self._num_workers:
+            is_lacking = self._engine.unreported(FIRST_STATES_S) > 0
+        else:  # no worker has started, and each will with the states that are here
+            is_lacking = bool(names) and has_init_fn
+            if names and not is_lacking:
+                self._engine.begin_with(pack_state(LogicalState(own=own.states())))
+        if is_lacking:
+            warn(
+                "state_dict(): some workers have not started, so this state lacks the states of random generators in "
+                f"the dataset ({', '.join(names) or 'made by worker_init_fn'}). A run that is resumed from it draws "
+                "other numbers, unless they are seeded. Call state_dict() again after the first batches"
+            )
 
     @property
     def _workers(self) -> list[Any]:

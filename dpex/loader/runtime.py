@@ -107,6 +107,11 @@ class LoaderRuntime:
             for iterator in list(self.iterators):
                 iterator.ask_states()
 
+    def await_first_states(self, *, has_init_fn: bool) -> None:
+        """Wait until the workers of all iterators have reported the first states of generators in the dataset."""
+        for iterator in list(self.iterators):
+            iterator.await_first_states(has_init_fn=has_init_fn)
+
     def take_resume(self) -> PassState | None:
         """Return the state with which the next pass begins, and forget it; None: the pass begins anew."""
         resume, self.resume, self.loaded = self.resume, None, None

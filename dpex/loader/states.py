@@ -44,6 +44,7 @@ def state_of(loader: Any) -> dict[str, Any]:
     runtime.ask_states()
     if runtime.last_state is None:
         loader._begun = DataLoader.__iter__(loader)  # not that of a subclass, which would change batches twice
+    runtime.await_first_states(has_init_fn=loader.worker_init_fn is not None)
     found = None if runtime.last_state is None else runtime.last_state.read()
     if found is None:
         raise StateError(

@@ -212,6 +212,10 @@ class LogicalWorkers:
         log.told(event.epoch, event.number, event.state)
         log.settle(epoch, first)
 
+    def unreported(self) -> int:
+        """Count the logical workers that have reported no state."""
+        return sum(not log.is_known for log in self.logs)
+
     def broken_by(self, place: Place) -> list[int]:
         """Return the running streams of a worker that ended which cannot be restarted, as they have no state."""
         if not self._iterable:

@@ -113,7 +113,7 @@ _ALIGN = 64
 _LENGTH_BYTES = 8
 """A file begins with the place of its table."""
 _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
-"""What memfd_create(2) fails with where a container or a kernel does not allow it."""
+"""Errors of memfd_create(2) where a container or a kernel does not allow it."""
 
 
 @functools.cache

@@ -93,6 +93,10 @@ class WorkerCore:
         """Have snapshots of ``number`` hold the state of its dataset from now on."""
         self._logicals[number].is_asked = True
 
+    def has_own_generators(self, number: int) -> bool:
+        """Return True if random generators lie in the dataset of ``number``."""
+        return bool(self._logicals[number].own)
+
     def has_dataset_state(self, number: int) -> bool:
         """Return True if the dataset of ``number``, or the stream that it reads, can report its state."""
         return self._logicals[number].has_dataset_state

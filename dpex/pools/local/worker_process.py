@@ -257,8 +257,13 @@ class LocalWorker:
     def _adopt(self, logical: int, state: bytes | None) -> None:
         self._core.adopt(logical, state)
         self._latest.pop(logical, None)
-        if state is None and self._core.setup.iterable and self._core.has_dataset_state(logical):
-            self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
+        if state is not None:
+            return
+        if self._core.setup.iterable:
+            if self._core.has_dataset_state(logical):
+                self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
+        elif self._core.has_own_generators(logical):  # a later run cannot make their first states again
+            self._tell_state(logical, *START)
 
     def _ask_state(self, logical: int) -> None:
         """Tell the state of a dataset from now on, and at once."""

@@ -1,0 +1,132 @@
+"""Under ``seeding="worker"`` a resumed run continues generators without a seed in the dataset."""
+
+from __future__ import annotations
+
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+
+
+class Drawing(Dataset[float]):
+    """Draws each sample from generators with states that no other process can make again."""
+
+    def __init__(self) -> None:
+        self.numpy, self.legacy, self.python = np.random.default_rng(), np.random.RandomState(), random.Random()
+        self.torch = torch.Generator()
+        self.torch.seed()
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> float:
+        drawn = self.numpy.random() + self.legacy.random() + self.python.random()
+        return float(drawn) + float(torch.rand((), generator=self.torch))
+
+
+class MadeInWorker(Drawing):
+    """Gets its generators from `make_generators`, in the worker."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def make_generators(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    Drawing.__init__(info.dataset)
+
+
+def loader(dataset: Dataset[Any], **options: Any) -> DpexDataLoader[torch.Tensor]:
+    if isinstance(dataset, MadeInWorker):
+        options["worker_init_fn"] = make_generators
+    return DpexDataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, **options)
+
+
+def values(batches: Any) -> list[list[float]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("dataset", [Drawing, MadeInWorker])
+@pytest.mark.parametrize("asked_at", [None, 1, 3])
+@pytest.mark.parametrize("delivered", [2, 5, 11])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_rest_is_the_same_whenever_a_state_was_asked_for(
+    dataset: type[Dataset[Any]], asked_at: int | None, delivered: int, persistent: bool
+) -> None:
+    with loader(dataset(), persistent_workers=persistent) as first:
+        batches = iter(first)
+        for number in range(delivered):  # of two, one comes from each worker, so both have started
+            next(batches)
+            if number == asked_at:
+                first.state_dict()
+        state = first.state_dict()
+        rest = values(batches)
+    with loader(dataset(), persistent_workers=persistent) as second:
+        second.load_state_dict(state)
+        assert values(second) == rest
+
+
+def test_state_before_the_first_batch_holds_the_first_states() -> None:
+    with loader(Drawing()) as first:
+        state = first.state_dict()
+        epoch = values(first)
+    with loader(Drawing()) as second:
+        second.load_state_dict(state)
+        assert values(second) == epoch
+
+
+class Stuck(Drawing):
+    """A dataset with a worker that does not start."""
+
+
+def start_first_only(worker: int) -> None:
+    if worker == 1:
+        signal.pause()
+
+
+def test_state_that_lacks_generators_is_a_warning() -> None:
+    with loader(Stuck(), worker_init_fn=start_first_only) as made:
+        batches = iter(made)
+        next(batches)
+        with pytest.warns(RuntimeWarning, match=r"lacks the states .*\(Stuck.numpy, .*Call state_dict\(\) again"):
+            made.state_dict()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_rest_of_a_later_epoch_is_the_same(persistent: bool) -> None:
+    with loader(Drawing(), persistent_workers=persistent) as first:
+        list(first)
+        batches = iter(first)
+        for _ in range(5):
+            next(batches)
+        state = first.state_dict()
+        rest = values(batches)
+    with loader(Drawing(), persistent_workers=persistent) as second:
+        second.load_state_dict(state)
+        assert values(second) == rest
+
+
+def test_no_state_is_reported_without_generators() -> None:
+    """A worker that starts reports a state only if a later run could not make it again."""
+
+    class Plain(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    reported = {}
+    for name, dataset in (("plain", Plain()), ("drawing", Drawing())):
+        with DpexDataLoader(dataset, num_workers=1) as made:
+            batches = iter(made)
+            next(batches)
+            reported[name] = batches._engine._state.logicals.logs[0].point(0, 0).state is not None  # type: ignore[attr-defined]
+    assert reported == {"plain": False, "drawing": True}
