@@ -77,9 +77,11 @@ class Tuning:
     def _measured(self, window: Window) -> Sample:
         sample = window.sample(self._rank.began_at, self._rank.settings)
         room, unplaced = self._simulator.room(self._rank), self._simulator.unplaced(self._rank)
+        noisy = self._with_noise(sample, _NOISY)
         return replace(
             sample,
-            **self._with_noise(sample, _NOISY),
+            **noisy,
+            steps_s=sample.steps_s * (noisy["work_s"] / sample.work_s if sample.work_s else 1.0),
             local=self._pool(sample.local),
             remote=replace(self._pool(sample.remote), room=room, unplaced=unplaced),
             machine=self._machine(window),

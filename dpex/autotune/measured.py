@@ -78,6 +78,8 @@ class SampleChecker:
             wait_s=wait_s,
             own_s=own_s,
             work_s=work_s,
+            steps=found.steps if _is_time(sample.steps_s) else None,
+            steps_s=factor * found.steps_s,
             head_s=min(wait_s, found.head_s),
             local=_pool(sample.local),
             remote=_pool(sample.remote),
@@ -206,5 +208,6 @@ def _with_loss(sample: Sample, lost_s: float) -> Sample:
         wait_s=wait_s,
         own_s=own_s,
         work_s=remainder(sample.seconds, lost_s),
+        steps=None,
         head_s=min(sample.head_s, wait_s),
     )

@@ -53,6 +53,9 @@ class Sample:
             ``seconds``, but for the call that is under way.
         own_s: Seconds in which it was busy there (decoding, or handing out work).
         work_s: Seconds between two calls.
+        steps, steps_s: Steps that ended in the window, and all their seconds, those before the window too. A window
+            that ends in the middle of a step holds a part of it, so ``work_s`` over ``batches`` is no mean. None: only
+            ``work_s`` is known.
         head_s: Part of ``wait_s`` in which later batches were ready and the next one in turn was not.
         ready, in_flight: Batches at the end of the window.
         batch_bytes: Mean size of a batch.
@@ -73,6 +76,8 @@ class Sample:
     wait_s: float = 0.0
     own_s: float = 0.0
     work_s: float = 0.0
+    steps: int | None = None
+    steps_s: float = 0.0
     head_s: float = 0.0
     ready: int = 0
     in_flight: int = 0

@@ -79,6 +79,8 @@ class Times(Record):
     wait_s: float = counter("Seconds in which it was blocked in ``next()``.", "seconds")
     own_s: float = counter("Seconds in which it was busy in ``next()``.", "seconds")
     work_s: float = counter("Seconds between two calls.", "seconds")
+    steps: int | None = counter("Steps that have ended: the next call of ``next()`` has begun.", default=None)
+    steps_s: float = counter("Seconds of the steps that have ended.", "seconds")
     head_s: float = counter(
         "Seconds of the wait in which later batches were ready and the next one was not.", "seconds"
     )
@@ -99,6 +101,7 @@ class Tally:
         blocked_at: Start of the present wait; 0 without one.
         returned_at: Start of the present step; 0 in ``next()`` and between passes.
         starting: True in the first call of a pass.
+        stepped: Steps that have ended; ``work_s`` holds their seconds.
         cause: Cause of the present wait.
         named_s: Seconds of the present call that have a cause.
         pending_s: Seconds of these that get their cause from the awaited batch.
@@ -117,13 +120,13 @@ class Tally:
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at", "errors"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
-        *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s"),
+        *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "stepped", "steps", "transfer_s"),
         *("unended_s", "waited_s", "waits", "work_s", "_before", "_latest", "_queued_before_s"),
     )
 
     def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
         self.seqlock = Seqlock()
-        self.batches = self.starts = self.samples = self.pinned_bytes = 0
+        self.batches = self.starts = self.stepped = self.samples = self.pinned_bytes = 0
         self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
         self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
@@ -160,6 +163,7 @@ class Tally:
         if self.returned_at:
             step_s = now - self.returned_at
             self.work_s += step_s
+            self.stepped += 1
             if self.detailed:
                 self.steps[bisect_left(STEP_BUCKETS, step_s)] += 1
             if step_s > QUEUE_ASKED_S:
@@ -291,7 +295,8 @@ class Tally:
         return self.seqlock.read(lambda: self._times(now))
 
     def _times(self, now: float) -> Times:
-        batches, inside_s, work_s = self.batches - self.starts, self.inside_s - self.start_s, self.work_s
+        batches, inside_s = self.batches - self.starts, self.inside_s - self.start_s
+        steps_s = work_s = self.work_s
         if self.starting:
             blocked_s, head_s = self._before
         else:
@@ -305,7 +310,15 @@ class Tally:
                 blocked_s += max(0.0, now - blocked_at)
                 head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
         own_s = max(0.0, inside_s - blocked_s)
-        return Times(batches=batches, wait_s=blocked_s, own_s=own_s, work_s=work_s, head_s=head_s)
+        return Times(
+            batches=batches,
+            wait_s=blocked_s,
+            own_s=own_s,
+            work_s=work_s,
+            steps=self.stepped,
+            steps_s=steps_s,
+            head_s=head_s,
+        )
 
     def sums(self, now: float, **others: Any) -> Sums:
         """Return all counts, with the fields of `Sums` that others count.

@@ -28,6 +28,9 @@ class Constants:
     """Growth of the number of workers in a probe, as a factor."""
     least: int = 3
     """Windows under a setting before its rate counts."""
+    times: float = 3.0
+    """Times of a batch that windows cover before their rate counts. Workers that began together finish together: a
+    shorter time holds their batches without the time in which they were made, or that time without the batches."""
     longest: int = 8
     """Windows after which a trial is decided by the measurements so far."""
     pause: float = 3.0
@@ -36,6 +39,9 @@ class Constants:
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     early: float = 2.0
     """Growth of the number of workers, as a factor, from which a trial may end before its batches are there."""
+    apart: float = 2.0
+    """Times of the latest batches over nine in ten of those before, beyond the growth of workers, from which the work
+    is another at once."""
     alarm: float = 5.0
     """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
     drift: float = 1.0

@@ -96,6 +96,13 @@ class ServiceTimes:
         return median(self._latest) if self._latest else self.wall.value
 
     @property
+    def most_s(self) -> float:
+        """The time within which nine in ten of the latest batches were made; infinite while few are known."""
+        if len(self._latest) < CONSTANTS.start:
+            return math.inf
+        return sorted(self._latest)[int(CONSTANTS.queued * len(self._latest))]
+
+    @property
     def net_s(self) -> float:
         """Seconds of a batch without queueing for a CPU; 0 without a window."""
         return _net_s(self.wall.value, self.cpu.value, self.queued.value)
@@ -119,6 +126,13 @@ class PoolEvidence:
     slowest_s: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
 
+    def is_other_work(self, pool: PoolSample, growth: float) -> bool:
+        """Return True if all batches of a window took far longer than nine in ten of those before.
+
+        Where storage, a link or CPUs are full, ``growth`` times the workers take up to ``growth`` times as long.
+        """
+        return len(pool.services_s) > 1 and min(pool.services_s) > CONSTANTS.apart * growth * self.times.most_s
+
     def add(self, pool: PoolSample) -> None:
         """Take in a window."""
         if pool.tickets:
@@ -132,7 +146,7 @@ class Evidence:
     """The measurements since the work last changed."""
 
     def __init__(self, watched: defaultdict[str, Cusum] | None = None) -> None:
-        self.step, self.trainer_cpu = Mean(), Mean()
+        self.step, self.step_queued, self.trainer_cpu = Mean(), Mean(), Mean()
         self.pools = {name: PoolEvidence() for name in WORKER_POOLS}
         self._watched = defaultdict(Cusum) if watched is None else watched
         for each in self._watched.values():
@@ -140,9 +154,11 @@ class Evidence:
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
         self._sent, self._full_s = 0, 0.0
 
-    def add(self, sample: Sample, *, is_first: bool = False) -> None:
-        """Take in a window. is_first: of a pass, whose first batch counts in no window while its step does."""
-        self.step.add(stepping_s(sample), sample.batches + is_first * bool(sample.batches))
+    def add(self, sample: Sample) -> None:
+        """Take in a window."""
+        (step_s, queued_s), count = steps(sample)
+        self.step.add(step_s, count)
+        self.step_queued.add(queued_s, count)
         self.trainer_cpu.add(sample.machine.trainer_cpu_s, sample.batches)
         for name, pool in self.pools.items():
             pool.add(getattr(sample, name))
@@ -165,14 +181,19 @@ class Evidence:
         under the same number of workers, and if all batches were begun under it (``is_steady``): others hold each other
         up more, or less."""
         found, workers = [], (sample.settings.local, sample.settings.remote)
-        seen: list[tuple[str, object, float, int]] = [("step", None, stepping_s(sample), sample.batches)]
+        (step_s, _), count = steps(sample)
+        seen: list[tuple[str, object, float, int]] = [("step", None, step_s, count)]
         for name in WORKER_POOLS if is_steady else ():
             pool: PoolSample = getattr(sample, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
-        for name, under, seconds, count in seen:
-            if count > 1 and self._watched[name].add(seconds / count, under):
+        for name, under, seconds, number in seen:
+            if number > 1 and self._watched[name].add(seconds / number, under):
                 found.append(name)
         return tuple(found)
+
+    def is_other_work(self, sample: Sample, growth: float) -> bool:
+        """Return True if the batches of a pool became far slower than ``growth`` times the workers can make them."""
+        return any(pool.is_other_work(getattr(sample, name), growth) for name, pool in self.pools.items())
 
     def service_s(self, name: str) -> float:
         """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
@@ -198,10 +219,14 @@ def is_link_full(sample: Sample) -> bool:
     return bool(there.links) and sends and there.busy_s < k.part * there.running * sample.seconds
 
 
-def stepping_s(sample: Sample) -> float:
-    """Seconds of steps in the window, without what the training thread waited for a CPU."""
+def steps(sample: Sample) -> tuple[tuple[float, float], int]:
+    """Return the seconds of steps and those in which the training thread waited for a CPU, and the number of steps."""
     total_s = sample.work_s + sample.own_s
-    return max((1.0 - CONSTANTS.queued) * total_s, total_s - (sample.machine.trainer_queued_s or 0.0))
+    queued = min(CONSTANTS.queued, (sample.machine.trainer_queued_s or 0.0) / max(1e-9, total_s))
+    count = sample.batches
+    if sample.steps is not None:
+        total_s, count = sample.steps_s + sample.own_s, sample.steps
+    return ((1.0 - queued) * total_s, queued * total_s), count
 
 
 class Record:
@@ -239,6 +264,11 @@ class Record:
     def queued(self) -> float:
         """Share of the time that the training thread waited for a CPU."""
         return self.queued_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def has_rate(self) -> bool:
+        """True if the windows are long enough for a rate."""
+        return self.times.count > 0 and self.seconds >= CONSTANTS.times * self.times.wall.value
 
     @property
     def is_late(self) -> bool:

@@ -83,7 +83,6 @@ class Law:
         self._asked_at = self._settled_at = 0.0
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
-        self._epoch = -1
         self._shrink_after, self._turn = config.shrink_after, 0
         self._depth = CONSTANTS.depth
         self._signal: Signal = "wait"
@@ -121,10 +120,10 @@ class Law:
 
     def _step(self, sample: Sample) -> Decision | None:
         changes = self._evidence.changes(sample, is_steady=self._is_steady(sample))
-        if "step" in changes or (changes and (self._trial is None or self._trial.kind != GROW)):
+        is_growing = self._trial is not None and self._trial.kind == GROW
+        if "step" in changes or (changes and not is_growing) or self._evidence.is_other_work(sample, self._growth()):
             self._forget()
-        self._evidence.add(sample, is_first=sample.epoch != self._epoch)
-        self._epoch = sample.epoch if sample.batches else self._epoch
+        self._evidence.add(sample)
         inside = self._inside(sample)
         if inside != sample.settings:
             self._asked_at = sample.at
@@ -140,6 +139,15 @@ class Law:
             return self._decide_early(sample)
         self._record.add(sample, self.config.wait_goal)
         return self._decide(sample)
+
+    def _growth(self) -> float:
+        """Return the growth of workers that is on trial or is taken back, as a factor; 1 without one."""
+        trial = self._trial
+        if trial is None:
+            return 1.0
+        new = self.decisions[trial.number].new.workers
+        old = trial.old.workers if trial.blamed is None else trial.blamed.old.workers
+        return max(new, trial.old.workers) / max(1, min(new, old))
 
     def _inside(self, sample: Sample) -> Settings:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
@@ -208,11 +216,12 @@ class Law:
             remote=remote,
             step_s=max(1e-6, seen.step.value),
             step_cpu_s=min(seen.trainer_cpu.value, max(1e-6, seen.step.value)),
+            step_queued_s=seen.step_queued.value,
             cpus=machine.cpus,
             others=seen.others,
             walls=walls(self.config, sample),
             unevenness=seen.unevenness,
-            measured_rate=rate if waits and rate else None,
+            measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
             start=self._start_of(sample),
             stages={name: seconds / total for name, seconds in stages.items()} if total else {},
@@ -493,8 +502,8 @@ class Law:
 
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
         model = self.model
-        rate = model.rate(new).value if model is not None else 0.0
-        wait = wording.expected_wait(model.wait(new).value, self._record, sample) if model is not None else 0.0
+        rate, blocked = model.expected(new) if model is not None else (0.0, 0.0)
+        wait = wording.expected_wait(blocked, self._record, sample) if model is not None else 0.0
         evidence = wording.evidence(model, self._record, sample) if model is not None else {}
         decision = Decision(
             at=sample.at,

@@ -96,6 +96,7 @@ class Model:
         local, remote: The places of workers.
         step_s: What the training loop takes for a batch when it need not wait.
         step_cpu_s: CPU time of the training process for that.
+        step_queued_s: Seconds that the training thread waited for a CPU in a step, beside ``step_s``.
         cpus: CPUs that this job may use; ``others``: what other programs use of them.
         unevenness: The slowest batch over the mean.
         measured_rate: Batches per second under ``now``, where the loop waited; None where it did not.
@@ -114,6 +115,7 @@ class Model:
     cpus: float
     others: float
     walls: Walls
+    step_queued_s: float = 0.0
     unevenness: float = 1.0
     measured_rate: float | None = None
     error: float = 0.05
@@ -130,11 +132,14 @@ class Model:
         error = math.hypot(self.error, CONSTANTS.far * apart / math.log(2.0))
         return Range(value=value, low=value / (1.0 + 2 * error), high=min(value * (1.0 + 2 * error), self.demand))
 
-    def wait(self, settings: Settings) -> Range:
-        """Share of the training loop's time that it waits, 0 to 1."""
-        rate = self.rate(settings)
-        value, low, high = (max(0.0, 1.0 - each / self.demand) for each in (rate.value, rate.high, rate.low))
-        return Range(value=value, low=low, high=high)
+    def expected(self, settings: Settings) -> tuple[float, float]:
+        """Return batches per second and the share of its time that the training loop is blocked.
+
+        Local workers take CPUs from the training thread. Its steps last longer by the time that it waits for a CPU.
+        """
+        step_s = self.step_s + self.step_queued_s * settings.local / max(1, self.now.local)
+        rate = min(self.rate(settings).value, 1.0 / max(_TINY, step_s))
+        return rate, max(0.0, 1.0 - rate * step_s)
 
     @property
     def demand(self) -> float:

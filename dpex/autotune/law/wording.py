@@ -19,10 +19,6 @@ _WAITS: Mapping[Signal, str] = {
     "nvml": "the GPU idles while the training loop waits, by NVML,",
 }
 
-_LEAST_TIMES = 3
-"""Times of a batch that windows must cover before their rate is quoted. Workers that began together finish together: a
-shorter time holds their batches without the time in which they were made, or that time without the batches."""
-
 
 def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
     """The measurements that a decision rests on, by name; the ending of a name is its unit."""
@@ -42,8 +38,7 @@ def measured(record: Record, sample: Sample) -> dict[str, float]:
     """
     seen = _seen(record, sample)
     found = {"wait": min(1.0, (seen.wait_s + seen.own_s) / max(1e-9, seen.seconds))}
-    is_long = seen.times.count and seen.seconds >= _LEAST_TIMES * seen.times.wall.value
-    return {"rate": seen.rate()[0]} | found if is_long else found
+    return {"rate": seen.rate()[0]} | found if seen.has_rate else found
 
 
 def _seen(record: Record, sample: Sample) -> Record:

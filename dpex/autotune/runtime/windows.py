@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.readable import remainder
@@ -31,9 +32,9 @@ PATIENCE = 4.0
 """Times its length that a window waits for more batches."""
 GLANCE_S = 0.125
 """Longest sleep of the thread, so that a sudden change is seen soon."""
-SUDDEN, NEARLY_ALL = 0.5, 0.75
-"""From a glance since which the consumer waits for the first share of its time a short window begins; if it waited for
-the second share since the glance before, from that one."""
+SUDDEN = 0.5
+"""Share of its time that the consumer waited since a glance from which the work has changed: a window begins with that
+glance."""
 AWAY_S = 1.0
 AWAY_STEPS = 10.0
 """Seconds, and times the usual step, from which a step counts as absence: the consumer does something else."""
@@ -62,6 +63,12 @@ class WindowMark:
     def progress_to(self, look: EngineLook) -> tuple[int, float]:
         """Batches and seconds until then."""
         return self.batches_to(look), self.seconds_to(look)
+
+    def is_slower_to(self, look: EngineLook, base: WindowMark) -> bool:
+        """Return True if all batches that local workers made until then took far longer than those since ``base``."""
+        before, since = self.look.local.since(base.look.local), look.local.since(self.look.local)
+        mean_s = before.busy_s / max(1, before.tickets)
+        return len(since.services_s) > 1 and min(since.services_s) > CONSTANTS.apart * mean_s > 0.0
 
     def waited_to(self, look: EngineLook) -> float:
         """Share of its time until then that the consumer waited; 0 to 1."""
@@ -210,20 +217,18 @@ class MeasurementWindows:
         return WindowMark(look, cpu_s, self._queues(look))
 
     def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]], cpu_s: float) -> bool:
-        """Begin a window and return True if the consumer waits since the last glance, and did not in the last one."""
+        """Begin a window and return True if since the last glance the consumer waits, or batches take far longer."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
         if any(look.at - self._glances[n].look.at < GLANCE_S / 2 for n, look in looks if n in self._glances):
             return False
         before, self._glances = self._glances, {number: self._mark(look, cpu_s) for number, look in looks}
-        waited = max((before[number].waited_to(look) for number, look in looks if number in before), default=0.0)
-        if waited < SUDDEN:
+        known = [(before[number], self._bases[number], look) for number, look in looks if number in before]
+        if not any(then.waited_to(look) > SUDDEN or then.is_slower_to(look, base) for then, base, look in known):
             return False
-        for number, glance in self._glances.items():
-            if waited < NEARLY_ALL:
-                self._bases[number] = glance
-            elif number in before:
+        for number in self._glances:
+            if number in before:
                 self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.look.at)
         self._waited, self.length_s = 1.0, SHORTEST_S
         return True

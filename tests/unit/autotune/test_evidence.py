@@ -8,7 +8,7 @@ import pytest
 
 from dpex.autotune.law.evidence import Cusum, Evidence, ServiceTimes
 from dpex.autotune.types import Sample, Settings
-from dpex.measure.samples import PoolSample
+from dpex.measure.samples import MachineSample, PoolSample
 
 
 def window(queued_s: float) -> PoolSample:
@@ -59,6 +59,34 @@ def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it(
     assert seen.link == pytest.approx(6.0)
 
 
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Sample:
+    """A window of 0.23 s: four batches, and four steps of 50 ms and a part of the fifth."""
+    machine = MachineSample(cpus=2.0, trainer_queued_s=queued_s)
+    given = {"batches": 4, "work_s": 0.2296, "own_s": 0.0004, "steps": steps, "steps_s": 0.2 if steps else 0.0}
+    return Sample(at=at, seconds=0.23, settings=Settings(local=2), machine=machine, **given)
+
+
+def test_a_step_counts_once_it_has_ended() -> None:
+    seen = Evidence()
+    seen.add(ended_steps(0.23, steps=4))
+    assert (seen.step.count, seen.step.value) == (4, pytest.approx(0.0501))
+
+
+def test_traces_without_ended_steps_give_their_mean() -> None:
+    seen = Evidence()
+    seen.add(ended_steps(0.23, steps=None))
+    assert (seen.step.count, seen.step.value) == (4, pytest.approx(0.0575))
+
+
+def test_waiting_for_a_cpu_is_counted_beside_the_step() -> None:
+    seen = Evidence()
+    seen.add(ended_steps(0.23, steps=4, queued_s=0.046))
+    assert (seen.step.value, seen.step_queued.value) == pytest.approx((0.8 * 0.0501, 0.2 * 0.0501))
+
+
 # -- changes -----------------------------------------------------------------------------------------------------------
 
 
@@ -92,3 +120,30 @@ def test_batches_that_were_begun_under_other_workers_are_no_change() -> None:
 
     assert "local" in changes(is_steady=True)
     assert changes(is_steady=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("services_s", "growth", "is_other"),
+    [
+        ((0.061, 0.062), 1.5, True),
+        ((0.061, 0.059), 1.5, False),  # three times is what full CPUs and an uneven batch may do
+        ((0.061, 0.062), 2.0, False),
+        ((0.041, 0.042), 1.0, True),
+        ((0.5,), 1.0, False),  # a single batch
+        ((0.02, 0.5, 0.5), 1.0, False),
+    ],
+)
+def test_batches_far_slower_than_the_growth_are_other_work(
+    services_s: tuple[float, ...], growth: float, is_other: bool
+) -> None:
+    """Nine in ten of the batches before took at most 20 ms."""
+
+    def made(*services_s: float) -> Sample:
+        here = PoolSample(running=2, tickets=len(services_s), load_s=sum(services_s), services_s=services_s)
+        return Sample(at=1.0, seconds=1.0, settings=Settings(local=2), batches=len(services_s), local=here)
+
+    seen = Evidence()
+    seen.add(made(0.02, 0.02))
+    assert not seen.is_other_work(made(0.5, 0.5), 1.0)  # too few are known
+    seen.add(made(*[0.02] * 16, 0.3))
+    assert seen.is_other_work(made(*services_s), growth) is is_other

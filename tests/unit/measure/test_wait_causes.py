@@ -263,3 +263,15 @@ def test_histograms_count_where_they_are_kept() -> None:
     plain.call()
     assert sum(plain.tally.waits) == 0
     assert len(plain.tally.waits) == len(WAIT_BUCKETS) + 1
+
+
+def test_steps_count_once_they_have_ended() -> None:
+    """A look in the middle of the third step finds two steps, and their seconds."""
+    consumer = Consumer()
+    for _ in range(3):
+        consumer.call(own_s=0.001)
+        consumer.step(0.05)
+    times = consumer.tally.times(consumer.clock())
+    assert (times.batches, times.steps) == (2, 2)
+    assert (times.steps_s, times.work_s) == (pytest.approx(0.1), pytest.approx(0.15))
+    assert times.since(times).steps == 0

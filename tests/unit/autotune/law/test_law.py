@@ -152,6 +152,16 @@ def test_going_back_is_taken_back_if_it_was_worse() -> None:
     assert loader.workers >= many
 
 
+def test_work_that_changes_during_growth_ends_its_trial() -> None:
+    """Growth of 8 workers to 32 can make batches four times slower, and they are 12 times slower: other work."""
+    loader = grown(0.3)
+    many, loader.engine.service_s = loader.workers, 12 * 0.3
+    decisions = loader.run(20.0)
+    assert {decision.reason for decision in decisions} == {"too few"}
+    assert loader.workers > many
+    assert loader.tuner.decisions[0].outcome is None
+
+
 def test_growth_that_was_not_to_blame_is_no_failure() -> None:
     """Batches are as slow without it, so the work is another: the next growth neither waits nor goes half-way."""
     loader = grown(0.3)

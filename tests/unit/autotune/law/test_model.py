@@ -61,7 +61,20 @@ def workers(local: int, remote: int = 0) -> Settings:
 )
 def test_the_rate_is_that_of_the_bottleneck(work: Model, count: int, rate: float) -> None:
     assert work.rate(workers(count)).value == pytest.approx(rate)
-    assert work.wait(workers(count)).value == pytest.approx(max(0.0, 1 - rate * work.step_s))
+    assert work.expected(workers(count)) == pytest.approx((rate, max(0.0, 1 - rate * work.step_s)))
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "blocked"),
+    [
+        (2, 20, 0.6),  # a step lasts 20 ms, 10 of them waiting for a CPU
+        (4, 40, 0.0),  # and waits twice as long beside twice the workers: 30 ms, of which 33 fit in a second
+        (1, 10, 0.85),
+    ],
+)
+def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, blocked: float) -> None:
+    work = replace(model(step_s=0.01), now=workers(2), step_queued_s=0.01)
+    assert work.expected(workers(count)) == pytest.approx((min(rate, 100 / 3), blocked))
 
 
 def test_remote_workers_make_no_more_than_the_link_carries() -> None:
@@ -147,8 +160,9 @@ def test_more_local_workers_are_never_predicted_slower(work: Model, one: int, ot
 def test_no_rate_surpasses_the_step_and_its_interval_holds_it(work: Model, local: int, remote: int) -> None:
     found = work.rate(workers(local, remote))
     assert 0 < found.low <= found.value <= found.high <= work.demand * (1 + 1e-9)
-    wait = work.wait(workers(local, remote))
-    assert 0 <= wait.low <= wait.value <= wait.high <= 1
+    rate, blocked = work.expected(workers(local, remote))
+    assert 0 < rate <= found.value
+    assert 0 <= blocked <= 1
 
 
 @given(models())

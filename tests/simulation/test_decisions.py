@@ -1,0 +1,50 @@
+"""What the law decides in simulated worlds, on virtual time: the step of its decisions, and what it expects."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.simulation.score import cold_start
+from benchmarks.simulation.simulator import simulate
+from benchmarks.simulation.world import Phase, Step, Work, World
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law.law import Law
+from dpex.autotune.types import Decision
+
+OWN_S = 0.0003
+
+
+def decisions(*phases: Phase, seconds: float = 5.0) -> list[Decision]:
+    """The decisions on two CPUs."""
+    world = World(cpus=2.0, own_s=OWN_S, phases=phases)
+    law = Law(AutotuneConfig(), cold_start(world))
+    simulate(world, [law], seconds, AutotuneConfig().interval_s)
+    return law.decisions
+
+
+@pytest.mark.parametrize(("step_s", "workers"), [(0.05, 4), (0.02, 10), (0.1, 2)])
+def test_the_first_decision_reports_the_step_as_it_is(step_s: float, workers: int) -> None:
+    """Few batches are known then, and the window ends in the middle of a step."""
+    work = Work(wait_s=0.16)
+    first = next(iter(decisions(Phase(work=work, step=Step(gpu_s=step_s)))), None)
+    if first is None:
+        assert workers == 2  # those that it began with
+        return
+    assert first.evidence["step_s"] == pytest.approx(step_s + OWN_S, rel=1e-6)
+    assert first.new.local == workers
+    assert first.predicted_rate == pytest.approx(1.0 / (step_s + OWN_S), rel=1e-6)
+
+
+@pytest.mark.parametrize("waits_s", [(0.016, 0.128, 0.032), (0.128, 0.016, 0.128), (0.042, 0.15, 0.042)])
+@pytest.mark.parametrize("changed_at", [0.45, 0.6, 0.9, 1.5, 2.0])
+def test_no_growth_is_taken_back_as_work_changes(waits_s: tuple[float, ...], changed_at: float) -> None:
+    """Eight workers are enough for the slowest of these works, and more never make a batch slower."""
+    found = decisions(
+        *(
+            Phase(at=number * changed_at, work=Work(wait_s=wait_s), step=Step(gpu_s=0.02))
+            for number, wait_s in enumerate(waits_s)
+        ),
+        seconds=3 * changed_at + 3.0,
+    )
+    assert "undo" not in {decision.reason for decision in found}
+    assert max(decision.new.local for decision in found) <= 10
