@@ -127,7 +127,11 @@ def in_one_array(images: Any) -> np.ndarray:
 CONTESTANTS: dict[str, tuple[Any, Callable[[Any, Path], Any], dict[str, Any]]] = {
     "augmentation alone, dpex": (DpexDataLoader, lambda images, _: in_one_array(images), {}),
     "dpex, cache in memory": (DpexDataLoader, lambda images, _: dpex.cached(images, memory="4GB"), {}),
-    "dpex, cache on disk": (DpexDataLoader, lambda images, place: dpex.cached(images, memory=0, disk=place), {}),
+    "dpex, cache on disk": (
+        DpexDataLoader,
+        lambda images, place: dpex.cached(images, memory=0, disk=place, version=1),
+        {},
+    ),
     "dpex, no cache": (DpexDataLoader, lambda images, _: images, {}),
     "torch, no cache": (DataLoader, lambda images, _: images, {}),
     "torch, `dpex.cached` in memory": (DataLoader, lambda images, _: dpex.cached(images, memory="4GB"), {}),

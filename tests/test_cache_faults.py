@@ -24,11 +24,13 @@ import pytest
 import torch
 from families import seeded
 from forks import ended, in_a_child, started
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from waiting import meet
+from workload import wait_as_work
 
 import dpex
 from dpex import DpexDataLoader
+from dpex.cache import dataset as dataset_module
 from dpex.cache import disk_store, memory_store
 from dpex.cache.disk_store import DiskStore
 from dpex.cache.encoding import decoded, encoded
@@ -41,6 +43,12 @@ pytestmark = pytest.mark.timeout(240)
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 LENGTH = 24
 NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def no_sample_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the number of preparations depend on no time."""
+    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 1000.0)
 
 
 class Steps:
@@ -83,7 +91,7 @@ class Images(Dataset[torch.Tensor]):
 
 
 def cached(dataset: Any, **options: Any) -> Any:
-    return dpex.cached(dataset, **{"memory": "20MB", "cache_version": uuid.uuid4().hex, **options})
+    return dpex.cached(dataset, **{"memory": "20MB", "version": uuid.uuid4().hex, **options})
 
 
 def batches(make: Callable[..., Any], dataset: Any, **options: Any) -> list[torch.Tensor]:
@@ -116,7 +124,7 @@ def test_seeding_by_batch_is_as_without_a_cache(tmp_path: Path) -> None:
     options = {"num_workers": 2, "seeding": "batch"}
     dataset = cached(Images(), upto="Decode", disk=tmp_path, memory=0)
     assert_same(batches(DpexDataLoader, Images(), **options), batches(DpexDataLoader, dataset, **options))
-    assert (dataset.stored()["memory"].kept, dataset.stored()["disk"].kept) == (0, LENGTH)
+    assert {where: stored.kept for where, stored in dataset.stored().items()} == {"disk": LENGTH}
 
 
 def test_spawned_workers_share_the_cache(tmp_path: Path) -> None:
@@ -136,6 +144,107 @@ def test_a_random_dataset_is_an_error_in_the_training_loop() -> None:
         pytest.raises(CacheError, match=r"step 2 of its transform, Augment, is random.*upto='Decode'"),
     ):
         list(loader)
+
+
+class Opened(Dataset[torch.Tensor]):
+    handle: Any = None
+    scale = 1
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.handle[index] * self.scale)
+
+    def open(self) -> None:
+        self.handle = list(range(LENGTH))
+
+
+def opened_dataset() -> Any:
+    dataset: Any = get_worker_info()
+    return dataset.dataset
+
+
+def opens(_: int) -> None:
+    opened_dataset().handle = list(range(LENGTH))
+
+
+def opens_by_method(_: int) -> None:
+    opened_dataset().open()
+
+
+def opens_and_scales(worker: int) -> None:
+    opened_dataset().open()
+    opened_dataset().scale = 2
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(("init", "scale"), [(opens, 1), (opens_by_method, 1), (opens_and_scales, 2)])
+def test_worker_init_fn_sets_attributes_of_the_dataset(init: Any, scale: int, start: str) -> None:
+    dataset = cached(Opened())
+    shape: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": start}
+    with DpexDataLoader(dataset, **shape, worker_init_fn=init) as loader:
+        for _ in range(3 if start == "fork" else 2):
+            assert torch.equal(torch.cat(list(loader)), scale * torch.arange(LENGTH))
+        assert loader.stats().pools["local"].cache_misses == 0
+
+
+def test_another_attribute_in_the_second_epoch_is_an_error() -> None:
+    dataset, scales = cached(Opened()), iter((2, 3))
+
+    def init(_: int) -> None:
+        opened_dataset().open()
+        opened_dataset().scale = scale
+
+    with DpexDataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=init) as loader:
+        scale = next(scales)
+        list(loader)
+        scale = next(scales)
+        with pytest.raises(CacheError, match="attribute 'scale' of Opened"):
+            list(loader)
+
+
+class Batched(Dataset[torch.Tensor]):
+    """Loads samples together only, and notes each request."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        (self.made / f"{len(indices)} {uuid.uuid4().hex}").touch()
+        return [torch.tensor(index) for index in indices]
+
+
+@pytest.mark.parametrize("make", [DataLoader, DpexDataLoader])
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(LENGTH))], ids=["alone", "subset"])
+def test_what_is_missing_in_a_batch_is_loaded_at_once(make: Any, wrap: Any, tmp_path: Path) -> None:
+    loader = make(cached(wrap(Batched(tmp_path))), batch_size=6, num_workers=1)
+    for _ in range(2):
+        assert torch.equal(torch.cat(list(loader)), torch.arange(LENGTH))
+    assert sorted(path.name[:2] for path in tmp_path.iterdir()) == ["2 ", *["6 "] * 4], "two samples are prepared twice"
+
+
+class Late(Dataset[int]):
+    """Takes most of a time limit for a sample."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        wait_as_work(1.4)
+        return index
+
+
+@pytest.mark.parametrize(
+    "limit", [{"timeout": 2}, {"sample_policy": dpex.SamplePolicy(timeout_s=2)}], ids=["batch", "sample"]
+)
+def test_a_second_preparation_counts_against_no_limit(limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.1 if "timeout" in limit else 1000.0)
+    loader = DpexDataLoader(cached(Late()), batch_size=1, num_workers=2, **limit)
+    assert torch.cat(list(loader)).tolist() == list(range(4))
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -195,7 +304,7 @@ def test_two_trainings_fill_one_cache_and_the_last_one_removes_it(tmp_path: Path
     made, met = tmp_path / "made", tmp_path / "met"
     made.mkdir()
     met.mkdir()
-    options = {"disk": tmp_path / "disk", "cache_version": uuid.uuid4().hex}
+    options = {"disk": tmp_path / "disk", "name": "images", "version": uuid.uuid4().hex}
 
     def train(step: int) -> None:
         dataset = cached(Images(made, Decode()), **options)
@@ -284,7 +393,7 @@ def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: py
 @only_root
 @pytest.mark.parametrize("place", ["disk", "disk/key", "memory"])
 def test_a_folder_of_another_user_is_refused(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = cached(Images(transform=Decode()), cache_version="1", disk=tmp_path / "disk")
+    dataset = cached(Images(transform=Decode()), name="images", version="1", disk=tmp_path / "disk")
     dataset[0]
     key = dataset.key
     del dataset
@@ -293,7 +402,7 @@ def test_a_folder_of_another_user_is_refused(place: str, tmp_path: Path, monkeyp
     folders = {"disk": tmp_path / "disk", "disk/key": tmp_path / "disk" / key, "memory": memory_store.memory_folder()}
     os.chown(folders[place], NOBODY, NOBODY)
     with pytest.raises(CacheError, match=f"user {NOBODY}"):
-        cached(Images(transform=Decode()), cache_version="1", disk=tmp_path / "disk")
+        cached(Images(transform=Decode()), name="images", version="1", disk=tmp_path / "disk")
 
 
 def test_a_read_only_folder_is_read_only() -> None:
@@ -304,7 +413,7 @@ def test_a_read_only_folder_is_read_only() -> None:
         if os.getuid() == 0:  # to whom nothing is read-only
             os.chown(place, NOBODY, NOBODY)
             os.setuid(NOBODY)
-        dataset = cached(Images(transform=Decode()), memory=0, disk=place, cache_version=version)
+        dataset = cached(Images(transform=Decode()), memory=0, disk=place, version=version)
         for index in range(10):
             dataset[index]
         folder = place / dataset.key
@@ -312,7 +421,7 @@ def test_a_read_only_folder_is_read_only() -> None:
         for file in folder.iterdir():
             file.chmod(0o400)
         folder.chmod(0o500)
-        dataset = cached(Images(transform=Decode()), memory=0, disk=place, cache_version=version)
+        dataset = cached(Images(transform=Decode()), memory=0, disk=place, version=version)
         assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
         assert dataset.stored()["disk"].kept == 10
         folder.chmod(0o700)
@@ -364,7 +473,7 @@ from types import SimpleNamespace
 from dpex.cache.fingerprint import fingerprint
 names = [f".{number}" for number in range(20)]
 parts = {"kinds": set(names), "pairs": frozenset((name, 1) for name in names), "nested": [{frozenset(names[:3]), 4}]}
-print(fingerprint(SimpleNamespace(**parts), 3, "", ()))
+print(fingerprint(SimpleNamespace(**parts), 3, ()))
 """
     found = {
         subprocess.check_output([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed})
@@ -374,7 +483,7 @@ print(fingerprint(SimpleNamespace(**parts), 3, "", ()))
 
 
 def test_the_command_lists_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = cached(Images(transform=Decode()), disk=tmp_path)
+    dataset = cached(Images(transform=Decode()), disk=tmp_path, name="images")
     dataset[0]
     options = ["--disk", str(tmp_path)]
     assert main(["cache", "ls", *options]) == 0

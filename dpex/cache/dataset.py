@@ -1,4 +1,4 @@
-"""`dpex.cached`: a dataset around a dataset that prepares each sample once for all processes of a machine.
+"""`dpex.cached`: a dataset around a dataset that prepares each sample once for all of its loaders and workers.
 
 A sample is looked for in shared memory, then on disk, and is prepared and kept if it is in neither. Nothing here draws
 random numbers: the generators are left as the dataset within leaves them. A dataset that draws some is random, which is
@@ -7,38 +7,52 @@ an error, or ends the caching.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
 import time
+import uuid
+import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import index as whole_number
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import Dataset
-
 from dpex.cache import disk_store
-from dpex.cache.determinism import prepared_twice
-from dpex.cache.encoding import Encoded, decoded, encoded
-from dpex.cache.fingerprint import fingerprint
-from dpex.cache.memory_store import MemoryStore, Stored, path_of
-from dpex.cache.steps import Cut, changed_at, cut, is_cachable, random_place
+from dpex.cache.attributes import AttributeWatch, Wrapper
+from dpex.cache.determinism import prepared, prepared_again
+from dpex.cache.encoding import Encoded, decoded, encoded, is_same
+from dpex.cache.fingerprint import digest, fingerprint
+from dpex.cache.memory_store import Changes, MemoryStore, Stored, memory_folder, path_of, room
+from dpex.cache.steps import Cut, changed_at, cut, has_getitem, is_cachable, load, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
 from dpex.profile.live_timer import places_of
-from dpex.worker.draws import global_marks
+from dpex.system.cpus import local_ranks
+from dpex.transport.pickling import is_shipping
 
 logger = logging.getLogger("dpex")
 
+FORMAT = 3
+"""Version of encoded samples and their stores. Another number makes other caches."""
 CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
 CHECKED_EVERY = 1000
 """Later, one sample of that number is prepared twice."""
+CHECKED_LATER_S = 0.1
+"""Seconds. A sample that takes longer is prepared again when it is first read from the cache, in place of reading it:
+two preparations in a row could exceed a time limit of the user's."""
 _MOST_ITEMS = 64
 """Items of a list in which `caches_in` looks for caches."""
+_LABEL_DIGITS = 16
+"""Digits of a key that stand for name and version. Those that follow are of the fingerprint."""
+_OWN = "_CachedDataset__"
+"""The first letters of attributes of the cache. All others are those of the dataset within."""
 OnRandom = Literal["raise", "skip"]
 
 
@@ -49,43 +63,55 @@ def cached(
     memory: int | str | None = None,
     disk: str | Path | None = None,
     disk_budget: int | str | None = None,
+    name: str | None = None,
+    version: str | int | None = None,
     on_random: OnRandom = "raise",
-    cache_version: str = "",
     paths: Iterable[str | Path] | str | Path = (),
+    cache_version: str | int | None = None,
 ) -> CachedDataset:
     """Return a dataset that prepares each sample of ``dataset`` once, and then reads it from a cache.
 
-    A machine has one cache, which all workers, epochs, loaders and trainings of a user share. A node of a cluster has
-    its own. Samples are kept in shared memory, and with ``disk`` in a file for later runs as well. What does not fit is
-    prepared each time, and the log says how much that is. Only what is the same in each epoch can be cached: put random
-    augmentation around the cached dataset, or name the last deterministic step by ``upto``.
+    The cache belongs to the object that is returned, to its loaders and to their workers, in all epochs. Other
+    trainings of the user on the machine share it if they give the same ``name`` and ``version``. Later runs read it if
+    they give the same ``disk`` and ``version``. A node of a cluster has a cache of its own. Samples are kept in shared
+    memory, and with ``disk`` in a file as well. What does not fit is prepared each time, and the log says how much that
+    is. Only what is the same in each epoch can be cached: put random augmentation around the cached dataset, or name
+    the last deterministic step by ``upto``.
 
     Args:
-        dataset: A map-style dataset with a length.
+        dataset: A map-style dataset with a length, which loads one sample (``__getitem__``) or many at once
+            (``__getitems__``).
         upto: The class of a step of the dataset's Compose (its attribute ``transform`` or ``transforms`` with a list of
             steps). The samples are cached as they are after this step, and the later steps run each time. "": before
             the first step. None: whole samples are cached.
         memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
             as "8GB". A table takes 24 more for each sample of the dataset. All goes when the last process that uses the
-            cache ends. None: half of what is free. 0: none.
-        disk: A folder for a cache that outlives the run. It needs the package lmdb: ``pip install 'dpex[cache]'``.
+            cache ends. None: half of what is free, divided by the training processes of the machine that keep a cache
+            of their own. 0: none.
+        disk: A folder for a cache that outlives the run. It needs ``version``, and the package lmdb:
+            ``pip install 'dpex[cache]'``.
         disk_budget: The maximum number of bytes there. None: half of what is free.
-        on_random: What happens when a sample turns out to be random: it is prepared twice under different seeds for the
-            first samples of each process and for one in a thousand later, and it must not draw from a global generator.
-            "raise": CacheError, which names the step. "skip": a warning, and nothing is cached.
-        cache_version: Change it to begin a new cache. A new one begins by itself when the pickled state of the dataset
-            changes, or the source of the classes in it.
-        paths: Files and folders that the samples are made from, or one of them: a new cache begins when their sizes or
-            times of change differ.
+        name: A name by which other trainings join the cache, such as the other ranks of a job. It needs ``version``.
+        version: Give another value whenever the samples change: other code, other files, other settings. If an old
+            version is given for new samples, the old ones are read. With neither ``name`` nor ``disk`` no other
+            training can join, and it has no effect.
+        on_random: What happens when a sample turns out to be random. "raise": CacheError, which names the step. "skip":
+            a warning, and nothing is cached. No sample may draw from a global generator. The first samples of each
+            process, and one in a thousand later, are prepared twice under different seeds.
+        paths: Files and folders that the samples are made from, or one of them. Trainings for which their sizes or
+            times of change differ share no cache.
+        cache_version: The former name of ``version``.
 
     Returns:
-        A map-style dataset. Attributes that it lacks are those of ``dataset``. Samples consist of the same types. Their
-        arrays and tensors are views of shared memory, of which a page is copied when it is written to.
+        A map-style dataset. Attributes that it lacks are those of ``dataset``, and are set there. Samples consist of
+        the same types. Their arrays and tensors are views of shared memory, of which a page is copied when it is
+        written to.
 
     Raises:
         OptionError: An argument has a wrong value, or lmdb is not installed. It is a ValueError.
-        CacheError: A folder is another user's, shared memory or a limit of the process is too small, or the dataset
-            cannot be pickled and has no ``cache_version``.
+        CacheError: A folder is another user's, or shared memory or a limit of the process is too small. Reading a
+            sample raises it as well: the sample is random, or an attribute of ``dataset`` was set after samples were
+            cached.
 
     Examples:
         >>> import dpex
@@ -95,7 +121,7 @@ def cached(
         ...     def __getitem__(self, index):
         ...         print("preparing", index)
         ...         return index * index
-        >>> squares = dpex.cached(Squares(), memory="1MB", cache_version="example")
+        >>> squares = dpex.cached(Squares(), memory="1MB")
         >>> squares[3] + squares[3]  # the first samples are prepared twice, to see if they are random
         preparing 3
         preparing 3
@@ -103,25 +129,97 @@ def cached(
         >>> squares.stored()["memory"].kept
         1
     """
+    kind = type(dataset).__name__
     if not is_cachable(dataset):
-        raise OptionError(
-            f"a {type(dataset).__name__} has no __getitem__ and __len__: only such datasets can be cached"
-        )
+        raise OptionError(f"a {kind} has no __getitem__ or __getitems__ with __len__: only such datasets can be cached")
     if on_random not in ("raise", "skip"):
         raise OptionError(f"on_random={on_random!r}: give 'raise' or 'skip'")
     sizes = {"memory": byte_count(memory), "disk_budget": byte_count(disk_budget)}
-    for name, value in sizes.items():
+    for option, value in sizes.items():
         if value is not None and not (type(value) is int and value >= 0):
-            raise OptionError(f"{name}={value!r}: give a number of bytes, a text such as '8GB', or None")
+            raise OptionError(f"{option}={value!r}: give a number of bytes, a text such as '8GB', or None")
     if sizes["memory"] == 0 and disk is None:
         raise OptionError("memory=0 without disk=: give one of the two, or leave dpex.cached out")
-    parts = Cut(dataset, None, None) if upto is None else cut(dataset, upto)
-    key = fingerprint(parts.dataset, len(dataset), cache_version, paths)
+    if cache_version is not None:
+        warnings.warn(f"cache_version={cache_version!r} is now version=", DeprecationWarning, stacklevel=2)
+        version = cache_version if version is None else version
+    _check_names(name, version, disk)
+    parts = _cut(dataset, upto)
+    key, label = uuid.uuid4().hex, kind
+    if name is not None or disk is not None:
+        label = f"{kind} ({f'{name}, ' if name else ''}version {version})"
+        named = digest([FORMAT, name, str(version)])[:_LABEL_DIGITS]
+        key = named + fingerprint(parts.dataset, len(dataset), paths)[_LABEL_DIGITS:]
     folder = None if disk is None else Path(disk).absolute() / key
-    return CachedDataset(dataset, parts, key, on_random, (sizes["memory"], folder, sizes["disk_budget"]))
+    if name is not None:
+        _warn_of_another(key, f"name={name!r}, version={version!r}", folder)
+    elif sizes["memory"] is None:
+        sizes["memory"] = room() // 2 // local_ranks(os.environ)
+    memory_key = key if name is not None or disk is None else uuid.uuid4().hex
+    options = _Options(
+        on_random=on_random,
+        upto=upto,
+        label=label,
+        memory_key=memory_key,
+        is_private=name is None,
+        memory=sizes["memory"],
+        disk=folder,
+        disk_budget=sizes["disk_budget"],
+    )
+    return CachedDataset(dataset, parts, key, options)
 
 
-class CachedDataset(Dataset[Any]):
+def _cut(dataset: Any, upto: str | None) -> Cut:
+    return Cut(dataset, None, None) if upto is None else cut(dataset, upto)
+
+
+def _check_names(name: Any, version: Any, disk: Any) -> None:
+    for option, value in (("name", name), ("version", version)):
+        if value is not None and (not isinstance(value, (str, int)) or not str(value)):
+            raise OptionError(f"{option}={value!r}: give a text, such as 'photos' or '2', or leave it out")
+    needing = [f"{option}={str(value)!r}" for option, value in (("name", name), ("disk", disk)) if value is not None]
+    if needing and version is None:
+        raise OptionError(
+            f"{needing[0]} needs version=: other trainings read these samples as long as the version is the same. Give "
+            "version='1', and another one whenever the samples change"
+        )
+
+
+def _warn_of_another(key: str, given: str, folder: Path | None) -> None:
+    """Warn if a cache of that name and version has another fingerprint, so that this training cannot join it."""
+    label = key[:_LABEL_DIGITS]
+    places = [*memory_folder().glob(f"{label}*.samples"), *(folder.parent.glob(f"{label}*") if folder else ())]
+    others = sorted({path.stem for path in places} - {key})
+    if others and not any(path.stem == key for path in places):
+        logger.warning(
+            "A cache with %s exists, and its dataset had another state, other classes or other files. A new cache "
+            "begins. Give another version=, and remove the old one: dpex cache rm %s", given, others[0]
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Options of a cache.
+
+    Attributes:
+        on_random: As of `cached`, as are ``upto``, ``memory`` and ``disk_budget``.
+        label: The dataset in words, for people.
+        memory_key: The key of the samples in memory.
+        is_private: True if no other training can join them.
+        disk: The folder of this cache alone.
+    """
+
+    on_random: OnRandom
+    upto: str | None
+    label: str
+    memory_key: str
+    is_private: bool
+    memory: int | None
+    disk: Path | None
+    disk_budget: int | None
+
+
+class CachedDataset(Wrapper):
     """A dataset whose samples are prepared once; made by `dpex.cached`.
 
     Attributes:
@@ -130,196 +228,350 @@ class CachedDataset(Dataset[Any]):
         later_transform: The steps behind ``upto``, which run each time; None if there are none.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        parts: Cut,
-        key: str,
-        on_random: OnRandom,
-        limits: tuple[int | None, Path | None, int | None],
-    ) -> None:
-        self.dataset, self.key = dataset, key
-        self._base, self._first, self.later_transform = parts
-        self._samples = len(dataset)
-        self._limits, self._on_random = limits, on_random
-        self._open()
+    def __init__(self, dataset: Any, parts: Cut, key: str, options: _Options) -> None:
+        vars(self).update(dataset=dataset, key=key)
+        self.__options, self.__samples = options, len(dataset)
+        self.__take(parts, AttributeWatch(dataset))
+        self.__open()
+
+    def __take(self, parts: Cut, watch: AttributeWatch) -> None:
+        self.__base, self.__first, vars(self)["later_transform"] = parts
+        self.__watch = watch
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        place = self._place(index)
-        if place is None or self._memory is None or self.is_random:
-            return self.dataset[index]
-        began = time.perf_counter()
-        found = self._kept(place)
-        if found is None:
-            CACHE_USE.misses += 1
-            where, sample = self._prepared(place)
-        else:
-            (where, sample), cost_us = found
-            CACHE_USE.hits += 1
-            CACHE_USE.saved_s += max(0.0, cost_us / 1e6 - (time.perf_counter() - began))
-        if where is None:
-            return sample
-        return changed_at(where, sample, self.later_transform)
+        place = self.__place(index)
+        if place is None or not self.__is_caching():
+            one = has_getitem(self.dataset)
+            return self.__uncached(lambda: self.dataset[index] if one else self.dataset.__getitems__([index])[0])
+        self.__look()
+        found = self.__kept(place)
+        return self.__whole(
+            *(self.__prepared([place], in_bulk=not has_getitem(self.dataset))[0] if found is None else found)
+        )
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "dataset" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
+    @property
+    def __getitems__(self) -> Any:
+        """The method that returns a list of samples at once; None if the dataset has none."""
+        return self.__many if getattr(self.dataset, "__getitems__", None) else None
+
+    def __many(self, indices: Sequence[Any]) -> Any:
+        places = [place for index in indices if (place := self.__place(index)) is not None]
+        if len(places) < len(indices) or not self.__is_caching():
+            return self.__uncached(lambda: self.dataset.__getitems__(indices))
+        self.__look()
+        found = {at: kept for at, place in enumerate(places) if (kept := self.__kept(place)) is not None}
+        missing = [at for at in range(len(places)) if at not in found]
+        if missing:
+            made = self.__prepared([places[at] for at in missing], in_bulk=True)
+            found.update(zip(missing, made, strict=True))
+        return [self.__whole(*found[at]) for at in range(len(places))]
+
+    def __whole(self, where: Any, sample: Any) -> Any:
+        return sample if where is None else changed_at(where, sample, self.later_transform)
+
+    def __uncached(self, prepare: Callable[[], Any]) -> Any:
+        try:
+            return prepare()
+        finally:
+            self.__watch.absorb()
 
     @property
     def is_random(self) -> bool:
         """True once a sample turned out to be random, so that nothing is cached."""
-        return self._memory is not None and self._memory.is_random
+        return any(store.is_random for store in self.__stores.values())
+
+    def __is_caching(self) -> bool:
+        return bool(self.__stores) and not self.is_random
 
     def stored(self) -> dict[str, Stored]:
         """Return what the cache of this machine has at present, by "memory" and, if there is one, "disk"."""
-        return {where: store.stored() for where, store in self._stores().items()}
+        return {where: store.stored() for where, store in self.__stores.items()}
+
+    # -- attributes of the dataset -------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "dataset" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith(_OWN):
+            super().__setattr__(name, value)
+        else:
+            self.__change(name, lambda: setattr(self.dataset, name, value))
+
+    def __delattr__(self, name: str) -> None:
+        self.__change(name, lambda: delattr(self.dataset, name))
+
+    def __change(self, name: str, change: Callable[[], None]) -> None:
+        """Change an attribute of the dataset within. Raises CacheError if samples with another value are cached."""
+        if name in vars(self) or hasattr(type(self), name):
+            raise AttributeError(f"{name!r} belongs to the cache of {self.__options.label}: set it in its .dataset")
+        self.__look()
+        is_own, before = name in getattr(self.dataset, "__dict__", ()), getattr(self.dataset, name, None)
+        change()
+        changed = self.__watch.names_changed()
+        try:
+            self.__see(changed)
+        except CacheError:
+            if not is_own and name in getattr(self.dataset, "__dict__", ()):
+                delattr(self.dataset, name)  # of which the class may have a value
+            else:
+                setattr(self.dataset, name, before)
+            self.__watch.names_changed()
+            raise
+
+    def __look(self) -> None:
+        """Take notice of attributes that other code has set. Raises CacheError if samples of old values are cached."""
+        if names := self.__watch.names_changed():
+            self.__see(names)
+
+    def __see(self, names: Sequence[str]) -> None:
+        self.__is_agreed = False
+        for store in self.__stores.values() if names else ():
+            if (then := store.agree()) is not None:
+                self.__compare(then, names)
+        if names and self.__options.upto is not None:
+            self.__take(_cut(self.dataset, self.__options.upto), self.__watch)
+
+    def __agree(self, note: bool) -> None:
+        """Compare the attributes with those of the stores; with ``note``, note them in stores that have none."""
+        if self.__is_agreed:
+            return
+        found = [store.agree(self.__watch.changes if note else None) for store in self.__stores.values()]
+        for then in found:
+            if then is not None:
+                self.__compare(then)
+        self.__is_agreed = None not in found
+
+    def __compare(self, then: Changes, names: Sequence[str] | None = None) -> None:
+        """Raise CacheError if one of these attributes, or of all, is another one than it was then."""
+        now = self.__watch.changes
+        others = [name for name in {**then, **now} if now.get(name) != then.get(name)]
+        others = others if names is None else [name for name in others if name in names]
+        if others:
+            raise CacheError(
+                f"attribute {others[0]!r} of {type(self.dataset).__name__} has another value than when samples were "
+                "cached, so these may be old. Set it before the first sample is read, in each worker to one value. "
+                "Or put what depends on it into a dataset around the cached one, or call dpex.cached again"
+            )
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
-    def _stores(self) -> dict[str, Any]:
-        both = {"memory": self._memory, "disk": self._disk}
-        return {where: store for where, store in both.items() if store is not None}
-
-    def _open(self) -> None:
+    def __open(self) -> None:
         """Open the stores of this machine. Raises as `cached`."""
-        memory, disk, disk_budget = self._limits
-        name = type(self.dataset).__name__
-        self._pid, self._misses = os.getpid(), 0
-        self._disk: disk_store.DiskStore | None = None
-        self._memory: MemoryStore | None = None
+        options = self.__options
+        stores: dict[str, Any] = {}
+        self.__pid, self.__misses, self.__is_agreed, self.__stores = os.getpid(), 0, False, stores
         try:
-            self._memory = MemoryStore(path_of(self.key), self._samples, memory, name)
-            if disk is not None:
-                self._disk = disk_store.opened(disk, disk_budget, name, self._samples)
+            if options.memory != 0:
+                path = path_of(options.memory_key)
+                stores["memory"] = MemoryStore(path, self.__samples, options.memory, options.label)
+            if options.disk is not None:
+                stores["disk"] = disk_store.opened(options.disk, options.disk_budget, options.label, self.__samples)
         except OSError as error:  # of limits (ulimit -f, -v, -n), for example
             raise CacheError(
-                f"a cache of {name} cannot be made: {error}; give a smaller memory=, or see `ulimit -a`"
+                f"a cache of {options.label} cannot be made: {error}; give a smaller memory=, or see `ulimit -a`"
             ) from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self).items() if name not in ("_memory", "_disk", "_pid", "_misses")
-        }
+    def __getstate__(self) -> Any:
+        self.__watch.names_changed()
+        options = self.__options
+        if options.is_private and not is_shipping():  # a copy for another use has a cache of its own
+            options = replace(options, memory_key="")
+        return (
+            self.dataset,
+            self.key,
+            options,
+            self.__samples,
+            self.__watch.changes,
+            self.__base,
+            self.__first,
+            self.later_transform,
+        )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._memory = self._disk = None
+    def __setstate__(self, state: Any) -> None:
+        dataset, key, options, self.__samples, changes, *parts = state
+        vars(self).update(dataset=dataset, key=key)
+        self.__options = options if options.memory_key else replace(options, memory_key=uuid.uuid4().hex)
+        self.__take(Cut(*parts), AttributeWatch(dataset, changes))
         try:
-            self._open()
+            self.__open()
         except (CacheError, OptionError) as error:
-            where = "" if self._memory is None else "on disk "
-            name = type(self.dataset).__name__
-            logger.warning("%s is not cached %sin process %s: %s", name, where, os.getpid(), error)
+            where = "on disk " if self.__stores else ""
+            logger.warning("%s is not cached %sin process %s: %s", options.label, where, os.getpid(), error)
 
-    def _kept(self, place: int) -> tuple[Any, int] | None:
-        """Return the sample that is kept, with its place for the later steps, and its cost in microseconds."""
-        assert self._memory is not None
-        found = self._memory.get(place)
-        if found is None and self._disk is not None:
-            found = self._disk.get(place)
-            if found is not None and not self._memory.why_full:
-                self._memory.put(place, Encoded((found[0],), len(found[0])), found[1])
+    def __copy__(self) -> CachedDataset:
+        """Return a dataset with attributes of its own and the same cache."""
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self), dataset=copy.copy(self.dataset))
+        self.__watch.names_changed()
+        made.__is_agreed = False
+        made.__take(_cut(made.dataset, self.__options.upto), AttributeWatch(made.dataset, self.__watch.changes))
+        return made
+
+    def __kept(self, place: int) -> Any:
+        """Return the place for the later steps in a sample that is kept, and the sample; None if it is to be prepared.
+
+        A slow sample that was not prepared twice is prepared again, in place of reading it.
+        """
+        began = time.perf_counter()
+        memory, disk = (self.__stores.get(where) for where in ("memory", "disk"))
+        found = None if memory is None else memory.get(place)
+        if found is None and disk is not None:
+            found = disk.get(place)
+            if found is not None and memory is not None and not memory.why_full:
+                self.__agree(note=True)
+                memory.put(place, Encoded((found[0],), len(found[0])), found[1])
         if found is None:
+            CACHE_USE.misses += 1
             return None
+        self.__agree(note=False)
         try:
-            return decoded(found[0]), found[1]
+            kept, cost_s = decoded(found[0]), found[1] / 1e6
         except Exception as error:
             raise CacheError(
-                f"sample {place} of {type(self.dataset).__name__} cannot be read from its cache ({error}): a class in "
-                "it has changed since; give another cache_version="
+                f"sample {place} of {self.__options.label} cannot be read from its cache ({error}): a class in it has "
+                "changed since; give another version="
             ) from error
+        if cost_s > CHECKED_LATER_S and next(iter(self.__stores.values())).is_among_first("checked", CHECKED_FIRST):
+            CACHE_USE.misses += 1
+            return self.__checked(place, kept)
+        CACHE_USE.hits += 1
+        CACHE_USE.saved_s += max(0.0, cost_s - (time.perf_counter() - began))
+        return kept
 
-    def _keep(self, place: int, sample: Any, cost_us: int) -> None:
-        assert self._memory is not None
-        stores = {where: store for where, store in self._stores().items() if not store.why_full}
-        pieces = encoded(sample) if stores else None
+    def __checked(self, place: int, kept: Any) -> Any:
+        """Prepare a sample that is kept again, and return it."""
+        (made,) = self.__made([place], in_bulk=not has_getitem(self.dataset))
+        if not is_same(decoded(bytearray(b"".join(encoded(made).parts))), kept):
+            self.__end_caching(place, in_bulk=not has_getitem(self.dataset))
+        return made
+
+    def __keep(self, place: int, sample: Any, cost_us: int) -> None:
+        self.__agree(note=True)
+        stores = {where: store for where, store in self.__stores.items() if not store.why_full}
+        if not stores:
+            return
+        pieces = encoded(sample)
         for where, store in stores.items():
-            if not store.put(place, pieces, cost_us) and store.why_full and self._memory.is_first_to_tell(where):
-                self._tell_full(where, store.stored(), store.why_full)
+            if store.put(place, pieces, cost_us):
+                continue
+            event = "full" if store.why_full else "left_out"
+            if store.is_among_first(event):
+                self.__tell_unkept(where, store, place, pieces.nbytes)
 
-    def _tell_full(self, where: str, stored: Stored, why: str) -> None:
+    def __tell_unkept(self, where: str, store: Any, place: int, nbytes: int) -> None:
+        stored, label = store.stored(), self.__options.label
+        goes_on = "read from disk" if where == "memory" and "disk" in self.__stores else "prepared each time"
+        if not store.why_full:
+            text = (
+                "sample %s of %s has %s bytes, for which its cache (%s, %s bytes) has no room: it is %s, and smaller "
+            )
+            text += "ones are kept"
+            logger.warning(text, place, label, f"{nbytes:,}", where, f"{stored.budget:,}", goes_on)
+            return
         all_bytes = stored.nbytes * stored.samples // stored.kept if stored.kept else 0
         logger.warning(
-            "the cache of %s (%s) keeps %s of %s samples, in %s bytes, and no more: %s. %sThe others %s",
-            stored.name,
+            "the cache of %s (%s) keeps %s of %s samples, in %s bytes, and no more: %s. %sThe others are %s",
+            label,
             where,
             *(f"{value:,}" for value in (stored.kept, stored.samples, stored.nbytes)),
-            why,
+            store.why_full,
             f"All would take about {all_bytes:,} bytes. " if all_bytes else "",
-            "are read from disk" if where == "memory" and self._disk is not None else "are prepared each time",
+            goes_on,
         )
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
-    def _place(self, index: Any) -> int | None:
+    def __place(self, index: Any) -> int | None:
         """Return the number of a sample; None for an index that stands for no single sample of the cache."""
         try:
             number = whole_number(index)
         except TypeError:
             return None
-        number += self._samples if number < 0 else 0
-        return number if 0 <= number < self._samples else None
+        number += self.__samples if number < 0 else 0
+        return number if 0 <= number < self.__samples else None
 
-    def _made(self, place: int) -> tuple[Any, Any]:
-        """Prepare a sample; return the place in it for the later steps, None if they have none, and the sample."""
-        first = self._first
+    def __made(self, places: Sequence[int], *, in_bulk: bool) -> list[tuple[Any, Any]]:
+        """Prepare samples; return the place in each for the later steps, None if they have none, and the sample."""
+        first = self.__first
         if first is None:
-            return None, self._base[place]
+            return [(None, sample) for sample in load(self.__base, places, in_bulk=in_bulk)]
         first.forget()
-        sample = self._base[place]
-        if not first.calls:
-            return None, sample
-        calls, where = first.calls, places_of(first.result, sample)
+        samples, results = load(self.__base, places, in_bulk=in_bulk), first.results
         first.forget()
-        if (calls, len(where)) != (1, 1):
-            what = (
-                "calls its transform more than once for a sample" if calls > 1
-                else "has what its first steps return more than once in a sample" if where
-                else "changes what its first steps return, or hides it from lists, tuples and dicts"
-            )  # fmt: skip
-            raise CacheError(
-                f"{type(self.dataset).__name__} {what}, so the later steps cannot follow (sample {place}); leave upto= "
-                "out, and put the random part into a dataset around the cached one"
-            )
-        return where[0], sample
+        if not results:
+            return [(None, sample) for sample in samples]
+        if len(results) == len(samples):
+            return [(self.__where(*each), each[2]) for each in zip(places, results, samples, strict=True)]
+        if len(samples) > 1:
+            return [self.__made([place], in_bulk=in_bulk)[0] for place in places]
+        raise self.__cannot_follow("calls its transform more than once for a sample", places[0])
 
-    def _prepared(self, place: int) -> tuple[Any, Any]:
-        """Prepare a sample and keep it, unless it is random."""
-        if self._pid != os.getpid():
-            self._pid, self._misses = os.getpid(), 0
-        is_checked = self._misses < CHECKED_FIRST or self._misses % CHECKED_EVERY == 0
-        self._misses += 1
-        began = time.perf_counter()
-        made: tuple[Any, Any]
-        if is_checked:
-            made, is_random = prepared_twice(lambda: self._made(place), self._base)
-        else:
-            before = global_marks()
-            made = self._made(place)
-            is_random = global_marks() != before
-        if is_random:
-            self._end_caching(place)
-            return self._made(place) if is_checked else made
-        cost_us = int((time.perf_counter() - began) * 1e6 / (1 + is_checked))
-        self._keep(place, made, min(cost_us, 2**32 - 1))
+    def __where(self, place: int, result: Any, sample: Any) -> Any:
+        found = places_of(result, sample)
+        if len(found) == 1:
+            return found[0]
+        what = (
+            "has what its first steps return more than once in a sample" if found
+            else "changes what its first steps return, or hides it from lists, tuples and dicts"
+        )  # fmt: skip
+        raise self.__cannot_follow(what, place)
+
+    def __cannot_follow(self, what: str, place: int) -> CacheError:
+        return CacheError(
+            f"{type(self.dataset).__name__} {what}, so the later steps cannot follow (sample {place}); leave upto= "
+            "out, and put the random part into a dataset around the cached one"
+        )
+
+    def __prepared(self, places: Sequence[int], *, in_bulk: bool) -> list[tuple[Any, Any]]:
+        """Prepare samples and keep them, unless one is random."""
+        if self.__pid != os.getpid():
+            self.__pid, self.__misses = os.getpid(), 0
+        numbers = enumerate(places, self.__misses)
+        due = [place for number, place in numbers if number < CHECKED_FIRST or number % CHECKED_EVERY == 0]
+        self.__misses += len(places)
+        self.__agree(note=False)
+        differing: list[int] = []
+        try:
+            make = partial(self.__made, in_bulk=in_bulk)
+            made, took_s, is_random = prepared(partial(make, places), self.__base if due else None)
+            each_s = took_s / len(places)
+            if due and not is_random and each_s * len(due) <= CHECKED_LATER_S:
+                again = zip(due, prepared_again(partial(make, due), self.__base), strict=True)
+                differing = [place for place, other in again if not is_same(made[places.index(place)], other)]
+        finally:
+            self.__watch.absorb()
+        if is_random or differing:
+            self.__end_caching((differing or places)[0], in_bulk=in_bulk)
+            return made
+        for place, each in zip(places, made, strict=True):
+            self.__keep(place, each, min(int(each_s * 1e6), 2**32 - 1))
         return made
 
-    def _end_caching(self, place: int) -> None:
+    def __end_caching(self, place: int, *, in_bulk: bool) -> None:
         """Raise CacheError for a random sample, or have nothing cached any more."""
-        name = type(self.dataset).__name__
-        why = random_place(self._base, place) or "put what is random into a dataset around the cached one"
-        if self._on_random == "raise":
-            raise CacheError(f"sample {place} of {name} is random, so it cannot be cached: {why}, or on_random='skip'")
-        assert self._memory is not None
-        if not self._memory.is_random:
-            self._memory.note_random()
-            logger.warning("%s is not cached, as its sample %s is random: %s", name, place, why)
-        if self._limits[1] is not None:
-            shutil.rmtree(self._limits[1], ignore_errors=True)
+        label = self.__options.label
+        why = (
+            random_place(self.__base, place, in_bulk=in_bulk)
+            or "put what is random into a dataset around the cached one"
+        )
+        if self.__options.on_random == "raise":
+            raise CacheError(f"sample {place} of {label} is random, so it cannot be cached: {why}, or on_random='skip'")
+        if not self.is_random:
+            logger.warning("%s is not cached, as its sample %s is random: %s", label, place, why)
+        for store in self.__stores.values():
+            store.note_random()
+        if self.__options.disk is not None:
+            shutil.rmtree(self.__options.disk, ignore_errors=True)
+
+    def stop_caching(self) -> None:
+        """Neither read from the cache nor keep samples in it, in this process."""
+        self.__stores = {}
 
 
 # -- what others ask ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import mmap
 import os
 import struct
 import zlib
@@ -20,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dpex.cache.encoding import Encoded
-from dpex.cache.memory_store import Stored, own_folder
+from dpex.cache.memory_store import COUNTS, Changes, ClaimLock, Counts, HeldFolder, Stored, is_used, own_folder
 from dpex.errors import CacheError, OptionError
 
 logger = logging.getLogger("dpex")
@@ -31,14 +32,18 @@ _BLOCK = 4096
 """Bytes that are added up for the checksum."""
 _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 """The part of the file system that is left free, and its maximum in bytes."""
+_MUCH_LARGER = 2
+"""A sample that does not fit is left out if it is larger by this factor than others. Else the store is full."""
 _LEAST_MAP = 1 << 20
+_CHANGES = b"changes"
+"""The key of the changes of the dataset. Keys of samples have eight bytes."""
 _DATA, _ABOUT = "data.mdb", "about.json"
 _READERS = 1024
 """Processes that may read at the same time."""
 _stores: WeakValueDictionary[Path, DiskStore] = WeakValueDictionary()
 
 
-class DiskStore:
+class DiskStore(Counts):
     """The samples of one cache on disk. One object serves one process, and the processes that are forked from it."""
 
     def __init__(self, folder: Path, budget: int, name: str, samples: int) -> None:
@@ -77,6 +82,11 @@ class DiskStore:
                 part.write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
                 part.replace(folder / _ABOUT)
         self.why_full = "it is read-only" if self._is_read_only else ""
+        self._use = HeldFolder(folder)
+        self._claims: Any = contextlib.nullcontext() if self._is_read_only else ClaimLock(folder / "lock")
+        self._header = np.frombuffer(
+            mmap.mmap(-1, mmap.PAGESIZE), COUNTS, 1
+        )  # of this process and those forked from it
         self._pid, self._env = os.getpid(), self._opened()
 
     def _opened(self) -> Any:
@@ -148,6 +158,23 @@ class DiskStore:
             env.set_mapsize(0)
             return env.begin(buffers=True)
 
+    def agree(self, changes: Changes | None = None) -> Changes | None:
+        """See `MemoryStore.agree`."""
+        env = self._current()
+        if env is None:
+            return changes
+        try:
+            with self._reading(env) as transaction:
+                found = transaction.get(_CHANGES)
+                text = None if found is None else bytes(found)
+            if text is None and changes is not None and not self._is_read_only:
+                with env.begin(write=True) as transaction:
+                    transaction.put(_CHANGES, json.dumps(changes).encode(), overwrite=False)
+                    text = transaction.get(_CHANGES)
+        except (self._lmdb.Error, OSError):  # so it has no sample, and takes none
+            return changes
+        return changes if text is None else json.loads(text)
+
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
         """Keep a sample, in place of a damaged one too. Return False if it does not fit or the folder is read-only."""
         env = self._current()
@@ -155,24 +182,32 @@ class DiskStore:
             return False
         body = b"".join(sample.parts)
         record = _HEAD.pack(_checksum(body), cost_us) + body
+        why = f"its budget of {self._budget:,} bytes is used"
         try:
-            if not _has_room(self._folder, len(record)):
-                self.why_full = "its file system is full"
-                return False
-            with env.begin(write=True) as transaction:
-                transaction.put(_key(index), record)
+            if _has_room(self._folder, len(record)):
+                with env.begin(write=True) as transaction:
+                    transaction.put(_key(index), record)
+                self._note_kept(len(record))
+                return True
+            why = "its file system is full"
         except (self._lmdb.MapFullError, self._lmdb.MapResizedError):  # by this process, or by one with a larger budget
-            self.why_full = f"its budget of {self._budget:,} bytes is used"
-            return False
+            pass
         except (self._lmdb.Error, OSError) as error:  # the folder was removed, for example
             self.why_full = f"it cannot be written ({error})"
             return False
-        return True
+        if len(record) <= _MUCH_LARGER * self._usual_bytes():
+            self.why_full = why
+        return False
+
+    def _usual_bytes(self) -> int:
+        """Return the bytes of the smallest sample that was kept, or of the mean one of earlier runs."""
+        kept = self.stored().kept
+        return int(self._header["least"][0]) or (self._env.info()["last_pgno"] * _BLOCK // kept if kept else 0)
 
     def stored(self) -> Stored:
         """Return what the store has now."""
         env, file = self._current(), self._folder / _DATA
-        kept = 0 if env is None else int(env.stat()["entries"])
+        kept = 0 if env is None else int(env.stat()["entries"]) - (self.agree() is not None)
         nbytes = file.stat().st_blocks * 512 if file.exists() else 0
         return Stored(self._name, self._samples, kept, nbytes, self._budget)
 
@@ -190,20 +225,21 @@ def opened(folder: Path, budget: int | None, name: str, samples: int) -> DiskSto
     return found
 
 
-def stores(place: Path) -> list[tuple[Path, Stored]]:
-    """Return the caches in the folder that was given as ``disk=``, and what each has."""
+def stores(place: Path) -> list[tuple[Path, Stored, bool]]:
+    """Return the caches in the folder that was given as ``disk=``, what each has, and whether a process uses it."""
     found = []
     for about in sorted(place.glob(f"*/{_ABOUT}")):
         known: dict[str, Any] = {"budget": _LEAST_MAP, "name": "?", "samples": 0}
         # A full disk may have cut the file off. The cache can still be removed.
         with contextlib.suppress(OSError, ValueError):
             known.update(json.loads(about.read_text()))
+        in_use = is_used(about.parent)
         try:
             store = opened(about.parent, known["budget"], known["name"], known["samples"])
         except CacheError as error:
             logger.warning("%s is left out: %s", about.parent, error)
             continue
-        found.append((about.parent, store.stored()))
+        found.append((about.parent, store.stored(), in_use))
     return found
 
 

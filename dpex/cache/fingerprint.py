@@ -1,67 +1,90 @@
-"""The key of a cache: a hash of all that the cached samples depend on, as far as that can be seen."""
+"""Hashes of a dataset and of its attributes, as far as a program can see what samples depend on.
+
+They can only keep a training from reading a cache: the user joins trainings by name and version. Globals, files and
+installed packages are not in a hash.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from types import CellType, CodeType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from dpex.cache.encoding import SamplePickler
 from dpex.errors import CacheError
+from dpex.worker.own_generators import GENERATORS
 
-FORMAT = 2
-"""Version of encoded samples and their stores. Another number makes other caches."""
-
-
-def fingerprint(dataset: Any, samples: int, version: object, paths: Iterable[Path | str] | Path | str) -> str:
-    """Return the key of a dataset's cache, 32 hexadecimal digits.
-
-    It depends on the pickled state of the dataset, and on the source of the classes and functions in it, with their
-    defaults and outer variables. It also depends on the number of samples, on ``version``, and on size and time of
-    change of the files in ``paths`` and below.
-
-    Raises:
-        CacheError: The dataset cannot be pickled and ``version`` is empty, or a path does not exist.
-    """
-    found = hashlib.blake2b(digest_size=16)
-    found.update(repr((FORMAT, samples, str(version))).encode())
-    state = found.copy()
-    try:
-        hasher = _StateHasher(state)
-        hasher.dump(dataset)
-        for more in hasher.bound:  # which grows meanwhile
-            hasher.dump(more)
-        found = state
-    except Exception as error:
-        if not version:
-            raise CacheError(
-                f"the {type(dataset).__qualname__} cannot be pickled ({error}), so changes of it are not seen; give "
-                "cache_version=, and another value whenever the samples change"
-            ) from error
-        found.update(_source(type(dataset)))
-    for line in _files([paths] if isinstance(paths, (str, Path)) else paths):
-        found.update(line)
-    return found.hexdigest()
-
-
+_LEVELS = 3
+"""Levels of objects that cannot be pickled and are hashed attribute by attribute."""
 _LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
 
 
-class _StateHasher(SamplePickler):
-    """Hashes the pickle of an object, and the sources of all classes and functions that it meets.
+def fingerprint(dataset: Any, samples: int, paths: Iterable[Path | str] | Path | str) -> str:
+    """Return the hash of a dataset, of its number of samples, and of the files in ``paths`` and below.
+
+    Raises:
+        CacheError: A path does not exist.
+    """
+    found = _new_hash()
+    found.update(f"{samples} {digest(dataset)}".encode())
+    for line in _files([paths] if isinstance(paths, (str, Path)) else paths):
+        found.update(line)
+    return str(found.hexdigest())
+
+
+def digest(value: Any, levels: int = _LEVELS) -> str:
+    """Return the hash of a value and of the compiled code of the classes and functions in it: 32 hexadecimal digits.
+
+    It is the same in all processes. A value that cannot be pickled counts with its class and its attributes, or else
+    with its text.
+    """
+    found = _new_hash()
+    try:
+        hasher = _Hasher(found)
+        hasher.dump(value)
+        for more in hasher.bound:  # which grows meanwhile
+            hasher.dump(more)
+        return str(found.hexdigest())
+    except Exception:
+        found = _new_hash()
+    found.update(digest(type(value), 0).encode() if levels else _name(type(value)).encode())
+    attributes = getattr(value, "__dict__", None)
+    parts = [re.sub("0x[0-9a-f]+", "", _text(value))]  # without addresses
+    if levels and isinstance(attributes, Mapping):
+        parts += sorted(f"{name}={digest(each, levels - 1)}" for name, each in attributes.items())
+    found.update(repr(parts).encode())
+    return str(found.hexdigest())
+
+
+def _new_hash() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return ""
+
+
+class _Hasher(SamplePickler):
+    """Hashes the pickle of an object, and the compiled code of all classes and functions that it meets.
 
     Attributes:
-        bound: Code, defaults and outer variables of these functions and methods, still to be hashed. Several functions
-            may have the same source: lambdas in one line, or those that a function makes.
+        bound: Code, defaults and outer variables of these functions and methods, still to be hashed.
     """
 
     def __init__(self, found: Any) -> None:
-        super().__init__(SimpleNamespace(write=found.update), 5)
+        super().__init__(SimpleNamespace(write=found.update))
         self._found = found
         self._seen: set[Any] = set()
         self.bound: list[Any] = []
@@ -70,22 +93,28 @@ class _StateHasher(SamplePickler):
         """See `pickle.Pickler`. The order of a set is another one in each run, as the hashes of texts are."""
         if type(obj) in (set, frozenset):
             return type(obj).__name__, sorted(obj, key=_in_order)
-        return None
+        if isinstance(obj, np.memmap) and _is_whole(obj):
+            return _name(type(obj)), obj.filename, obj.offset, obj.shape, obj.dtype
+        return _name(type(obj)) if isinstance(obj, GENERATORS) else None  # a draw from one is an error of its own
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""
         is_named = inspect.isclass(obj) or inspect.isfunction(obj)
-        for kind in (obj,) if is_named else type(obj).__mro__:
+        for kind in (obj,) if inspect.isfunction(obj) else (obj if is_named else type(obj)).__mro__:
             if kind not in self._seen:
                 self._seen.add(kind)
-                source = _source(kind)
-                self._found.update(_name(kind).encode() + source)
-                self.bound.append(_bound(kind, has_source=bool(source)))
+                self._found.update(_name(kind).encode())
+                self.bound.append(_bound(kind))
         if is_named and obj.__module__ != "builtins":  # whether or not it can be imported by its name
             return tuple, ((_name(obj),),)
         if inspect.ismodule(obj):
             return tuple, ((obj.__name__,),)
         return super().reducer_override(obj)
+
+
+def _is_whole(array: Any) -> bool:
+    """Return True if the array is all that was mapped of its file. A part of it has the same attributes."""
+    return isinstance(array.base, mmap) and len(array.base) == array.nbytes + array.offset % ALLOCATIONGRANULARITY
 
 
 def _in_order(item: Any) -> str:
@@ -96,33 +125,25 @@ def _name(kind: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}"
 
 
-def _source(kind: Any) -> bytes:
-    """Return the source of a class or function of the user's; nothing of libraries and of compiled code."""
-    try:
-        return b"" if _is_of_library(kind) else inspect.getsource(kind).encode()
-    except (OSError, TypeError):
-        return b""
-
-
-def _is_of_library(kind: Any) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return kind.__module__ == "builtins" or any(place in file for place in _LIBRARIES)
-
-
-def _bound(kind: Any, *, has_source: bool) -> list[Any]:
-    """Return the code of a function, or of the methods of a class of the user's, with defaults and outer variables.
-
-    Classes of a notebook have no source, so their constants count here.
-    """
+def _bound(kind: Any) -> list[Any]:
+    """Return the code of a function, or of the methods of a class of the user's, with defaults and outer variables."""
     if inspect.isfunction(kind):
         cells = [cell.cell_contents for cell in kind.__closure__ or () if cell != CellType()]
         return [_code(kind.__code__), kind.__defaults__, kind.__kwdefaults__, cells]
     if not inspect.isclass(kind) or _is_of_library(kind):
         return []
     values = {name: _function_in(value) for name, value in vars(kind).items()}
-    methods = [_bound(value, has_source=has_source) for value in values.values() if inspect.isfunction(value)]
-    constants = [(name, value) for name, value in values.items() if isinstance(value, (int, float, str, bytes))]
-    return [methods, [] if has_source else [one for one in constants if not one[0].startswith("__")]]
+    methods = [_bound(value) for value in values.values() if inspect.isfunction(value)]
+    return [methods, [(name, one) for name, one in values.items() if type(one) in _PLAIN and not name.startswith("__")]]
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, np.ndarray)
+"""Types of the constants of a class that count."""
+
+
+def _is_of_library(kind: Any) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ == "builtins" or any(place in file for place in _LIBRARIES)
 
 
 def _function_in(value: Any) -> Any:
@@ -142,7 +163,9 @@ def _code(code: CodeType) -> list[Any]:
 def _files(paths: Iterable[Path | str]) -> Iterator[bytes]:
     for path in map(Path, paths):
         if not path.exists():
-            raise CacheError(f"paths= names {path}, which does not exist")
+            raise CacheError(
+                f"paths= names {path}, which does not exist; name the files that the samples are made from"
+            )
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_dir():
                 found = file.stat() if file.exists() else file.lstat()  # of a link to nowhere

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import logging
 import os
 import stat
@@ -49,15 +50,21 @@ _PREPARED_BYTES = 2 * HUGE_PAGE
 _LEAD_BYTES = 64 << 20
 """Most bytes from the claimed space to the end of the huge pages: 16 workers write less while a part is prepared."""
 _SUFFIX = ".samples"
-_MAGIC = 0x6470_6578_6361_6369
+_MAGIC = 0x6470_6578_6361_636A
 """Another layout of the file has another number."""
+COUNTS = [(name, "<u8") for name in ("is_random", "least", "left_out", "full", "checked")]
+"""Common fields of both stores: the least bytes of a sample that was kept, and the events that `Counts` counts."""
 _HEADER = np.dtype([("magic", "<u8"), ("samples", "<u8"), ("capacity", "<u8"), ("used", "<u8"), ("is_full", "<u8"),
-                    ("is_random", "<u8"), ("memory_told", "<u8"), ("disk_told", "<u8"), ("name", "S128")])  # fmt: skip
+                    *COUNTS, ("changes_bytes", "<u8"), ("name", "S128")])  # fmt: skip
+_CHANGES_AT = 512
+"""The place of the changes of the dataset, in the page of the header."""
 _ENTRY = struct.Struct("<QQII")
 """Place, bytes, microseconds to prepare it, and checksum of this entry."""
 _OFFSET = struct.Struct("<Q")
 _TRIES = 1000
 """A file may go again and again, when its last user ends, before another process has its lock on it."""
+Changes = dict[str, str]
+"""Attributes that were set in a dataset after it was given to `dpex.cached`, and hashes of their values."""
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
@@ -79,7 +86,36 @@ class Stored(NamedTuple):
     budget: int
 
 
-class MemoryStore:
+class Counts:
+    """Counts of events of one store, in memory that its processes share. Base of both stores."""
+
+    _header: Any
+    _claims: Any
+
+    @property
+    def is_random(self) -> bool:
+        """True once the dataset turned out to be random, so that no sample may be read."""
+        return bool(self._header["is_random"][0])
+
+    def note_random(self) -> None:
+        """Have no process read from the store any more."""
+        self._header["is_random"] = 1
+
+    def is_among_first(self, event: str, most: int = 1) -> bool:
+        """Return True to the first ``most`` calls of all processes: "left_out", "full", "checked" count apart."""
+        if self._header[event][0] >= most:
+            return False
+        with self._claims:
+            before = int(self._header[event][0])
+            self._header[event] = before + 1
+        return before < most
+
+    def _note_kept(self, nbytes: int) -> None:
+        least = int(self._header["least"][0])
+        self._header["least"] = min(least or nbytes, nbytes)
+
+
+class MemoryStore(Counts):
     """The samples of one cache in shared memory.
 
     One object serves one process with all its threads, and the processes that are forked from it.
@@ -99,8 +135,8 @@ class MemoryStore:
         """
         own_folder(path.parent)
         _remove_unused(path.parent)
-        self._claims = _ClaimLock(path.parent / "lock")
-        self._file = _HeldFile(path, _opened(path, samples, budget, name))
+        self._claims = ClaimLock(path.parent / "lock")
+        self._file = HeldFile(path, _opened(path, samples, budget, name))
         self._begins = _data_begins(samples)
         self._memory = map_memory(self._file.fd, os.fstat(self._file.fd).st_size, at_huge=True)
         self._table = memoryview(self._memory).cast("B")
@@ -127,30 +163,27 @@ class MemoryStore:
 
     @property
     def why_full(self) -> str:
-        """Why no sample is taken in any more; "" while some are. The samples that came first are kept."""
+        """Why no sample is taken in any more; "" while small ones are. The samples that came first are kept."""
         return "it has no more room" if self._header["is_full"][0] else ""
 
-    @property
-    def is_random(self) -> bool:
-        """True once the dataset turned out to be random, so that no sample may be read."""
-        return bool(self._header["is_random"][0])
+    def agree(self, changes: Changes | None = None) -> Changes | None:
+        """Return the changes of the dataset before its first sample was kept: ``changes`` if none were noted before.
 
-    def note_random(self) -> None:
-        """Have no process read from the store any more."""
-        self._header["is_random"] = 1
-
-    def is_first_to_tell(self, where: str) -> bool:
-        """Return True to the first process that asks: it tells the user that the "memory" or the "disk" is full."""
+        None: none were noted, and none are given.
+        """
         with self._claims:
-            is_first = not self._header[f"{where}_told"][0]
-            self._header[f"{where}_told"] = 1
-        return bool(is_first)
+            nbytes = int(self._header["changes_bytes"][0])
+            if not nbytes and changes is not None:
+                text = json.dumps(changes).encode()
+                self._table[_CHANGES_AT : _CHANGES_AT + len(text)] = text
+                self._header["changes_bytes"] = nbytes = len(text)
+            return json.loads(bytes(self._table[_CHANGES_AT : _CHANGES_AT + nbytes])) if nbytes else None
 
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
-        """Keep a sample, unless it is there or does not fit. Return True if it is kept."""
+        """Keep a sample, unless it is there or does not fit. Return False if it does not fit."""
         offset = self._claim(index, sample.nbytes)
-        if not offset:
-            return False
+        if offset <= 0:
+            return not offset
         self._prepare(offset, sample.nbytes)
         at = PAGE + index * _ENTRY.size
         try:
@@ -183,17 +216,21 @@ class MemoryStore:
         return min(end // _PREPARED_BYTES * _PREPARED_BYTES, len(self._table) // HUGE_PAGE * HUGE_PAGE)
 
     def _claim(self, index: int, nbytes: int) -> int:
-        """Return where this process may write the sample; 0 if it may not."""
+        """Return where this process may write the sample; 0 if it is there, and -1 if it does not fit."""
         with self._claims:
-            if _OFFSET.unpack_from(self._table, PAGE + index * _ENTRY.size)[0] or self.why_full:
+            if _OFFSET.unpack_from(self._table, PAGE + index * _ENTRY.size)[0]:
                 return 0
+            if self.why_full:
+                return -1
             unit = PAGE if nbytes >= COPIED_BYTES else ALIGNMENT
             used = int(self._header["used"][0])
             offset = used + -used % unit
-            if offset + nbytes - self._begins > int(self._header["capacity"][0]):
-                self._header["is_full"] = 1
-                return 0
+            room = int(self._header["capacity"][0]) - (offset - self._begins)
+            if nbytes > room:
+                self._header["is_full"] = room < int(self._header["least"][0])
+                return -1
             self._header["used"] = offset + nbytes
+            self._note_kept(nbytes)
             return int(offset)
 
 
@@ -260,7 +297,7 @@ def hold_all() -> list[Any]:
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             fcntl.flock(fd, fcntl.LOCK_SH)
-            held.append(_HeldFile(path, fd))
+            held.append(HeldFile(path, fd))
     return held
 
 
@@ -269,7 +306,7 @@ def path_of(key: str) -> Path:
     return memory_folder() / f"{key}{_SUFFIX}"
 
 
-class _ClaimLock:
+class ClaimLock:
     """A lock between all threads and processes that claim space. The kernel takes it back from a process that ends."""
 
     def __init__(self, path: Path) -> None:
@@ -292,12 +329,31 @@ class _ClaimLock:
         self._threads.release()
 
 
-class _HeldFile:
+class HeldFile:
     """The open file of a store, with a shared lock. At the end of this object the last user removes the file."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.fd = fd
         weakref.finalize(self, _release, fd, path, os.getpid())
+
+
+class HeldFolder:
+    """A shared lock on a folder, for as long as this object lives here or in a process that was forked from it."""
+
+    def __init__(self, folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, fd).atexit = False
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_SH)
+
+
+def is_used(folder: Path) -> bool:
+    """Return True if a process has a `HeldFolder` of it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return not _is_alone(fd)
+    finally:
+        os.close(fd)
 
 
 def _release(fd: int, path: Path, pid: int) -> None:
@@ -378,7 +434,6 @@ def _begin(fd: int, samples: int, budget: int | None, name: str) -> None:
         )  # fmt: skip
     header["magic"], header["samples"], header["used"] = _MAGIC, samples, begins
     header["capacity"] = free // 2 if budget is None else min(budget, free)
-    header["is_full"] = header["capacity"][0] == 0
     header["name"] = name.encode()[:128]
     os.ftruncate(fd, begins + int(header["capacity"][0]))  # so that all of it can be mapped
     os.pwrite(fd, header.tobytes(), 0)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from dpex.cache.determinism import watched
 from dpex.errors import CacheError, OptionError
@@ -37,15 +37,15 @@ class Cut(NamedTuple):
 
 
 class FirstSteps:
-    """Stands in the place of a Compose, runs its first steps, and remembers their input and result."""
+    """Stands in the place of a Compose, runs its first steps, and keeps their results."""
 
     def __init__(self, compose: Any) -> None:
         self.compose = compose
         self.forget()
 
     def forget(self) -> None:
-        """Drop the values of the last sample."""
-        self.calls, self.given, self.result = 0, None, None
+        """Drop the values of the last samples."""
+        self.results: list[Any] = []
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         if named:
@@ -57,10 +57,8 @@ class FirstSteps:
                 "one that goes through all steps; cache a dataset that makes the deterministic part, and transform in "
                 "another one around it"
             )
-        self.given = values[0]
-        self.result = self.compose(values[0])
-        self.calls += 1
-        return self.result
+        self.results.append(self.compose(values[0]))
+        return self.results[-1]
 
     def __getstate__(self) -> Any:
         return {"compose": self.compose}
@@ -116,14 +114,38 @@ def step_labels(dataset: Any) -> tuple[str, ...] | None:
 
 
 def is_cachable(dataset: Any) -> bool:
-    """Return True for a map-style dataset with a length."""
-    return not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    """Return True for a map-style dataset with a length, which loads single samples or many at once."""
+    has_samples = has_getitem(dataset) or callable(getattr(dataset, "__getitems__", None))
+    return not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and has_samples
 
 
-def random_place(dataset: Any, index: int) -> str:
+def load(dataset: Any, places: Sequence[int], *, in_bulk: bool) -> list[Any]:
+    """Return the samples of these places, by ``__getitems__`` if ``in_bulk``.
+
+    Raises:
+        CacheError: ``__getitems__`` returned something else than a list with a sample for each place.
+    """
+    if not in_bulk:
+        return [dataset[place] for place in places]
+    found = dataset.__getitems__(list(places))
+    if not isinstance(found, (list, tuple)) or len(found) != len(places):
+        raise CacheError(
+            f"{type(dataset).__name__}.__getitems__ returned a {type(found).__name__} for {len(places)} indices, and "
+            "samples can only be cached from a list with one for each index; return a list, and collate it later"
+        )
+    return list(found)
+
+
+def has_getitem(dataset: Any) -> bool:
+    """Return True if a dataset has a ``__getitem__`` of its own: that of torch's base class only raises an error."""
+    own = getattr(type(dataset), "__getitem__", None)
+    return own is not None and own is not Dataset.__getitem__
+
+
+def random_place(dataset: Any, index: int, *, in_bulk: bool = False) -> str:
     """Return the first random step of a dataset's Compose in words, and what to do; "" if there is none."""
     path, compose = _compose_of(dataset)
-    watch = watched(dataset, index) if path else None
+    watch = watched(dataset, index, in_bulk=in_bulk) if path else None
     if watch is None:
         return ""
     compose = compose.compose if isinstance(compose, FirstSteps) else compose

@@ -58,13 +58,11 @@ def register(subparsers: Any) -> None:
 def _caches(disks: list[Path]) -> Iterator[_Cache]:
     from dpex.cache import disk_store, memory_store
 
-    used = set()
     for path, stored, is_used in memory_store.stores(memory_store.memory_folder()):
-        used |= {path.stem} if is_used else set()
         yield _Cache(key=path.stem, where="memory", path=path, stored=stored, is_used=is_used)
     for place in disks:
-        for path, stored in disk_store.stores(place.absolute()):
-            yield _Cache(key=path.name, where=str(place), path=path, stored=stored, is_used=path.name in used)
+        for path, stored, is_used in disk_store.stores(place.absolute()):
+            yield _Cache(key=path.name, where=str(place), path=path, stored=stored, is_used=is_used)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import threading
 from bisect import bisect_right
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
@@ -420,11 +421,22 @@ def _as_storage(buffer: Any) -> torch.UntypedStorage:
 # -- naming what cannot travel -----------------------------------------------------------------------------------------
 
 
+def is_shipping() -> bool:
+    """Return True while this thread pickles an object for a process that is a part of this run."""
+    return get_spawning_popen() is not None or getattr(_thread, "is_shipping", False)
+
+
+_thread = threading.local()
+
+
 def _dump(pickler: Any, obj: Any) -> None:
+    _thread.is_shipping = True
     try:
         pickler.dump(obj)
     except Exception as error:
         raise ShippingError(_explain(obj, error)) from error
+    finally:
+        _thread.is_shipping = False
 
 
 def _explain(obj: Any, error: Exception) -> str:

@@ -39,7 +39,7 @@ MOST_OBJECTS = 5000
 """Objects of a dataset that are looked at; it takes a few milliseconds."""
 MOST_ITEMS = 64
 """Items of a list or dict that are looked at: transforms are few, and samples are many."""
-_PLAIN = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
 
 
@@ -145,7 +145,7 @@ def _root(dataset: Any) -> tuple[str, Any]:
 
 def is_own_generator(one: Any) -> bool:
     """Return True for a generator of Python, NumPy or torch that is not one of the global ones, which dpex seeds."""
-    if not is_a(one, _PLAIN) or is_a(one, random.SystemRandom):
+    if not is_a(one, GENERATORS) or is_a(one, random.SystemRandom):
         return False
     return all(one is not each for each in GLOBAL.values())
 

@@ -213,6 +213,11 @@ class SampleWatch:
         self._begun += 1
         self._loading = self._begun
 
+    def begin_again(self) -> None:
+        """Give the sample that is being loaded, if there is one, the whole time from now on."""
+        if self._loading != _NONE:
+            self.begin(self._place, self._index, self._looks // LOOKS)
+
     def end(self) -> None:
         """Note that the sample has been loaded, or has failed."""
         self._loading = _NONE

@@ -154,7 +154,7 @@ def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
 
 
 def test_what_a_cache_has_and_does_is_exported() -> None:
-    dataset = dpex.cached(list(range(8)), memory="1MB", cache_version=uuid.uuid4().hex)
+    dataset = dpex.cached(list(range(8)), memory="1MB", version=uuid.uuid4().hex)
     with DpexDataLoader(dataset, batch_size=2, num_workers=1, metrics_port=0) as loader:
         for _ in range(2):
             list(loader)

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from dpex._torch import WorkerInfo, set_worker_info
 from dpex._torch import collate as torch_collate
+from dpex.cache.dataset import caches_in
 from dpex.cache.memory_store import hold_all
 from dpex.errors import DpexError
 from dpex.measure.sums import LinkSums
@@ -321,6 +322,8 @@ def _what_lacks(setup: WorkerSetup) -> bytes:
     """Return what the node lacks, or b"". Any other failure is the dataset's own: it will show where the sample is
     wanted."""
     set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
+    for cache in caches_in(setup.dataset):
+        cache.stop_caching()  # a worker_init_fn may set attributes first
     try:
         setup.dataset[0]
     except (ImportError, OSError) as error:

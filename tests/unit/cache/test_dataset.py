@@ -17,10 +17,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import dpex
+from dpex.cache import dataset as dataset_module
 from dpex.cache import memory_store
 from dpex.cache.dataset import CHECKED_FIRST, bytes_of
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
+from dpex.transport.pickling import pack, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,12 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have the caches of a test in a folder of its own."""
     monkeypatch.setattr(memory_store, "SHARED_MEMORY", tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_sample_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the number of preparations depend on no time."""
+    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 1000.0)
 
 
 class Compose:
@@ -78,7 +86,7 @@ class Images(Dataset[Any]):
 
 
 def cached(dataset: Any, **options: Any) -> Any:
-    return dpex.cached(dataset, **{"memory": "1MB", "cache_version": uuid.uuid4().hex, **options})
+    return dpex.cached(dataset, **{"memory": "1MB", "version": uuid.uuid4().hex, **options})
 
 
 def generators() -> tuple[Any, ...]:
@@ -119,14 +127,54 @@ def test_an_index_that_is_no_number_goes_to_the_dataset() -> None:
     assert cached(Batches())[[1, 2]] == [1, 2]
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
-def test_a_copy_has_the_same_cache(copied: Callable[[Any], Any]) -> None:
+def test_a_shallow_copy_has_the_cache_and_attributes_of_its_own() -> None:
     found = cached(Images())
+    found.label_of_first = "one"
     found[3]
-    other = copied(found)
+    other = copy.copy(found)
     assert (other.key, other.stored()["memory"].kept) == (found.key, 1)
     assert other[3]["label"] == 3
     assert other.made.count(3) == len(found.made)
+    with pytest.raises(CacheError, match="attribute 'label_of_first'"):
+        other.label_of_first = "two"
+    assert found[3]["label"] == 3
+
+
+def shipped(dataset: Any) -> Any:
+    return unpack(*pack(dataset))
+
+
+@pytest.mark.parametrize(
+    ("copied", "kept"),
+    [(copy.deepcopy, 0), (lambda one: pickle.loads(pickle.dumps(one)), 0), (shipped, 1)],
+    ids=["copy", "pickle", "for a worker"],
+)
+def test_only_the_loaders_of_a_dataset_have_its_cache(copied: Callable[[Any], Any], kept: int) -> None:
+    found = cached(Images())
+    found[3]
+    assert copied(found).stored()["memory"].kept == kept
+    named = cached(Images(), name="images")
+    named[3]
+    assert copied(named).stored()["memory"].kept == 1
+
+
+def test_another_dataset_has_a_cache_of_its_own_unless_it_is_named() -> None:
+    version = uuid.uuid4().hex
+    for names, kept in (({}, 0), ({"name": "images"}, 1)):
+        one, other = (cached(Images(), version=version, **names) for _ in range(2))
+        one[3]
+        assert other.stored()["memory"].kept == kept
+
+
+def test_a_named_cache_of_another_state_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    names = {"name": "images", "version": 2}
+    one = cached(Images(), **names)
+    one[3]
+    other = cached(Images([Decode()]), **names)
+    assert other.stored()["memory"].kept == 0
+    assert other[3]["image"].shape == (3, 8, 8)
+    assert f"dpex cache rm {one.key}" in caplog.text
+    assert caplog.text.count("A cache with name='images', version=2 exists") == 1
 
 
 def test_hits_misses_and_what_they_saved_are_counted() -> None:
@@ -193,8 +241,8 @@ def test_the_last_steps_of_one_dataset_may_be_the_first_of_another() -> None:
     def tenth(image: Any) -> Any:
         return image / 10
 
-    cached(Images(change=tenth), upto="Resize", cache_version="one")[0]
-    longer = cached(Images([Decode(), Resize(), Jitter()], change=tenth), upto="Resize", cache_version="one")
+    cached(Images(change=tenth), upto="Resize", version="one")[0]
+    longer = cached(Images([Decode(), Resize(), Jitter()], change=tenth), upto="Resize", version="one")
     with pytest.raises(CacheError, match="changes what its first steps return"):
         longer[0]
 
@@ -284,7 +332,6 @@ RANDOM = {
     "drawn and not used": lambda image: (np.random.rand(), image)[1],
     "unseeded": lambda image: image + float(np.random.default_rng().random()),
     "own generator": OwnGenerator(),
-    "seed of the batch": lambda image: image + dpex.batch_seed() % 1000,
 }
 
 
@@ -327,7 +374,7 @@ def test_what_is_skipped_gives_the_batches_of_the_dataset_alone(
     assert list((tmp_path / "disk").glob("*")) == []
 
 
-def test_another_bit_generator_of_numpy_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_bit_generator_of_numpy_stays() -> None:
     numpys: Any = np.random
     before = numpys.get_bit_generator()
     try:
@@ -338,6 +385,26 @@ def test_another_bit_generator_of_numpy_stays(monkeypatch: pytest.MonkeyPatch) -
         assert [found[0], found[2]] == expected
     finally:
         numpys.set_bit_generator(before)
+
+
+def test_a_slow_random_sample_is_seen_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two preparations in a row could exceed a time limit, so each request prepares it at most once."""
+    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.0)
+    images = Images([lambda index: torch.rand(3, generator=torch.Generator().manual_seed(random_seed()))])
+    found = cached(images)
+    found[3]
+    assert images.made == [3]
+    with pytest.raises(CacheError, match="sample 3 of Images is random"):
+        found[3]
+    steady = Images()
+    found = cached(steady)
+    for made in (5, 7, 7):
+        assert [found[index]["label"] for index in range(5)] == list(range(5))
+        assert len(steady.made) == made, "of the samples of the first epoch, two are compared with new ones"
+
+
+def random_seed() -> int:
+    return uuid.uuid4().int % 1000
 
 
 # -- budgets and options -----------------------------------------------------------------------------------------------
@@ -354,9 +421,34 @@ def test_the_log_says_how_much_fits(caplog: pytest.LogCaptureFixture) -> None:
     assert len(images.made) == CHECKED_FIRST + 20 + 18, "samples that fit are prepared once, the others in each epoch"
 
 
-def test_the_log_predicts_nothing_from_no_sample(caplog: pytest.LogCaptureFixture) -> None:
-    cached(Images([lambda index: torch.zeros(100_000)]), memory=1000)[0]
-    assert "keeps 0 of 20 samples, in 0 bytes, and no more: it has no more room. The others" in caplog.text
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("huge_at", [0, 2, 17])
+def test_one_huge_sample_leaves_the_cache_open(
+    huge_at: int, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("lmdb")
+    places: dict[str, Any] = {
+        "memory": {"memory": "1MB"},
+        "disk": {"memory": 0, "disk": tmp_path / "disk", "disk_budget": "1MB"},
+    }
+
+    def step(index: float) -> torch.Tensor:
+        return torch.full((1_000_000 if index == huge_at else 1000 * (int(index) % 5 + 1),), index)
+
+    found = cached(Images([step]), **places[where])
+    for _ in range(2):
+        assert [found[index]["image"][-1] for index in range(20)] == list(range(20))
+    assert found.stored()[where].kept == 19
+    assert caplog.text.count(f"sample {huge_at} of Images") == caplog.text.count("has no room") == 1
+
+
+def test_memory_of_nothing_needs_no_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lmdb")
+    monkeypatch.setattr(memory_store, "SHARED_MEMORY", tmp_path / "missing")
+    found = cached(Images(), memory=0, disk=tmp_path / "disk")
+    assert [found[index]["label"] for index in (3, 3)] == [3, 3]
+    assert found.stored().keys() == {"disk"}
+    assert not (tmp_path / "missing").exists()
 
 
 def test_samples_come_from_disk_where_memory_is_full(tmp_path: Path) -> None:
@@ -367,7 +459,7 @@ def test_samples_come_from_disk_where_memory_is_full(tmp_path: Path) -> None:
         assert [found[index]["image"][-1].item() for index in range(20)] == list(range(20))
     assert len(images.made) == CHECKED_FIRST + 20
     assert (found.stored()["memory"].kept, found.stored()["disk"].kept) == (2, 20)
-    again = cached(images, memory=600_000, disk=tmp_path / "disk", cache_version="other")
+    again = cached(images, memory=600_000, disk=tmp_path / "disk", version="other")
     assert again.stored()["disk"].kept == 0
 
 
@@ -379,12 +471,16 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
-        (Stream(), {}, "a Stream has no __getitem__"),
-        (object(), {}, "a object has no __getitem__"),
+        (Stream(), {}, "a Stream has no __getitem__ or __getitems__"),
+        (object(), {}, "a object has no __getitem__ or __getitems__"),
         ([1], {"on_random": "ignore"}, "give 'raise' or 'skip'"),
         ([1], {"memory": "much"}, "memory='much'"),
         ([1], {"disk_budget": -1}, "disk_budget=-1"),
         ([1], {"memory": 0}, "memory=0 without disk="),
+        ([1], {"version": None, "disk": "/nowhere"}, "disk='/nowhere' needs version="),
+        ([1], {"version": None, "name": "photos"}, "name='photos' needs version="),
+        ([1], {"version": ""}, "version=''"),
+        ([1], {"name": object()}, "name=<object"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -408,7 +504,7 @@ def test_a_sample_whose_class_has_gone_is_an_error_with_the_remedy(monkeypatch: 
     found = cached(Images([lambda index: Stream()]))
     found[0]
     monkeypatch.delitem(globals(), "Stream")
-    with pytest.raises(CacheError, match=r"sample 0 of Images cannot be read .* give another cache_version="):
+    with pytest.raises(CacheError, match=r"sample 0 of Images cannot be read .* give another version="):
         found[0]
 
 

@@ -1,4 +1,4 @@
-"""The key of a cache changes with all that its samples depend on, and with nothing else."""
+"""A fingerprint changes with the state and the code of a dataset, and with nothing else that differs between runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Data:
         vars(self).update(parts)
 
 
-def key(version: str = "", paths: Any = (), samples: int = 3, **parts: Any) -> str:
-    return fingerprint(Data(**parts), samples, version, paths)
+def key(paths: Any = (), samples: int = 3, **parts: Any) -> str:
+    return fingerprint(Data(**parts), samples, paths)
 
 
 def test_the_same_dataset_has_the_same_key() -> None:
@@ -51,7 +51,6 @@ def test_a_set_counts_with_its_items_and_as_a_set() -> None:
         {"files": ["a", "c"]},
         {"tensor": torch.tensor([0.0, -0.0])},
         {"array": np.array([1, 2], np.int8)},
-        {"version": "2"},
         {"samples": 4},
         {"function": len},
     ],
@@ -139,8 +138,36 @@ def test_a_class_without_a_source_counts_with_its_code_and_constants() -> None:
     assert len({made(1, "+ 1"), made(2, "+ 1"), made(1, "- 1"), made(1, "+ 2"), made(1, "+ 1", "('a', 'c')")}) == 5
 
 
-def test_a_dataset_that_cannot_be_pickled_needs_a_version() -> None:
-    with pytest.raises(CacheError, match="cache_version="):
-        key(lock=threading.Lock())
-    assert key(version="1", lock=threading.Lock()) == key(version="1", lock=threading.Lock())
-    assert key(version="1", lock=threading.Lock()) != key(version="2", lock=threading.Lock())
+def test_what_cannot_be_pickled_counts_with_its_text_and_hides_nothing(tmp_path: Path) -> None:
+    assert (
+        key(lock=threading.Lock(), size=1) == key(lock=threading.Lock(), size=1) != key(lock=threading.Lock(), size=2)
+    )
+    files = [tmp_path / name for name in ("a", "b")]
+    for file in files:
+        file.write_text("text")
+    with files[0].open() as one, files[0].open() as again, files[1].open() as other:
+        assert key(file=one) == key(file=again) != key(file=other)
+
+
+def test_a_generator_and_the_content_of_a_mapped_file_do_not_count(tmp_path: Path) -> None:
+    assert key(rng=np.random.default_rng(1)) == key(rng=np.random.default_rng(2))
+    mapped = [np.memmap(tmp_path / name, np.uint8, "w+", shape=100) for name in ("a", "b")]
+    before = key(data=mapped[0])
+    mapped[0][:50] = 1
+    assert key(data=mapped[0]) == before != key(data=mapped[1])
+    assert key(data=mapped[0][:50]) != key(data=mapped[0][50:])
+
+
+def test_a_comment_does_not_count_and_what_is_loaded_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be edited after it was loaded: the code that runs counts."""
+    monkeypatch.syspath_prepend(tmp_path)
+    source, keys = "class Decoder:\n    size = ({}, 1)\n    def __call__(self):\n        return 1{}\n", []
+    for size, comment in ((1, ""), (1, "  # as before"), (2, "")):
+        (tmp_path / "edited_by_user.py").write_text(source.format(size, comment))
+        os.utime(tmp_path / "edited_by_user.py", (len(keys), len(keys)))
+        sys.modules.pop("edited_by_user", None)
+        importlib.invalidate_caches()
+        decoder = importlib.import_module("edited_by_user").Decoder()
+        (tmp_path / "edited_by_user.py").write_text("")
+        keys.append(key(decoder=decoder))
+    assert keys[0] == keys[1] != keys[2]

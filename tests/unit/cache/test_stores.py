@@ -194,7 +194,7 @@ def test_a_cache_on_disk_is_there_in_the_next_run(folder: Path) -> None:
     store.put(1, encoded(sample(1)), 1)
     del store
     assert value(DiskStore(folder, 1 << 24, "Data", MANY).get(1)) == 1
-    assert [(path.name, stored.kept) for path, stored in disk_store.stores(folder.parent)] == [("key", 1)]
+    assert [(path.name, stored.kept) for path, stored, _ in disk_store.stores(folder.parent)] == [("key", 1)]
     shutil.rmtree(folder)
     assert disk_store.stores(folder.parent) == []
 
@@ -258,7 +258,7 @@ def test_a_description_that_was_cut_off_hides_no_cache_and_a_bad_folder_no_other
     others = folder.parent / "others"
     shutil.copytree(folder, others)
     others.chmod(0o777)
-    assert [(path, stored.kept) for path, stored in disk_store.stores(folder.parent)] == [(folder, 1)]
+    assert [(path, stored.kept) for path, stored, _ in disk_store.stores(folder.parent)] == [(folder, 1)]
 
 
 def test_the_error_without_lmdb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
