@@ -17,6 +17,7 @@ is a `DpexError`, and also the built-in error in brackets, which code written fo
     ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
     ├── CapturedGraphError(RuntimeError)  a batch was asked for, to be on a device, while a graph is captured there
     ├── InterruptedSamplerError(RuntimeError)  a signal handler's exception ended the sampler: the epoch is not complete
+    ├── InterruptedStreamError(RuntimeError)  an exception interrupted a stream without a state: the epoch ends
     ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
     ├── ClusterError(RuntimeError)      no Ray cluster could be reached or started, or Ray is not installed
     ├── StateError(ValueError)          a state of a loader cannot be read, or is of another loader
@@ -86,6 +87,10 @@ class CapturedGraphError(DpexError, RuntimeError):
 
 class InterruptedSamplerError(DpexError, RuntimeError):
     """A signal handler's exception came out of a sampler that is a generator, so the epoch ends early."""
+
+
+class InterruptedStreamError(DpexError, RuntimeError):
+    """An exception interrupted ``next()`` of a stream without a state, so the epoch ends early."""
 
 
 class ShippingError(DpexError, TypeError):

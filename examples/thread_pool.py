@@ -56,9 +56,7 @@ class ThreadPool(base.WorkerPool):
     def workers(self) -> list[int]:
         return list(self._threads)[: self.counts.wanted]
 
-    def send(self, tickets: Any, epoch: int, worker: Any = None, sent: Any = None) -> bool:
-        if sent is not None:
-            sent.append(None)
+    def send(self, tickets: Any, epoch: int, worker: Any = None) -> bool:
         for ticket in tickets:
             self._tickets.put((epoch, ticket))
         return True

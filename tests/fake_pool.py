@@ -142,7 +142,7 @@ class FakePool:
         """See `WorkerPool.at_work`."""
         return sum(worker.group is not None or bool(worker.inbox) for worker in self._workers.values())
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
         """See `WorkerPool.send`.
 
         Raises:
@@ -156,8 +156,6 @@ class FakePool:
         if sum(message.kind == "tickets" for message in box) >= self.room:
             return False
         box.append(_Message("tickets", epoch, tickets[0].queue, tuple(tickets)))
-        if sent is not None:
-            sent.append(worker)
         return True
 
     def adopt(self, worker: int, logical: int, state: Any) -> None:

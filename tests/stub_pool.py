@@ -37,9 +37,7 @@ class StubPool:
     def at_work(self) -> int:
         return len(self.up)
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
-        if sent is not None:
-            sent.append(worker)
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
         self.sent.append(([ticket.number for ticket in tickets], epoch, worker))
         return True
 

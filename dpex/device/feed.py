@@ -115,15 +115,13 @@ class _Flight(NamedTuple):
 
 
 class Arrival:
-    """A batch on its way to the device. The consumer calls it for the batch, again if the call was interrupted.
+    """A batch on its way to the device. The consumer calls it for the batch.
 
     Attributes:
-        host: The batch on the host, while it may have to be copied again.
-        is_begun: Its transform was called.
         is_done: No work is left to be queued for it.
     """
 
-    __slots__ = ("_feed", "batch", "epoch", "error", "host", "is_begun", "is_done", "number", "ready")
+    __slots__ = ("_feed", "batch", "epoch", "error", "is_done", "number", "ready")
 
     def __init__(self, feed: Feed, batch: Any, ready: Mark, number: int, epoch: int) -> None:
         self._feed = feed
@@ -132,8 +130,6 @@ class Arrival:
         self.number = number
         self.epoch = epoch
         self.error: Exception | None = None
-        self.host: Any = None
-        self.is_begun = False
         self.is_done = True
 
     def __call__(self) -> Any:
@@ -189,13 +185,17 @@ class Feed:
         self._has_caught_up = False
         self._to_transform.clear()
 
+    def renew(self) -> None:
+        """Forget the batches that were launched: they are made again."""
+        self._to_transform.clear()
+
     def launch(self, batch: Any, number: int, epoch: int) -> Arrival:
         """Begin the copy of the batch of that number. Its errors pass through."""
         host = batch if self._pin is None else tree.pinned(batch, self._pin)
         moved, ended = self._copied(host)
         arrival = Arrival(self, moved, ended, number, epoch)
         if self.transform is not None:
-            arrival.host, arrival.is_done = host, False
+            arrival.is_done = False
             if epoch == self.epoch:
                 self._to_transform.append(arrival)
         return arrival
@@ -261,22 +261,19 @@ class Feed:
             self._to_transform.remove(arrival)
 
     def _transformed(self, arrival: Arrival) -> None:
-        """Call the transform; one that was interrupted may have left the batch half done, so it is copied again."""
+        """Call the transform."""
         assert self.transform is not None
         device = self.device
-        if arrival.is_begun:
-            arrival.batch, _ = self._copied(arrival.host)
         if not self._has_caught_up:
             device.catch_up()  # other tensors that the transform reads may have been made just before the pass
             self._has_caught_up = True
-        arrival.is_begun = True
         with device.copying():
             begun = device.mark()
             batch = self.transform(arrival.batch, arrival.number, arrival.epoch)
             ready = device.mark()
         self._transforms.append((begun, ready))
         self._ahead.saw(tree.nbytes(batch))
-        arrival.batch, arrival.ready, arrival.is_done, arrival.host = batch, ready, True, None
+        arrival.batch, arrival.ready, arrival.is_done = batch, ready, True
 
     def bring(self, batch: Any, number: int) -> Any:
         """Copy the batch of that number of this epoch, and take it at once."""

@@ -24,7 +24,7 @@ from dpex.device.feed import Ahead, Arrival, Feed
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import is_interrupt, keep_result
+from dpex.system.interrupts import is_interrupt
 from dpex.system.wakeup import Wakeup
 from dpex.worker.fetch import Failure
 
@@ -40,8 +40,7 @@ def _nothing() -> None:
 
 class _Job:
     """A batch's payload on its way through the thread. Like any payload, it returns the batch or its `Failure` when it
-    is called. A signal handler may interrupt the consumer while it opens and queues the job, so each step is
-    repeatable."""
+    is called."""
 
     def __init__(
         self, payload: Callable[[], Any], number: int = 0, epoch: int = 0, taken: Callable[[int], None] | None = None
@@ -52,8 +51,6 @@ class _Job:
         self.finished = threading.Event()
         self.queued = False
         self._payload = payload
-        self._opened: list[Any] = []
-        self._is_open = False
         self._value: Any = None
         self._error: Exception | None = None
 
@@ -67,18 +64,14 @@ class _Job:
                 self._taken(self.number)
 
     def open(self) -> None:
-        """Decode, once: a second time the memory might be another batch's."""
-        if self._is_open:
-            return
+        """Decode."""
         try:
-            if not self._opened:
-                keep_result(self._opened, self._payload)
-            self._value = self._opened[0]
+            self._value = self._payload()
         except Exception as error:
             if is_interrupt(error):
                 raise
             self._error = error
-        self._is_open, self._opened, self._payload = True, [], _nothing
+        self._payload = _nothing
 
     def run(self, pin: Callable[[Any], Any], where: str) -> None:
         """In the thread: pin what can be pinned, or copy it to a device."""
@@ -136,6 +129,12 @@ class Pinner:
         if self._feed is not None:
             self._feed.begin_epoch()
 
+    def renew(self) -> None:
+        """Forget what was handed over, under the engine's lock: it is made again."""
+        self._stock = set()
+        if self._feed is not None:
+            self._feed.renew()
+
     def start(self, listen: Callable[[], list[int]]) -> None:
         """Start the thread: after the first workers, which are forked. It calls ``listen`` (see `Engine`) when idle."""
         self._thread = threading.Thread(target=self._run, args=(listen,), name="dpex-pin", daemon=True)
@@ -180,7 +179,7 @@ class Pinner:
             self._wakeup.ring()
 
     def _taken(self, stock: set[int], number: int) -> None:
-        """Note that the consumer has taken a batch of the pass of this stock. An interrupted call may be repeated."""
+        """Note that the consumer has taken a batch of the pass of this stock."""
         stock.discard(number)
         if self._is_short:
             self._is_short = False

@@ -1,12 +1,10 @@
 """The batch that is next in turn: has it pinned, opens it, hands it out, or raises the error in its place.
 
-Used by the consumer's thread under the engine's lock. What a signal handler interrupts here is resumed by the next call
-(see `dpex.system.interrupts`).
+Used by the consumer's thread under the engine's lock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from dpex.measure.consumer_time import H2D, Tally
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.schedule import MadeBatch
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import is_interrupt, keep_result
+from dpex.system.interrupts import is_interrupt
 from dpex.worker.decoded_stream import FailedRead
 from dpex.worker.fetch import Failure
 
@@ -37,38 +35,27 @@ class Delivery:
     """See the module.
 
     Attributes:
-        batch: The batch that is next in turn, from when it is known until it is handed out.
         opened_at: When the latest batch began to be opened, seconds.
     """
 
     def __init__(self, plan: EnginePlan, state: EngineState, pools: Pools, tally: Tally) -> None:
-        self.batch: MadeBatch | None = None
         self.opened_at = 0.0
-        self._opened_into: list[Any] = []
         self._plan = plan
         self._state = state
         self._pools = pools
         self._tally = tally
 
-    def hand_out(self, hand: list[Any], fill: Callable[[], None]) -> None:
-        """Open what is to be delivered. Each step may be repeated if it was interrupted.
-
-        ``fill``: draws and sends tickets, so that workers go on while this batch is opened.
-        """
-        batch = self.batch
-        if batch is not None and not self._opened_into:
-            self._state.schedule.deliver(batch)
-            self._count(batch)
-            fill()
-            self.opened_at = monotonic()
-            self._opened_into = hand
-            try:
-                keep_result(hand, batch.payload)
-            except Exception as error:
-                if not is_interrupt(error):  # it will never open, and the batches behind it are waited for
-                    self.batch = None
+    def hand_out(self, batch: MadeBatch, out: list[Any]) -> None:
+        """Open the batch that is next in turn, and put it into ``out``. Until then it counts as not delivered."""
+        self.opened_at = monotonic()
+        try:
+            value = batch.payload()
+        except Exception as error:
+            if is_interrupt(error):
                 raise
-        self.batch, self._opened_into = None, []
+            value = FailedRead(error)  # it will never open, and the batches behind it are waited for
+        self._state.schedule.deliver(batch, value, out)
+        self._count(batch)
 
     def _count(self, batch: MadeBatch) -> None:
         tally, pools = self._tally, self._pools
@@ -79,17 +66,6 @@ class Delivery:
         pools.awaited, pools.awaited_times = NOT_BLOCKED, None
         if self._plan.pinner is not None:
             tally.pinned_bytes += batch.nbytes
-
-    def holds_a_batch(self) -> bool:
-        """Return True if a batch has left the schedule and was not handed out."""
-        return self.batch is not None and not self._state.schedule.awaits(self.batch)
-
-    def drop(self) -> None:
-        """Decode and drop the batch of an epoch that was broken off, which gives its memory back."""
-        taken, self.batch = self.batch, None
-        if taken is not None:
-            with contextlib.suppress(Exception):
-                taken.payload()
 
     # -- page-locked memory, and devices -------------------------------------------------------------------------
 
@@ -131,13 +107,25 @@ class Delivery:
         return BatchTimeoutError(f"DataLoader timed out after {self._plan.timeout_s:g} seconds")
 
 
-def raise_from(hand: list[Any], errors: Counter[str]) -> None:
-    """Take the error that ``hand`` holds out of it, count it if it is the batch's own, and raise it."""
-    value = hand[0]
-    del hand[:]
+def raise_from(out: list[Any], errors: Counter[str]) -> None:
+    """Raise the error that stands in place of a batch in ``out``, and count it if it is the batch's own."""
+    value = out[0]
     if isinstance(value, OF_WORKERS):
-        raise value
-    errors["batch"] += 1
+        error: Exception = value
+    else:
+        error = _own_error(value)
+        errors["batch"] += 1
+    del out[:]  # without a call from here on: see `dpex.system.interrupts`
+    raise error
+
+
+def _own_error(value: Failure | FailedRead) -> Exception:
     if isinstance(value, FailedRead):
-        raise value.error
-    value.wrapper.reraise()
+        return value.error
+    try:
+        value.wrapper.reraise()
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        return error
+    raise AssertionError("a failure raises its error")

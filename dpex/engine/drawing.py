@@ -48,15 +48,11 @@ class Drawing:
         if source is None:
             return
         indices = self._indices(source, schedule, count)
-        try:
-            for index in indices:
-                ticket = schedule.draw(index)
-                state.placement.dirty.add(ticket.queue)
-                if type(index) is FailedRead:  # it is the delivery of its ticket
-                    schedule.done(ticket.number, index)
-        except BaseException:
-            state.all_queues_are_dirty()
-            raise
+        for index in indices:
+            ticket = schedule.draw(index)
+            state.placement.dirty.add(ticket.queue)
+            if type(index) is FailedRead:  # it is the delivery of its ticket
+                schedule.done(ticket.number, index)
         if isinstance(source, ReadBatches):
             state.rules.carried_bytes = source.largest_bytes
             if not source.is_over:
@@ -64,6 +60,11 @@ class Drawing:
         if len(indices) < count:
             source.check_end()
             schedule.end_of_sampler()
+
+    @property
+    def any_index(self) -> Any:
+        """An index of the epoch. Those of a stream are all alike."""
+        return self._source.drawn[0][0] if self._source is not None and self._source.drawn else None
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
         """Draw up to the last of these tickets, which another run delivered ahead of others; the others are to be
@@ -133,10 +134,9 @@ class ReadBatches:
 
     def __init__(self, engine: Engine, first: int, *, in_order: bool) -> None:
         self._engine = engine
-        self._schedule = engine.schedule
         self._first = self._begun = first
         if in_order:
-            self._schedule.forward()
+            engine.schedule.forward()
         self.drawn: deque[tuple[Any, int]] = deque()
         self._hand: list[Any] = []
         self.is_over = False
@@ -176,7 +176,7 @@ class ReadBatches:
                 raise
             hand += (FailedRead(error),)
             return True
-        except BaseException:
+        except BaseException:  # without a call: see `dpex.system.interrupts`
             self._engine.returned += read
             raise
         count, pickle = read[0]
@@ -186,10 +186,10 @@ class ReadBatches:
 
     def delivered(self, first: int) -> None:
         """Note that batches before number ``first`` were delivered, and are not needed again."""
-        forwarded = self._schedule.forwarded
+        forwarded = self._engine.schedule.forwarded
         while forwarded and self._first < first:
-            del forwarded[0]  # from here on without a call: see `dpex.system.interrupts`
-            self._first += 1
+            self._first += 1  # without a call until both have changed: see `dpex.system.interrupts`
+            del forwarded[0]
 
     def point(self, first: int) -> ResumePoint | None:
         """Return where the reading is once the batches before number ``first`` were delivered.

@@ -12,6 +12,7 @@ refers to the engine. Other threads read `snapshots`.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -26,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 from dpex.engine.delivery import ERRORS, OF_WORKERS, Delivery, raise_from
 from dpex.engine.drawing import Drawing, ReadBatches
 from dpex.engine.draws import Draws
+from dpex.engine.pass_state import passing_over
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
-from dpex.errors import IteratorClosedError
+from dpex.errors import DpexError, InternalError, InterruptedStreamError, IteratorClosedError
 from dpex.measure.consumer_time import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER, EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.timeline import Timeline
@@ -44,13 +46,15 @@ from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
-from dpex.system.interrupts import watch, with_lock
+from dpex.system.interrupts import is_interrupt, watch, with_lock
 from dpex.system.run_queue import own_queue_s
 from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
+
+logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -62,6 +66,14 @@ TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
+READ_AGAIN_S = 1.0
+"""Seconds for which a stream without a state is read again after an interrupt. If it would take longer, an error says
+so: the user can give the dataset a state."""
+_NO_STATE = (
+    "an exception interrupted next(), so the workers were ended. This stream has no state from which others could "
+    "continue, and reading its first {batches} batches again would take about {seconds:.1f} s. Begin a new epoch; give "
+    "the dataset or its iterator state_dict() and load_state_dict() to go on after such an exception"
+)
 POINT_S = 1.0
 """Seconds that `Engine.point` waits for the thread that is in ``next()``."""
 _INHERITED = (
@@ -96,9 +108,9 @@ class EnginePlan:
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 
-    def state(self, sizes: Sizes) -> EngineState:
-        """Return the state of an engine that begins with ``sizes``."""
-        rules = PrefetchRules(
+    def state(self, sizes: Sizes, rules: PrefetchRules | None = None) -> EngineState:
+        """Return the state of an engine that begins with ``sizes``. ``rules``: What another state has learned."""
+        rules = rules or PrefetchRules(
             base_prefetch=self.base_prefetch,
             logical=self.logicals > 0,
             may_group=self.may_group,
@@ -118,7 +130,7 @@ class Engine:
     """See the module.
 
     Attributes:
-        returned: Batches that were handed out, but could not be taken: they come first.
+        returned: What `next` has delivered and an exception kept from the consumer: value, batch, value, batch.
     """
 
     def __init__(self, plan: EnginePlan, sizes: Sizes) -> None:
@@ -128,26 +140,33 @@ class Engine:
         self._turn = threading.RLock()
         """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
         self._lock = threading.RLock()
-        self.returned: deque[Any] = deque()
+        self.returned: list[Any] = []
         self._wakeup = Wakeup()
         self._closed = False
+        self._is_changing = self._is_active = False
+        """A change of the state has begun and not ended. If no call is active, an exception has broken it off."""
+        self._broken_by: BaseException | None = None
+        self._has_logged_renewal = False
         self._consumer = 0
         self._collected_at = 0.0
         """When pools were last asked what happened, seconds."""
         self._requests: deque[Sizes] = deque(maxlen=1)
         """The latest request for other sizes, until it is carried out."""
         self._is_granting = False
-        self._state = plan.state(sizes)
-        self._placement = self._state.placement
         self._drawing = Drawing()
-        self._pools = Pools(self._state, plan.make_pool, plan.samples)
         self._tally = Tally(detailed=plan.metered, queue=own_queue_s)
-        self._delivery = Delivery(plan, self._state, self._pools, self._tally)
-        self._view = EngineView(plan, self._state, self._pools, self._tally)
+        state = plan.state(sizes)
+        self._use(state, Pools(state, plan.make_pool, plan.samples))
         watch(self)
         self._placement.open()
         self._pools.perform()
         self._tally.causes[STARTUP] += monotonic() - began
+
+    def _use(self, state: EngineState, pools: Pools) -> None:
+        self._pools = pools
+        self._delivery = Delivery(self._plan, state, pools, self._tally)
+        self._view = EngineView(self._plan, state, pools, self._tally)
+        self._state, self._placement = state, state.placement
 
     @property
     def schedule(self) -> Schedule:
@@ -170,8 +189,11 @@ class Engine:
             if self._closed:
                 raise self._why_closed()
             began = monotonic()
+            if self._is_changing:
+                next_point = self._renew(begins_epoch=True)
+                resume = resume or next_point
+            self._is_changing = True
             self.returned.clear()
-            self._delivery.drop()
             self._state.begin_epoch(resume, began)
             self._pools.perform()
             if self._plan.pinner is not None:
@@ -182,6 +204,7 @@ class Engine:
             self._tally.begin_pass(began)
             self._consumer = get_native_id()
             self._fill()
+            self._is_changing = False
             self._tally.causes[STARTUP] += monotonic() - began
 
     def close(self, grace_s: float = 5.0) -> None:
@@ -216,12 +239,12 @@ class Engine:
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
-    def next(self, hand: list[Any]) -> None:
-        """Put the next batch into ``hand``, which is empty.
+    def next(self, out: list[Any]) -> None:
+        """Put the next batch into ``out``, which is empty.
 
-        Consumers in several threads come one after the other, and each batch goes to one of them. If a signal handler
-        raises in here, the next call resumes (see `dpex.system.interrupts`), and the caller puts a batch that is in
-        ``hand`` by then into ``returned``.
+        Consumers in several threads come one after the other, and each batch goes to one of them. If an exception comes
+        out that is none of those below, the caller puts the contents of ``out`` into ``returned``, and the next call
+        resumes the pass behind what was delivered (see `dpex.system.interrupts`).
 
         Raises:
             StopIteration: at the end.
@@ -237,15 +260,15 @@ class Engine:
             try:
                 if gpu is not None:
                     mark = gpu.enter(starting=tally.starting)
-                while not hand:
+                while not out:
                     with self._lock:
-                        wait = self._attend(hand, entered)
+                        wait = self._step(out, entered)
                     if wait is not None:
                         if gpu is not None:
                             mark = gpu.block(mark)
                         wait()
-                if type(hand[0]) in ERRORS:
-                    raise_from(hand, self._tally.errors)
+                if type(out[0]) in ERRORS:
+                    raise_from(out, self._tally.errors)
             except StopIteration:
                 over = True
                 raise
@@ -262,19 +285,19 @@ class Engine:
                 if self._pools.timeline is not None:
                     self._pools.timeline.call(entered, now, over)
 
-    def next_if_ready(self, hand: list[Any]) -> bool:
-        """As `next`, but without a wait: return False, and put nothing into ``hand``, if the batch is not there yet.
+    def next_if_ready(self, out: list[Any]) -> bool:
+        """As `next`, but without a wait: return False, and put nothing into ``out``, if the batch is not there yet.
 
         Nothing of it is measured: the caller measures its own wait.
         """
         with self._turn:
-            while not hand:
+            while not out:
                 with self._lock:
-                    wait = self._attend(hand, monotonic())
+                    wait = self._step(out, monotonic())
                 if wait is not None:
                     return False
-            if type(hand[0]) in ERRORS:
-                raise_from(hand, self._tally.errors)
+            if type(out[0]) in ERRORS:
+                raise_from(out, self._tally.errors)
         return True
 
     def descriptors(self) -> list[int]:
@@ -288,7 +311,28 @@ class Engine:
         if self._closed and not isinstance(error, IteratorClosedError):
             raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
 
-    def _attend(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
+    def _step(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
+        """Attend to the next batch; after a change that an exception broke off, with a new state and new workers."""
+        if self._is_changing:
+            if self._is_active:
+                raise InternalError("next() was called by a signal handler that interrupted next() of this iterator")
+            if not self._closed:
+                self._renew()
+        self._is_changing = self._is_active = True
+        try:
+            wait = self._attend(out, entered)
+        except (StopIteration, DpexError):
+            self._is_changing = False
+            raise
+        except BaseException as error:
+            self._broken_by = error
+            raise
+        finally:
+            self._is_active = False
+        self._is_changing = False
+        return wait
+
+    def _attend(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
         """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
@@ -296,15 +340,10 @@ class Engine:
                 self._wakeup.clear()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
-        if self._delivery.batch is not None:
-            self._delivery.hand_out(hand, self._fill)
         if self.returned:
-            hand += (self.returned[0],)
-            del self.returned[0]
-        if hand:
-            return None
+            self._take_back()
         if self._placement.instructions:
-            self._pools.resume()
+            self._pools.perform()
             self._pools.raise_fatal()
         if self._requests:
             self._grant()
@@ -312,17 +351,18 @@ class Engine:
         every_s = COLLECT_EVERY_S if pinner is None or pinner.is_low else COLLECT_PINNED_EVERY_S
         if entered - self._collected_at > every_s:
             self._collect()
-        return self._seek(hand, entered)
+        return self._seek(out, entered)
 
-    def _seek(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
+    def _seek(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
         """Hand out the next batch in turn, or return the wait for it."""
         schedule, delivery, pinner = self._state.schedule, self._delivery, self._plan.pinner
         while True:
             if pinner is not None and (wait := delivery.wait_for_pinning(pinner, entered)) is not None:
                 return wait
-            delivery.batch = schedule.peek()
-            if delivery.batch is not None:
-                delivery.hand_out(hand, self._fill)
+            batch = schedule.peek()
+            if batch is not None:
+                delivery.hand_out(batch, out)
+                self._fill()
                 return None
             if schedule.finished:
                 raise StopIteration
@@ -332,6 +372,75 @@ class Engine:
                     raise StopIteration
                 self._prepare_to_wait()
                 return self._wait_for_results(entered)
+
+    # -- renewal -------------------------------------------------------------------------------------------------
+
+    def _take_back(self) -> None:
+        """Let batches that did not reach the consumer wait for their delivery again."""
+        returned = self.returned
+        while returned:
+            self._state.schedule.take_back(returned[-1], returned[-2])
+            del returned[-2:]
+
+    def _renew(self, *, begins_epoch: bool = False) -> ResumePoint | None:
+        """Resume the pass behind what was delivered, as a later run does, with a new state and new workers.
+
+        This may be broken off as well, and is then done again. Whatever was not delivered is made again.
+
+        Args:
+            begins_epoch: The pass is given up, as another begins.
+
+        Returns:
+            The point at which another pass begins.
+
+        Raises:
+            InterruptedStreamError: A stream without a state would have to be read again for long.
+        """
+        plan, former = self._plan, self._state
+        self._take_back()
+        point = former.point(is_drawn=True)
+        if begins_epoch:
+            point = point.next_epoch()
+        elif plan.iterable:
+            point = self._reading_again(point)
+        sizes = self._requests[-1] if self._requests else former.placement.sizes
+        state = plan.state(sizes, former.rules)
+        pools = Pools(state, plan.make_pool, plan.samples)
+        pools.succeed(self._pools)
+        if plan.pinner is not None:
+            plan.pinner.renew()
+        if former.epoch >= 0 and not begins_epoch:
+            state.begin_epoch(point, monotonic())
+            if point.ahead:
+                self._drawing.pass_over(state, point.ahead)
+        state.succeed(former)
+        self._use(state, pools)
+        self._log_renewal()
+        state.placement.open()
+        pools.perform()
+        pools.end_former()
+        self._requests.clear()
+        return point if former.epoch >= 0 else None
+
+    def _reading_again(self, point: ResumePoint) -> ResumePoint:
+        """Return ``point`` with states for the streams that have none: what they have delivered is read and dropped."""
+        most = max((logical.batches for logical in point.logicals if logical.state is None), default=0)
+        if not most:
+            return point
+        times = [pool.times.stages() for pool in self._pools.every()]
+        load_s, tickets = sum(each.load_s for each in times), sum(each.tickets for each in times)
+        again_s = most * load_s / max(1, tickets)
+        if again_s > READ_AGAIN_S:
+            raise InterruptedStreamError(_NO_STATE.format(seconds=again_s, batches=point.first)) from self._broken_by
+        return passing_over(point, self._drawing.any_index)
+
+    def _log_renewal(self) -> None:
+        error, self._broken_by = self._broken_by, None
+        if error is None or self._has_logged_renewal:
+            return
+        self._has_logged_renewal = True
+        level = logging.INFO if is_interrupt(error) else logging.WARNING
+        logger.log(level, "%r came out of next(): the pass is resumed with new workers", error, exc_info=error)
 
     # -- tickets to workers, results back ------------------------------------------------------------------------
 
@@ -375,7 +484,7 @@ class Engine:
         """
         with self._lock:
             pinner = self._plan.pinner
-            if self._closed or pinner is None:
+            if self._closed or pinner is None or self._is_changing:
                 return []
             if self._delivery.overhear(pinner):
                 self._wakeup.ring()
@@ -465,13 +574,23 @@ class Engine:
         self._requests.append(sizes)
 
     def _grant_if(self, is_idle: bool) -> None:
-        if is_idle and not self._closed:
-            self._grant()
+        if is_idle and not self._closed and not self._is_changing:
+            self._change(self._grant)
+
+    def _change(self, act: Callable[[], None]) -> None:
+        """Call ``act``, which changes the state, outside of `next`."""
+        self._is_changing = True
+        try:
+            act()
+        except DpexError:
+            self._is_changing = False
+            raise
+        self._is_changing = False
 
     def _grant(self) -> None:
         """Carry out the latest request. Called under the lock."""
         if self._placement.instructions:
-            self._pools.resume()
+            self._pools.perform()
         if self._requests:
             self._is_granting = True
             try:
@@ -517,9 +636,15 @@ class Engine:
         with self._lock:
             if self._closed:
                 return
-            self._state.logicals.ask_states()
-            self._pools.perform()
-            self._await(lambda: not self._state.logicals.untold, wait_s)
+            if self._is_changing:
+                self._state.logicals.asks_states = True  # the next call renews the workers, which are asked then
+                return
+            self._change(partial(self._ask_states, wait_s))
+
+    def _ask_states(self, wait_s: float) -> None:
+        self._state.logicals.ask_states()
+        self._pools.perform()
+        self._await(lambda: not self._state.logicals.untold, wait_s)
 
     def unreported(self, wait_s: float = 0.0) -> int:
         """Wait until each logical worker has reported a state; return how many have not within ``wait_s`` seconds.
@@ -529,7 +654,8 @@ class Engine:
         with self._lock:
             if self._closed:
                 return 0
-            self._await(lambda: not self._state.logicals.unreported(), wait_s)
+            if not self._is_changing:
+                self._change(lambda: self._await(lambda: not self._state.logicals.unreported(), wait_s))
             return self._state.logicals.unreported()
 
     def begin_with(self, state: bytes) -> None:
@@ -546,8 +672,8 @@ class Engine:
                 self._wakeup.ring()
 
     def _points(self) -> Iterator[ResumePoint]:
-        undelivered = len(self.returned) + self._delivery.holds_a_batch()
-        point = self._drawing.with_reading(self._state.point(undelivered))
+        self._take_back()
+        point = self._drawing.with_reading(self._state.point())
         if point is not None:
             yield point
 

@@ -27,7 +27,7 @@ from dpex.engine.samplers import SamplerStart, in_c, indices_from, passed_over, 
 from dpex.errors import CapturedGraphError
 from dpex.schedule.progress import ResumePoint
 from dpex.system.user_warnings import warn
-from dpex.worker.states import DatasetState, is_stateful, load_state, state_of
+from dpex.worker.states import DatasetState, LogicalState, is_stateful, load_state, pack_state, state_of
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
@@ -82,8 +82,7 @@ class PassState:
 
     def next_epoch(self) -> ResumePoint:
         """Return where the next epoch of the same iterator begins."""
-        logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.point.logicals)
-        return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals)
+        return self.point.next_epoch()
 
 
 class PassRecorder:
@@ -235,6 +234,20 @@ def point_for(resume: PassState | None) -> ResumePoint | None:
     if resume is None or not resume.has_finished:
         return None if resume is None else resume.point
     return resume.next_epoch() if resume.persists else None
+
+
+def passing_over(point: ResumePoint, index: Any) -> ResumePoint:
+    """Return ``point`` with states for its streams that have none: what they delivered is read again and dropped.
+
+    ``index``: What a batch of the stream is asked for.
+    """
+    logicals = []
+    for logical in point.logicals:
+        if logical.state is None and logical.batches:
+            skipping = DatasetState(epoch=point.epoch, skip=logical.batches, index=index)
+            logical = replace(logical, state=pack_state(LogicalState(None, skipping, None)))
+        logicals.append(logical)
+    return replace(point, logicals=tuple(logicals))
 
 
 def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:

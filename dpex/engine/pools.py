@@ -3,9 +3,6 @@
 Used by the thread that holds the engine's lock: the consumer's, which takes in everything (`Pools.collect`), or the one
 that pins, which takes in batches and random states only (`Pools.overhear`). Any other event, and all that came after
 it, waits for the consumer, in order; so does an error.
-
-Each instruction leaves the list once it has been performed and not before, so that the next turn resumes what a signal
-handler interrupted by an exception (`Pools.resume`).
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.timeline import Timeline
-from dpex.pools.base import WorkerPool
+from dpex.pools.base import Successive, WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import (
     Adopt,
@@ -73,6 +70,8 @@ class Pools:
         self._make_pool = make_pool
         self.by_name: dict[str, WorkerPool] = {}
         self.fatal: Exception | None = None
+        self._former: dict[str, WorkerPool] = {}
+        """Pools of which an exception broke off a change."""
         self._unheard: deque[PoolEvent] = deque()
         self._overheard = False
         self.sample_errors = SampleErrors(samples)
@@ -84,6 +83,10 @@ class Pools:
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when workers have something to report."""
         return [fd for pool in self.by_name.values() for fd in pool.descriptors()]
+
+    def every(self) -> list[WorkerPool]:
+        """Return all pools, those that are not replaced yet among them."""
+        return list({**self._former, **self.by_name}.values())
 
     def raise_fatal(self) -> None:
         """Raise what ends the epoch, if anything does, once."""
@@ -101,15 +104,13 @@ class Pools:
         """
         heard, self._overheard = self._overheard, False
         while self._unheard:
-            self._hear(self._unheard[0], now)
-            del self._unheard[0]
+            self._hear(self._unheard.popleft(), now)
         for name, pool in list(self.by_name.items()):
             events = pool.poll()
             self.report(name)
             heard = heard or bool(events)
-            while events:  # one whose handling was broken off is handled again (see `dpex.system.interrupts`)
-                self._hear(events[0], now)
-                del events[0]
+            while events:
+                self._hear(events.popleft(), now)
         if self._placement.instructions:
             self.perform()
         if self.fatal is not None:
@@ -188,21 +189,20 @@ class Pools:
         """Perform all instructions, in order."""
         out = self._placement.instructions
         while out:
-            _PERFORM[type(out[0])](self, out[0])
-
-    def resume(self) -> None:
-        """Resume what was interrupted. Messages are decided anew, as their receivers may be gone by now."""
-        for instruction in list(self._placement.instructions):
-            if isinstance(instruction, Send):
-                self._state.refused(instruction)
-        self.perform()
+            instruction = out[0]
+            if type(instruction) is Send:
+                self._send(instruction)
+            else:
+                del out[0]
+                _PERFORM[type(instruction)](self, instruction)
 
     def _send(self, send: Send) -> None:
-        sent: list[Any] = []
+        """Hand over tickets. A refusal concerns all messages to that receiver, and takes them out of the list."""
+        is_sent = False
         try:
-            self.by_name[send.pool].send(send.tickets, send.epoch, send.worker, sent)
-        finally:
-            if sent:
+            is_sent = self.by_name[send.pool].send(send.tickets, send.epoch, send.worker)
+        finally:  # also where no descriptor is left
+            if is_sent:
                 del self._placement.instructions[0]
             else:
                 self._state.refused(send)
@@ -214,7 +214,6 @@ class Pools:
                 pool.adopt(instruction.worker, instruction.logical, instruction.state)
             else:
                 pool.ask_state(instruction.worker, instruction.logical)
-        del self._placement.instructions[0]
         self.report(instruction.pool)
 
     def _scale(self, scale: Scale) -> None:
@@ -223,12 +222,10 @@ class Pools:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            del self._placement.instructions[0]
             self._placement.scale_refused(scale, str(error))
             if not scale.optional:
                 raise
         else:
-            del self._placement.instructions[0]
             self.report(scale.pool)
 
     def _ask(self, scale: Scale) -> None:
@@ -236,13 +233,12 @@ class Pools:
         if pool is not None:
             pool.resize(scale.wanted)
             return
-        pool = self.by_name[scale.pool] = self._make_pool(scale.pool, scale.wanted)
+        pool = self.by_name[scale.pool] = self._new_pool(scale)
         pool.new_epoch(max(0, self._state.epoch))
 
     def _enter_epoch(self, instruction: EnterEpoch) -> None:
         for pool in self.by_name.values():
             pool.new_epoch(instruction.epoch)
-        del self._placement.instructions[0]
 
     def _discard(self, instruction: Discard) -> None:
         for value in instruction.values:
@@ -251,10 +247,8 @@ class Pools:
             except Exception as error:  # it cannot be decoded, and is not wanted
                 if is_interrupt(error):
                     raise
-        del self._placement.instructions[0]
 
     def _say(self, instruction: Notice) -> None:
-        del self._placement.instructions[0]
         if instruction.once and not is_first(instruction.once):
             return
         if instruction.warning:
@@ -264,11 +258,47 @@ class Pools:
 
     def _raise(self, instruction: Raise) -> None:
         self.fatal = instruction.error
-        del self._placement.instructions[0]
+
+    # -- renewal -------------------------------------------------------------------------------------------------
+
+    def succeed(self, former: Pools) -> None:
+        """Count on from ``former``, in whose place this comes. Its pools are replaced as new ones are asked for."""
+        self._former = {**former._former, **former.by_name}
+        self.fatal = former.fatal
+        self.sample_errors, self.slow_samples, self.timeline = (
+            former.sample_errors,
+            former.slow_samples,
+            former.timeline,
+        )
+
+    def _new_pool(self, scale: Scale) -> WorkerPool:
+        former = self._former.get(scale.pool)
+        pool = former.successor(scale.wanted) if isinstance(former, Successive) else None
+        if pool is None:
+            if former is not None:
+                _end(former)
+            pool = self._make_pool(scale.pool, scale.wanted)
+        if former is not None:
+            pool.times = former.times
+        return pool
+
+    def end_former(self) -> None:
+        """End the pools that were not replaced."""
+        for name, pool in self._former.items():
+            if name not in self.by_name:
+                _end(pool)
+        self._former = {}
+
+
+def _end(pool: WorkerPool) -> None:
+    try:
+        pool.close(0.0)
+    except Exception as error:  # a change of it was broken off
+        if is_interrupt(error):
+            raise
 
 
 _PERFORM: dict[type[Instruction], Callable[[Pools, Any], None]] = {
-    Send: Pools._send,
     Adopt: Pools._to_worker,
     AskState: Pools._to_worker,
     Scale: Pools._scale,

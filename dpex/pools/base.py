@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
@@ -116,14 +116,13 @@ class WorkerPool(Protocol):
     def workers(self) -> list[int]:
         """Return the workers that are up and not leaving, by id."""
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
         """Hand over tickets as one message; return False, and take nothing, if there is no room now.
 
         Args:
             tickets: Tickets of pass ``epoch``.
             epoch: The pass. Numbers of tickets are unique in it.
             worker: The worker that makes them. None: any.
-            sent: Gets an item once the tickets are handed over, even if an exception follows.
         """
 
     def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
@@ -148,3 +147,11 @@ class WorkerPool(Protocol):
 
     def close(self, grace_s: float) -> None:
         """End every worker within about ``grace_s`` seconds; idempotent."""
+
+
+@runtime_checkable
+class Successive(Protocol):
+    """A pool that can be replaced by one with new workers for less than a new pool takes."""
+
+    def successor(self, workers: int) -> WorkerPool | None:
+        """End all workers, and return a pool with others in their place; None: there must be a new pool."""

@@ -16,8 +16,6 @@ Rules:
 * The owner reports a changed status of a pool (`Placement.reported`) before it hands in the events of that pool.
 * There is an instruction for each message, never for each batch. A batch that was made waits in ``schedule`` until the
   consumer takes it. Tickets are drawn there, too. `room` says how many.
-* Instructions that are left when a turn begins were interrupted by a signal handler. The messages among them are
-  refused then, so that they are decided anew; the rest is performed.
 
 The owner is one thread at a time. Others may read ``placement``, ``failures`` and ``late.made_again``.
 """
@@ -43,7 +41,7 @@ from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import LogicalPoint, ResumePoint
-from dpex.schedule.schedule import SHARED, Schedule
+from dpex.schedule.schedule import RETURNED_AT_MOST, SHARED, Schedule
 
 
 class EngineState:
@@ -94,8 +92,7 @@ class EngineState:
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
         if ticket is None:
-            if event.epoch != self.epoch or not schedule.has(number, event.value):
-                self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
+            self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
             return
         times = event.times
         self.rules.learn(times.busy_s, times.nbytes)
@@ -117,13 +114,14 @@ class EngineState:
         self.failures.gone(self.schedule, self.epoch, event, now)
 
     def _snapshot(self, event: Snapshot, _: float) -> None:
-        self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
+        first = self.schedule.position()[0]
+        self.logicals.snapshot(event, self.epoch, max(0, first - RETURNED_AT_MOST))  # delivered batches may come back
 
     def _note(self, event: Notice, _: float) -> None:
         self.placement.instructions.append(event)
 
     def refused(self, send: Send) -> None:
-        """Take back a message that a pool could not take, or that was not handed over as a signal handler raised."""
+        """Take back a message that a pool could not take."""
         self._take_back(send)
         if send.worker is None:
             self.placement.issue_elsewhere(self.schedule, self.epoch)
@@ -190,35 +188,39 @@ class EngineState:
 
     # -- questions -----------------------------------------------------------------------------------------------
 
-    def point(self, undelivered: int = 0) -> ResumePoint:
-        """Return where this epoch stands.
+    def point(self, *, is_drawn: bool = False) -> ResumePoint:
+        """Return where this epoch stands. It may be called wherever an exception broke off a change of this state.
 
-        Args:
-            undelivered: Batches that left the schedule, but were not taken by the consumer.
+        ``is_drawn``: Batches that another pass has drawn count as delivered (see `Schedule.forward`).
         """
-        schedule = self.schedule
-        first, ahead = schedule.position()
-        if self._in_order and not self._iterable:
-            first -= undelivered
+        first, ahead = self.schedule.position(is_drawn=is_drawn)
         return ResumePoint(
             epoch=max(0, self.epoch),
             first=first,
             ahead=ahead,
-            turn=self._turn(first),
-            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in range(self._count)),
+            turn=self._turn(first, is_drawn),
+            logicals=tuple(self._logical_point(queue, is_drawn) for queue in range(self._count)),
         )
 
-    def _turn(self, first: int) -> int:
+    def _turn(self, first: int, is_drawn: bool) -> int:
         """Return the logical worker whose turn it is at batch ``first``."""
         if not self._iterable:
             return first % max(1, self._count)
-        return self.schedule.queue_of(first)
+        return self.schedule.queue_of(first, is_drawn=is_drawn)
 
-    def _logical_point(self, queue: int, first: int, undelivered: int) -> LogicalPoint:
-        next_of_queue, ready, has_ended = self.schedule.standing(queue)
-        if undelivered and not self._iterable:
-            next_of_queue = min(next_of_queue, first)
-        return self.logicals.logs[queue].point(self.epoch, next_of_queue, undelivered=ready, has_ended=has_ended)
+    def _logical_point(self, queue: int, is_drawn: bool) -> LogicalPoint:
+        next_of_queue, delivered, has_ended = self.schedule.standing(queue, is_drawn=is_drawn)
+        return self.logicals.logs[queue].point(self.epoch, next_of_queue, delivered=delivered, has_ended=has_ended)
+
+    def succeed(self, former: EngineState) -> None:
+        """Count on from ``former``, in whose place this state comes."""
+        self.failures.deaths.update(former.failures.deaths)
+        self.failures.remade = former.failures.remade
+        self.late.made_again = former.late.made_again
+        self.placement.why_no_remote = former.placement.why_no_remote
+        self.logicals.asks_states = former.logicals.asks_states
+        if former.schedule.forwarded is not None:
+            self.schedule.forward(former.schedule.forwarded)
 
     def room(self, starving: bool) -> int:
         """Return how many tickets should be drawn now; if ``starving``, also where they do not fill a message."""

@@ -1,8 +1,5 @@
 """Events of the worker pools, for the engine's state, and its instructions, for `dpex.engine.pools`. PURE.
 
-Every event may be handed in twice, as a signal handler may interrupt its handling by an exception; the second time
-changes nothing more (see `dpex.system.interrupts`).
-
 There is one instruction for each message to a worker, never one for each batch: batches that are ready wait in the
 schedule, from which the consumer takes them directly.
 """

@@ -8,9 +8,6 @@ that could be asked counts as having the state that it had at its start.
 
 Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
 or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
-
-Instructions are given before the change that they belong to, where both cannot be one step. If a signal
-handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ class LogicalWorkers:
         self._never_placed = set(range(count))
         self._changed_at: float | None = None
         """When a worker last came up or ended, seconds; None before the first one."""
-        self._asks_states = False
+        self.asks_states = False
 
     def placed_on(self, place: Place) -> list[int]:
         """Return the logical workers of a worker, in order."""
@@ -120,7 +117,7 @@ class LogicalWorkers:
         state, made_since = self.logs[logical].latest()
         self._replaying[logical] = [_again(logical, *made) for made in made_since]
         self._placement.instructions += (Adopt(pool, worker, logical, state),)
-        if self._asks_states:
+        if self.asks_states:
             self._placement.instructions += (AskState(pool, worker, logical),)
         self._place_of[logical] = place
         self._never_placed.discard(logical)
@@ -128,9 +125,9 @@ class LogicalWorkers:
 
     def ask_states(self) -> None:
         """Have workers ask datasets for their states from now on. A second call does nothing."""
-        if self._asks_states:
+        if self.asks_states:
             return
-        self._asks_states = True  # logical workers that are placed later are asked then
+        self.asks_states = True  # logical workers that are placed later are asked then
         for logical, place in enumerate(self._place_of):
             if place is not None and self._placement.serves(place):
                 self._placement.instructions += (AskState(*place, logical),)
@@ -183,7 +180,7 @@ class LogicalWorkers:
             sends.append(Send(pool, worker, logical, group[0].epoch, group, again=True))
             for _ in group:
                 waiting.popleft()
-        self._placement.instructions += sends  # from here on without a call: see `dpex.system.interrupts`
+        self._placement.instructions += sends
         del self._replaying[logical]
 
     # -- workers that come and end -------------------------------------------------------------------------------

@@ -247,20 +247,10 @@ class Placement:
         return best
 
     def send(self, schedule: Schedule, message: Send, count: int) -> bool:
-        """Send ``count`` waiting tickets as ``message``. Return False if the receiver should not be sent another now.
-
-        A signal handler may raise anywhere in here: tickets that were sent by then are under way, and the rest waits.
-        """
-        tickets, is_sent = message.tickets, False
-        try:
-            schedule.take(count, message.queue, tickets)
-            self.instructions += (message,)  # from here to the next line without a call: see `dpex.system.interrupts`
-            is_sent = True
-        finally:
-            if is_sent:
-                self._on_its_way(tickets, message.pool)
-            else:
-                schedule.give_back(tickets)
+        """Send ``count`` waiting tickets as ``message``. Return False if the receiver should get no other one now."""
+        message.tickets.extend(schedule.take(count, message.queue))
+        self.instructions.append(message)
+        self._on_its_way(message.tickets, message.pool)
         if message.worker is None or (message.pool, message.worker) not in self._full:
             return True
         self._full.discard((message.pool, message.worker))
@@ -276,9 +266,8 @@ class Placement:
 
     def arrived(self, number: int) -> None:
         """Take note of a ticket that came back, made or lost."""
-        carrier = self._carrier.get(number)
-        if carrier is not None:  # without a call: see `dpex.system.interrupts`
-            del self._carrier[number]
+        carrier = self._carrier.pop(number, None)
+        if carrier is not None:
             self.load[carrier] -= 1
             self._paused.discard(carrier)
             if carrier == REMOTE:
@@ -306,7 +295,7 @@ class Placement:
     def refused(self, schedule: Schedule, send: Send) -> list[Send]:
         """Take back a message, and those after it to the same receiver. Return them, the latest first.
 
-        They leave the instructions only in `forget`, so that a call that was interrupted may be repeated.
+        They leave the instructions in `forget`.
         """
         pool, worker = send.pool, send.worker
         back = [one for one in self.instructions if isinstance(one, Send) and (one.pool, one.worker) == (pool, worker)]

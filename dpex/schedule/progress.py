@@ -154,11 +154,11 @@ class LogicalLog:
         self._batches = 0
 
     def made(self, epoch: int, number: int, index: Any) -> None:
-        """Note a ticket that was made. A second call changes nothing."""
+        """Note a ticket that was made."""
         made = self._made
         if self._is_stream and not self._states:
-            self._batches += 1
-        elif not made or made[-1].number != number or made[-1].epoch != epoch:
+            return
+        if not made or made[-1].number != number or made[-1].epoch != epoch:
             made.append(made_ticket_of(MadeTicket, (epoch, number, index)))
 
     def ended(self, epoch: int, number: int, index: Any) -> None:
@@ -197,19 +197,19 @@ class LogicalLog:
         place, state = self._states[-1]
         return state, [ticket for ticket in self._made if ticket[:2] > place]
 
-    def point(self, epoch: int, first: int, *, undelivered: int = 0, has_ended: bool = False) -> LogicalPoint:
+    def point(self, epoch: int, first: int, *, delivered: int = 0, has_ended: bool = False) -> LogicalPoint:
         """Return where it is once its tickets before ``first`` were delivered.
 
         Args:
             epoch: The present epoch.
             first: The number of the next ticket to be delivered.
-            undelivered: Batches of a stream that were made beyond that.
+            delivered: Batches of it that were delivered in this run.
             has_ended: The stream has no more.
         """
         known = [(place, state) for place, state in self._states if place < (epoch, first)]
         place, state = known[-1] if known else (START, None)
         again = tuple(ticket for ticket in self._made if place < ticket[:2] < (epoch, first))
-        batches = 0 if known else self._batches - undelivered
+        batches = self._batches + delivered if self._is_stream and not known else 0
         return LogicalPoint(state=state, again=again, batches=batches, has_ended=has_ended)
 
     def go_on(self, point: LogicalPoint) -> None:
@@ -238,3 +238,8 @@ class ResumePoint:
     """The point of each logical worker; empty where any worker makes any ticket."""
     read: ResumePoint | None = None
     """The point of the pass that this one draws from in place of a sampler, if it does."""
+
+    def next_epoch(self) -> ResumePoint:
+        """Return where the next epoch of the same iterator begins."""
+        logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.logicals)
+        return ResumePoint(epoch=self.epoch + 1, logicals=logicals)

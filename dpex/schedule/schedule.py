@@ -62,6 +62,17 @@ class MadeBatch(NamedTuple):
     nbytes: int = 0
 
 
+class Opened:
+    """The payload of a batch that was opened before."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self) -> Any:
+        """Return the batch."""
+        return self.value
+
+
 _made_batch_of: Callable[..., MadeBatch] = tuple.__new__
 """Makes a `MadeBatch` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
@@ -86,6 +97,8 @@ class Schedule:
         self._active = [True] * max(1, queues)
         self._live = len(self._active)
         self._load = [0] * max(1, queues)
+        self.delivered_of = [0] * max(1, queues)
+        """Batches that were delivered, by queue."""
         self._turn = 0
         self._open: dict[int, Ticket] = {}
         self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
@@ -109,10 +122,6 @@ class Schedule:
 
     def draw(self, index: Any) -> Ticket:
         """Make the next ticket, for ``index`` as the sampler gave it."""
-        return self.draw_first(deque((index,)))
-
-    def draw_first(self, indices: deque[Any]) -> Ticket:
-        """Make the next ticket, for the first of ``indices``, and take that out of them."""
         if self._sampler_ended or not self._live or len(self._open) + len(self._ready) >= self.prefetch:
             raise ScheduleError("no room for another ticket")
         queue, turn = SHARED, 0
@@ -122,13 +131,12 @@ class Schedule:
                 turn = (queue + 1) % len(self._active)
             else:
                 queue, turn = self._choose_queue()
-        ticket = Ticket(self.drawn, indices[0], queue)
-        self._turn = turn  # from here on without a call: see `dpex.system.interrupts`
-        self._open[ticket.number] = ticket
+        ticket = Ticket(self.drawn, index, queue)
+        self._open[ticket.number] = ticket  # first, so that `queue_of` knows it whenever `_turn` has changed
+        self._turn = turn
         self._load[queue] += 1
-        self._pending[queue] += (ticket,)
+        self._pending[queue].append(ticket)
         self.drawn += 1
-        del indices[0]
         return ticket
 
     def _choose_queue(self) -> tuple[int, int]:
@@ -167,32 +175,37 @@ class Schedule:
         ticket = self.draw(index)
         self._close(ticket)
 
-    def position(self) -> tuple[int, frozenset[int]]:
-        """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
+    def position(self, *, is_drawn: bool = False) -> tuple[int, frozenset[int]]:
+        """Return the number of the next batch, and of those after it that were delivered before it, out of order.
+
+        ``is_drawn``: Batches in ``forwarded`` count as delivered, too; so it is in `queue_of` and `standing`.
+        """
         if self.in_order:
             self.peek()
-            return (self.forwarded[0][0] if self.forwarded else self.next_number), frozenset()
+            kept = self._kept(is_drawn)
+            return (kept[0][0] if kept else self.next_number), frozenset()
         undelivered = self._open.keys() | self._ready.keys()
         first = min(undelivered, default=self.drawn)
         return first, frozenset(range(first, self.drawn)) - undelivered
 
-    def awaits(self, delivery: MadeBatch) -> bool:
-        """Return True if this batch is still to be delivered."""
-        return self._ready.get(delivery.number) is delivery
+    def _kept(self, is_drawn: bool) -> deque[tuple[int, int]]:
+        return deque() if is_drawn or self.forwarded is None else self.forwarded
 
-    def queue_of(self, number: int) -> int:
+    def queue_of(self, number: int, *, is_drawn: bool = False) -> int:
         """Return the queue of a ticket that is not delivered, or whose turn is next."""
-        if self.forwarded and self.forwarded[0][0] == number:
-            return self.forwarded[0][1]
+        kept = self._kept(is_drawn)
+        if kept and kept[0][0] == number:
+            return kept[0][1]
         found = self._open.get(number) or self._ready.get(number)
         return self._turn if found is None else found.queue
 
-    def standing(self, queue: int) -> tuple[int, int, bool]:
-        """Return the first undelivered ticket of a queue, the number of its made tickets, and True if it has ended."""
-        ready = [number for number, delivery in self._ready.items() if delivery.queue == queue]
-        ready += [number for number, of in self.forwarded or () if of == queue]
+    def standing(self, queue: int, *, is_drawn: bool = False) -> tuple[int, int, bool]:
+        """Return the first undelivered ticket of a queue, the number of delivered ones, and True if it has ended."""
+        kept = [number for number, of in self._kept(is_drawn) if of == queue]
+        ready = [number for number, delivery in self._ready.items() if delivery.queue == queue] + kept
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
-        return min(ready + waiting, default=self.drawn), len(ready), not (self._active[queue] or ready)
+        delivered = self.delivered_of[queue] - len(kept)
+        return min(ready + waiting, default=self.drawn), delivered, not (self._active[queue] or ready)
 
     # -- issuing -------------------------------------------------------------------------------------------------
 
@@ -200,15 +213,12 @@ class Schedule:
         """Return the number of tickets of ``queue`` that wait to be issued."""
         return len(self._pending[queue])
 
-    def take(self, limit: int, queue: int = SHARED, into: list[Ticket] | None = None) -> list[Ticket]:
-        """Issue up to ``limit`` tickets of ``queue``, lowest first. ``into`` has them also if this is interrupted."""
+    def take(self, limit: int, queue: int = SHARED) -> list[Ticket]:
+        """Issue up to ``limit`` tickets of ``queue``, lowest first."""
         waiting = self._pending[queue]
-        tickets: list[Ticket] = [] if into is None else into
-        for _ in range(min(limit, len(waiting))):
-            ticket = waiting[0]
-            tickets += (ticket,)
+        tickets = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
+        for ticket in tickets:
             ticket.issued = True
-            del waiting[0]
         return tickets
 
     def give_back(self, tickets: Iterable[Ticket]) -> None:
@@ -219,11 +229,11 @@ class Schedule:
                 ticket.issued = False
 
     def _requeue(self, ticket: Ticket) -> None:
-        """Let a ticket wait in its place. If this is interrupted, it still counts as issued: call it again."""
+        """Let a ticket wait in its place."""
         waiting = self._pending[ticket.queue]
         if not waiting or ticket < waiting[0]:  # mostly: what comes back was taken from here
             waiting.appendleft(ticket)
-        elif ticket not in waiting:
+        else:
             ordered = list(waiting)
             insort(ordered, ticket)
             self._pending[ticket.queue] = deque(ordered)
@@ -238,15 +248,10 @@ class Schedule:
         delivery = _made_batch_of(MadeBatch, (number, ticket.queue, payload, samples, nbytes))
         if not ticket.issued:
             self._no_longer_waits(ticket)
-        self._ready[number] = delivery  # from here on without a call: see `dpex.system.interrupts`
+        self._ready[number] = delivery  # it is never in none of the two: see `position`
         del self._open[number]
         self._load[ticket.queue] -= 1
         return True
-
-    def has(self, number: int, payload: Any) -> bool:
-        """Return True if this payload waits for its delivery as ``number``."""
-        delivery = self._ready.get(number)
-        return delivery is not None and delivery.payload is payload
 
     def is_active(self, queue: int) -> bool:
         """Return True unless the stream behind ``queue`` is exhausted."""
@@ -255,7 +260,7 @@ class Schedule:
     def end_queue(self, queue: int) -> None:
         """Drop the open tickets of ``queue``, as its stream is exhausted, and draw no more for it."""
         if self._active[queue]:
-            self._active[queue] = False  # from here on without a call: see `dpex.system.interrupts`
+            self._active[queue] = False
             self._live -= 1
         for ticket in [t for t in self._open.values() if t.queue == queue]:
             self._close(ticket)
@@ -312,24 +317,41 @@ class Schedule:
             self.next_number += 1  # dropped with its stream
         return None
 
-    def forward(self) -> None:
+    def forward(self, forwarded: Iterable[tuple[int, int]] = ()) -> None:
         """From now on, give batches to another pass, which makes other batches of them.
 
         The position of this pass is before the batches in ``forwarded``. The other pass removes them, in order, as it
         delivers.
         """
-        self.forwarded = deque()
+        self.forwarded = deque(forwarded)
 
-    def deliver(self, delivery: MadeBatch) -> None:
-        """Deliver what `peek` returned. A second call does nothing."""
-        number = delivery.number
-        if number in self._ready:  # without a call: see `dpex.system.interrupts`
-            del self._ready[number]
-            self.delivered += 1
-            if self.in_order:
-                self.next_number = number + 1
-            if self.forwarded is not None:
-                self.forwarded += ((number, delivery.queue),)
+    def deliver(self, delivery: MadeBatch, value: Any = None, out: list[Any] | None = None) -> None:
+        """Deliver what `peek` returned, as ``value``: it goes into ``out``, and the batch behind it."""
+        number, queue = delivery.number, delivery.queue
+        if out is not None:  # from here on without a call: see `dpex.system.interrupts`
+            out += (value, delivery)
+        del self._ready[number]
+        self.delivered += 1
+        self.delivered_of[queue] += 1
+        if self.in_order:
+            self.next_number = number + 1
+        if self.forwarded is not None:
+            self.forwarded += ((number, queue),)
+
+    def take_back(self, delivery: MadeBatch, value: Any) -> None:
+        """Let a batch that was delivered as ``value``, the latest one, wait for its delivery again."""
+        number, queue = delivery.number, delivery.queue
+        if number in self._ready or not self.delivered:
+            return
+        again = delivery._replace(payload=Opened(value))
+        waiting = {number: again, **self._ready}
+        self._ready = waiting  # from here on without a call: see `dpex.system.interrupts`
+        self.delivered -= 1
+        self.delivered_of[queue] -= 1
+        if self.in_order:
+            self.next_number = number
+        if self.forwarded:
+            del self.forwarded[-1]
 
     def upcoming(self, most: int) -> list[MadeBatch]:
         """Return the batches that the next ``most`` calls of `pop` would return now."""

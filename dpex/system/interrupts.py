@@ -1,15 +1,16 @@
-"""Keep state whole when a signal handler raises an exception, and when the process forks; and see a process end.
+"""Lose no batch to an exception of a signal handler, see when the process forks, and see a process end.
 
 Ctrl-C in a notebook is an exception of a signal handler, and so is a time limit by SIGALRM. CPython runs handlers in
 the main thread, as a function begins, after a call, and at each turn of a loop; an exception of theirs comes out there.
-A program that catches it and goes on must find every batch, each once, and every lock free. Two rules make that so:
+A program that catches it and goes on must find every batch, each once.
 
-* What must not be torn apart is written without a call, a loop or a property: assignments, ``del``, ``+=``.
-* A value that a call takes away from elsewhere (a message out of a socket, an index out of a sampler, a batch out of
-  its slots) goes straight into a container that outlives the exception: `list.extend` over `map`, `islice` or
-  `starmap` makes the call and keeps its result without a turn of the interpreter in between.
+The engine does not repair a change that such an exception broke off. It resumes the pass as a later run does, with new
+workers (`Engine._renew`). That needs only what was delivered, and the indices that were drawn. So two rules are enough,
+in the few places that name this module:
 
-What was only begun is done again, and every step allows that. `dpex.engine.draws` says what holds for samplers.
+* A batch is delivered, and put into the caller's list, without a call in between (`Schedule.deliver`).
+* An index goes from a sampler straight into a container (`dpex.engine.draws`): `deque.extend` over `islice` makes the
+  call and keeps its result without a turn of the interpreter in between.
 
 A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a
 lock that another thread held during the fork is never released there. So `watch` calls a method of such objects in each
@@ -22,16 +23,9 @@ import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import islice, repeat, starmap
+from itertools import islice, repeat
 from traceback import walk_tb
 from typing import Any, Protocol
-
-_NO_ARGUMENTS: tuple[tuple[()]] = ((),)
-
-
-def keep_result(results: list[Any], call: Callable[[], Any]) -> None:
-    """Append what ``call()`` returns; nothing can come between the end of the call and that."""
-    results.extend(starmap(call, _NO_ARGUMENTS))
 
 
 def taken(iterator: Iterator[Any], count: int | None = None) -> Iterator[Any]:

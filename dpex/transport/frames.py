@@ -49,16 +49,10 @@ class FrameWriter:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._pieces: deque[memoryview] = deque()
-        self._sent: list[int] = []
-        """The bytes that the last call sent, if they are not dropped yet."""
         self.pending_bytes = 0
 
-    def put(self, header: Any, buffers: Sequence[Any] = (), sent: list[Any] | None = None) -> None:
-        """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`.
-
-        ``sent`` gets an item once the frame is kept, even if an exception of a signal handler follows.
-        """
-        sent = [] if sent is None else sent
+    def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
+        """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`."""
         data = marshal.dumps(header)
         pieces = [memoryview(one.data if isinstance(one, Compressed) else one).cast("B") for one in buffers]
         sizes = [
@@ -67,10 +61,8 @@ class FrameWriter:
         ]
         head = memoryview(b"".join((_HEAD.pack(len(data), len(pieces)), *sizes, data)))
         kept = [head, *filter(len, pieces)]
-        nbytes = sum(map(len, kept))
-        self._pieces += kept  # from here on without a call: see `dpex.system.interrupts`
-        self.pending_bytes += nbytes
-        sent += (nbytes,)
+        self._pieces += kept
+        self.pending_bytes += sum(map(len, kept))
 
     def flush(self) -> bool:
         """Send what the connection takes; return True if nothing is kept any more.
@@ -78,30 +70,19 @@ class FrameWriter:
         Raises:
             OSError: The connection is gone.
         """
-        self._drop_sent()
-        while self._pieces:
-            batch = list(islice(self._pieces, PIECES_A_CALL))
+        pieces = self._pieces
+        while pieces:
             try:
-                self._sent.extend(map(self._connection.sendmsg, (batch,), ((),), (_FLAGS,)))
+                sent = self._connection.sendmsg(list(islice(pieces, PIECES_A_CALL)), (), _FLAGS)
             except BlockingIOError:
                 return False
-            self._drop_sent()
+            self.pending_bytes -= sent
+            while sent:
+                first = pieces.popleft()
+                if sent < first.nbytes:
+                    pieces.appendleft(first[sent:])
+                sent -= min(sent, first.nbytes)
         return True
-
-    def _drop_sent(self) -> None:
-        """Drop what the last call sent. A second call continues where an exception of a signal handler broke off."""
-        if not self._sent:
-            return
-        pieces, sent = deque(self._pieces), self._sent[0]
-        pending_bytes = self.pending_bytes - sent
-        while sent:
-            first = pieces.popleft()
-            if sent < first.nbytes:
-                pieces.appendleft(first[sent:])
-                break
-            sent -= first.nbytes
-        self._pieces, self.pending_bytes = pieces, pending_bytes  # without a call: see `dpex.system.interrupts`
-        self._sent = []
 
 
 def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[Any, list[Any]] | None:

@@ -90,8 +90,8 @@ class Swept(NamedTuple):
     places: set[tuple[str, str, int]]
 
 
-def swept(iterator: Iterator[Any], most: int) -> Swept:
-    """Take all batches, with at most ``most`` signals: in each call of ``next()`` at the next place, until it returns.
+def swept(iterator: Iterator[Any], most: int, step: int = 1) -> Swept:
+    """Take all batches, with at most ``most`` signals: in each call of ``next()`` ``step`` places on, until it returns.
 
     C code puts a batch into the list, as a signal between the end of ``next()`` and an assignment loses its value in
     any program.
@@ -111,6 +111,6 @@ def swept(iterator: Iterator[Any], most: int) -> Swept:
                 return found
         finally:
             sys.settrace(None)
-        at = at + 1 if tick.came else 1
+        at = at + step if tick.came else 1 + len(found.batches) % step
     found.batches.extend(iterator)
     return found

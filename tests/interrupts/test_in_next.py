@@ -12,7 +12,6 @@ import pickle
 import random
 import select
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ from waiting import until
 import dpex
 from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
 from dpex.system.interrupts import is_interrupt
-from dpex.transport.frames import FrameReader, FrameWriter
 from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.setup import modes_here
 
@@ -349,27 +347,3 @@ def test_what_a_handler_raises_is_known_by_its_traceback(handler: Callable[..., 
         signal.signal(signal.SIGUSR1, former)
     assert not is_interrupt(caught.value)  # by now it is nobody's handler
     assert is_interrupt(KeyboardInterrupt())
-
-
-@pytest.mark.usefixtures("handler")
-def test_a_frame_is_sent_once_and_whole_whatever_is_interrupted() -> None:
-    """A frame of which a part is sent twice cannot be read."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        writer, reader, found, number, at = FrameWriter(ours), FrameReader(theirs), [], 0, 1
-        while number < 40 or at > 1:
-            ticking, sent = Ticking(at), []
-            sys.settrace(ticking)
-            try:
-                writer.put((number, b"x" * 100_000), sent=sent)
-                writer.flush()
-            except TickError:
-                pass
-            finally:
-                sys.settrace(None)
-            number += len(sent)
-            at = at + 1 if ticking.came else 1
-            found += reader.read()
-        until(lambda: found.extend(reader.read()) or writer.flush())
-        found += reader.read()
-    assert [header[0] for header in found] == list(range(number))

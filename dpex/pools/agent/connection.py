@@ -317,12 +317,9 @@ class AgentLink:
         """A descriptor that is writable when `flush` may send more; -1 once the connection has ended."""
         return self._connection.fileno()
 
-    def put(self, *header: Any, sent: list[Any] | None = None) -> bool:
-        """Send a request, now or as soon as the connection takes it; return True if nothing is kept back.
-
-        ``sent``: See `FrameWriter.put`.
-        """
-        self._writer.put(header, sent=sent)
+    def put(self, *header: Any) -> bool:
+        """Send a request, now or as soon as the connection takes it; return True if nothing is kept back."""
+        self._writer.put(header)
         return self.flush()
 
     def flush(self) -> bool:

@@ -182,14 +182,14 @@ class AgentHandle:
 class ArrivedSlots:
     """The buffers of a frame in place of the slots in which they lay; see `Result`."""
 
-    __slots__ = ("leased",)
+    __slots__ = ("_slots",)
 
     def __init__(self, slots: dict[tuple[int, int], Any]) -> None:
-        self.leased = slots
+        self._slots = slots
 
     def lease(self, segment: int, slot: int, nbytes: int) -> Any:
         """Return the bytes of a slot."""
-        return self.leased[segment, slot][:nbytes]
+        return self._slots[segment, slot][:nbytes]
 
 
 class RemotePool:
@@ -229,8 +229,6 @@ class RemotePool:
         self._events: deque[PoolEvent] = deque()
         self._epoch = 0
         self._last_message = 0
-        self._torn: AgentHandle | None = None
-        """The agent of which a frame is taken in."""
         self._closed = False
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
@@ -300,8 +298,8 @@ class RemotePool:
             self._events.append(Notice(f"no worker can run on the cluster: {why}"))
         self.failed, self._is_hopeless = why or None, for_good
 
-    def _put(self, agent: AgentHandle, *header: Any, sent: list[Any] | None = None) -> None:
-        if not agent.link.put(*header, sent=sent):
+    def _put(self, agent: AgentHandle, *header: Any) -> None:
+        if not agent.link.put(*header):
             self._watch(agent)
 
     def _watch(self, agent: AgentHandle) -> None:
@@ -331,22 +329,16 @@ class RemotePool:
             agents = sorted(agents, key=lambda agent: agent.must_shrink)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in sorted(agent.up)]
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
         """See `WorkerPool.send`. A message to a named worker is always taken, another one within `REMOTE_WINDOW`."""
-        sent = [] if sent is None else sent
         agent, number = (self._emptiest(), None) if worker is None else self._at(worker)
         if agent is None:
             return False
         data = _packed([(ticket.number, ticket.index) for ticket in tickets])
         self._last_message += 1
-        try:
-            if epoch == self._epoch:
-                agent.sent(tickets, self._last_message, number, monotonic())
-            self._put(agent, "tickets", number, epoch, tickets[0].queue, data, sent=sent)
-        finally:
-            if not sent and epoch == self._epoch:
-                for ticket in tickets:
-                    agent.took_back(ticket.number)
+        if epoch == self._epoch:
+            agent.sent(tickets, self._last_message, number, monotonic())
+        self._put(agent, "tickets", number, epoch, tickets[0].queue, data)
         return True
 
     def _emptiest(self) -> AgentHandle | None:
@@ -391,11 +383,6 @@ class RemotePool:
             os.eventfd_read(self._woken)
         self._epoll.poll(0)  # else a connection that takes more again, once watched, would be readable for ever
         self._take_news()
-        if self._torn is not None:
-            if self._torn.number in self._agents:
-                self._nodes.cut_off(self._torn.number)
-                self._lose(self._torn, "a signal handler broke in while what it sent was read")
-            self._torn = None
         for agent in list(self._agents.values()):
             self._read(agent)
         self._count()
@@ -405,9 +392,7 @@ class RemotePool:
         link = agent.link
         has_ended = link.ended  # before what arrived is read: there is nothing after it then
         while link.arrived:
-            self._torn = agent  # a frame that a signal handler breaks off is not read again
             self._take_frame(agent, link.arrived.popleft())
-            self._torn = None
         if agent.number not in self._agents:
             return
         if has_ended:

@@ -80,7 +80,6 @@ class AgentPool(LocalPool):
         super().__init__(ForkStarter(partial(open_plan, order)), shared_queue=order.shared_queue, first_workers=0)
 
     def _result(self, worker: LocalWorkerHandle, epoch: int, number: int, *rest: Any) -> None:
-        self._taken_in += 1
         self._forward(worker, epoch, number, *rest, is_wanted=epoch == self._epoch)
 
 
@@ -244,7 +243,6 @@ class Agent:
         """Keep a result, and lease the slots that it lies in until they have been sent."""
         epoch, number, kind, node, times = result
         leased = slots_of(node, worker.lease) if node is not None else {}
-        worker.leased = {}
         if not is_wanted:
             return
         places = []

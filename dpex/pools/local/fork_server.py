@@ -310,7 +310,6 @@ class TemplateHandle:
         """True if it takes requests."""
         self._owner = os.getpid()
         self._closed = False
-        self._arrived: deque[bytes] = deque()
         self.unheard: deque[tuple[Any, ...]] = deque()
         """News that the caller has not removed."""
 
@@ -339,19 +338,17 @@ class TemplateHandle:
         """
         while not self._closed:
             try:
-                self._arrived.extend(map(self._control.recv, (MESSAGE_BYTES,)))  # see `dpex.system.interrupts`
+                data = self._control.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 break
             except ConnectionResetError:  # it ended with requests unread; what it sent before is still there
                 continue
-            if not self._arrived[-1]:
-                break
-        while self._arrived:
-            told: tuple[Any, ...] = pickle.loads(self._arrived[0]) if self._arrived[0] else ("dead",)
+            told: tuple[Any, ...] = pickle.loads(data) if data else ("dead",)
             if told[0] == "ready":
                 self._process.pid, self.ready = told[1], True
-            self.unheard += (told,)  # from here on without a call: see `dpex.system.interrupts`
-            del self._arrived[0]
+            self.unheard.append(told)
+            if not data:
+                break
         return self.unheard
 
     def end(self, grace_s: float) -> None:

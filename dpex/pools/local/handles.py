@@ -54,8 +54,6 @@ class LocalWorkerHandle:
         self.row = row
         self.segments: dict[int, Segment] = {}
         self.held: dict[tuple[int, int], Ticket] = {}
-        self.leased: dict[tuple[int, int], Any] = {}
-        """Slots of the batch that is being decoded: were decoding broken off, they would go back and be overwritten."""
         self.outbox: deque[bytes] = deque()
         """Messages that its full socket did not take. They go before any other message."""
         self.is_up = False
@@ -100,18 +98,14 @@ class LocalWorkerHandle:
         return open_segment(spec, fd)
 
     def lease(self, segment: int, slot: int, nbytes: int) -> Any:
-        """A slot of the result that is being read, as an array; it goes back once that and `leased` are gone."""
-        leased, key = self.leased, (segment, slot)
-        if key not in leased:  # it goes there without a turn of the interpreter: see `dpex.system.interrupts`
-            leased.update(zip((key,), map(self.segments[segment].view, (slot,), (nbytes,)), strict=False))
-        return leased[key]
+        """A slot of the result that is being read, as an array; it goes back once that is gone."""
+        return self.segments[segment].view(slot, nbytes)
 
 
 class Result:
     """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
 
-    Decoding that an exception broke off can be done again. ``source`` has the slots: its ``lease`` views one, and its
-    ``leased`` keeps those that were viewed.
+    ``source`` has the slots: its ``lease`` views one.
     """
 
     __slots__ = ("_kind", "_node", "_source")
@@ -124,12 +118,9 @@ class Result:
             return StreamEnd()
         if self._node is None:
             return None
-        value = decode(self._node, self._source.lease)
-        if self._kind != BATCH:
-            value = Failure(pickle.loads(value))
-        self._node = None  # from here on without a call: see `dpex.system.interrupts`
-        self._source.leased = {}
-        return value
+        node, self._node = self._node, None
+        value = decode(node, self._source.lease)
+        return value if self._kind == BATCH else Failure(pickle.loads(value))
 
 
 def how_it_ended(pid: int, code: int) -> str:
@@ -209,17 +200,17 @@ class TicketQueue:
         """The descriptor that every worker gets."""
         return self._theirs.fileno()
 
-    def send(self, group: int, epoch: int, tickets: list[Ticket], data: bytes, sent: list[Any]) -> None:
-        """Queue a message of tickets; nothing is in ``sent`` if the socket is full."""
+    def send(self, group: int, epoch: int, tickets: list[Ticket], data: bytes) -> bool:
+        """Queue a message of tickets; return False if the socket is full."""
+        if not write(self._ours, data):
+            return False
         self.groups[group] = epoch, tickets
-        write(self._ours, data, sent)
-        if not sent:
-            del self.groups[group]
+        return True
 
     def ask_to_leave(self, count: int) -> bool:
         """Let that many workers leave; False if the socket is full: ask for the rest later."""
         for _ in range(count):
-            if not write(self._ours, _LEAVE, []):
+            if not write(self._ours, _LEAVE):
                 return False
             self.leaves += 1
         return True
@@ -262,33 +253,32 @@ def hang_up(sock: socket.socket) -> None:
         return
 
 
-def write(sock: socket.socket, data: bytes, sent: list[Any]) -> bool:
-    """Send one message without blocking; False, and nothing in ``sent``, if the socket is full.
+def write(sock: socket.socket, data: bytes) -> bool:
+    """Send one message without blocking; False if the socket is full.
 
     What goes to a reader who is gone counts as sent: its tickets come back as lost.
     """
     if sock.fileno() < 0:
-        sent += (0,)
         return True
     try:
         if len(data) <= _LONGEST_MESSAGE:
-            sent.extend(map(sock.send, (data,)))  # see `dpex.system.interrupts`
+            sock.send(data)
         else:
-            _send_as_file(sock, data, sent)
+            _send_as_file(sock, data)
     except BlockingIOError:
         return False
     except (BrokenPipeError, ConnectionResetError):
-        sent += (0,)
+        return True
     return True
 
 
-def _send_as_file(sock: socket.socket, data: bytes, sent: list[Any]) -> None:
+def _send_as_file(sock: socket.socket, data: bytes) -> None:
     fd = memory_file("dpex-tickets")
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        sent.extend(map(sock.sendmsg, ([b"f"],), (ancillary,)))
+        sock.sendmsg([b"f"], ancillary)
     finally:
         os.close(fd)
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import marshal
+import os
 import pickle
 import select
 import signal
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import count as numbers_from
 from typing import Any
 
 from dpex.measure.batch_times import PoolTimes, batch_times
@@ -84,13 +85,16 @@ class LocalPool:
         starter: Starts the processes of the workers.
         shared_queue: True if any worker takes any ticket, from one queue.
         first_workers: Workers to start with.
+        former: The pool that this one succeeds: its source of processes goes on.
     """
 
     name = LOCAL
     handle_type: type[LocalWorkerHandle] = LocalWorkerHandle
     """The class of this pool's workers."""
 
-    def __init__(self, starter: TemplateStarter, *, shared_queue: bool, first_workers: int) -> None:
+    def __init__(
+        self, starter: TemplateStarter, *, shared_queue: bool, first_workers: int, former: LocalPool | None = None
+    ) -> None:
         self.counts = PoolCounts()
         self.times = PoolTimes()
         self.failed: str | None = None
@@ -100,7 +104,7 @@ class LocalPool:
         """The latest process at each place, as torch lists its workers. A new one takes the place of one that ended."""
         self._workers: dict[int, LocalWorkerHandle] = {}
         self._by_fd: dict[int, LocalWorkerHandle] = {}
-        self._next_worker = 0
+        self._numbers: Iterator[int] = numbers_from(0) if former is None else former._numbers
         self._promised = 0
         self._failed_starts = 0
         self._epoch = 0
@@ -114,17 +118,12 @@ class LocalPool:
         self._was_refused = False
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
-        self._arrived: deque[Any] = deque()
-        """The length of the message in the buffer that is not taken in yet, if any; see `dpex.system.interrupts`."""
-        self._sender: LocalWorkerHandle | None = None
-        self._taken_in = 0
-        """Results of that message that are taken in."""
-        self._starter = starter
+        self._starter: Any = starter
         self._epoll = select.epoll()
         self._board = Board()
         self._queue = TicketQueue() if shared_queue else None
         try:
-            self._open_source()
+            self._open_source(None if former is None else former._source)
             self.resize(first_workers)
         except BaseException:
             self._release_resources()
@@ -177,8 +176,8 @@ class LocalPool:
 
     # -- starting ------------------------------------------------------------------------------------------------
 
-    def _open_source(self) -> None:
-        source = TemplateHandle(self._starter)
+    def _open_source(self, source: TemplateHandle | None = None) -> None:
+        source = source or TemplateHandle(self._starter)
         self._epoll.register(source.fileno(), select.EPOLLIN)
         self._source = source
 
@@ -190,7 +189,7 @@ class LocalPool:
         """
         while self._promised and self._source.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
             try:
-                self._add_worker()  # where a signal handler raised, it is asked for again
+                self._add_worker()
             except OSError as error:
                 if not self._workers:
                     raise
@@ -200,7 +199,7 @@ class LocalPool:
 
     def _add_worker(self) -> None:
         require_descriptors(min(MOST_SPARE, SPARE + len(self._workers)), self._board.fd)
-        number, self._next_worker = self._next_worker, self._next_worker + 1
+        number = next(self._numbers)
         taken = {worker.worker_id for worker in self._workers.values()}
         worker_id = next(it for it in range(len(taken) + 1) if it not in taken)
         shared = [self._board.fd] if self._queue is None else [self._board.fd, self._queue.reading_end]
@@ -211,7 +210,7 @@ class LocalPool:
         worker = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
         fd = ours.fileno()
         self._epoll.register(fd, select.EPOLLIN)
-        self._workers[number] = self._by_fd[fd] = worker  # from here on without a call: see `dpex.system.interrupts`
+        self._workers[number] = self._by_fd[fd] = worker
         self._promised -= 1
         self._list(worker.process)
 
@@ -224,25 +223,19 @@ class LocalPool:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
         """See `WorkerPool.send`. All tickets of a message belong to one logical worker."""
-        sent = [] if sent is None else sent
         self._group = group = self._group + 1
         data = pack(("tickets", group, epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
         if worker is None:
             self._settled_since = None
             assert self._queue is not None
-            self._queue.send(group, epoch, tickets, data, sent)
-        elif (place := self._workers.get(worker)) is None:
-            return False  # it has ended, and an exception kept the engine from hearing of it
-        elif self._flush(place):
-            held = {(epoch, t.number): t for t in tickets}
-            place.held.update(held)
-            write(place.socket, data, sent)
-            if not sent:
-                for key in held:
-                    del place.held[key]
-        return bool(sent)
+            return self._queue.send(group, epoch, tickets, data)
+        place = self._workers[worker]
+        if not self._flush(place) or not write(place.socket, data):
+            return False
+        place.held.update({(epoch, t.number): t for t in tickets})
+        return True
 
     def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
         """See `WorkerPool.adopt`."""
@@ -264,8 +257,7 @@ class LocalPool:
         """Send the outbox, in order; return True if it is empty."""
         outbox = worker.outbox
         while outbox:
-            sent: list[Any] = []
-            if not write(worker.socket, outbox[0], sent):
+            if not write(worker.socket, outbox[0]):
                 self._epoll.modify(worker.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
                 return False
             del outbox[0]
@@ -298,7 +290,6 @@ class LocalPool:
         """See `WorkerPool.poll`."""
         if self._closed:
             return self._events
-        self._take_in()
         for fd, what in self._epoll.poll(0):
             worker = self._by_fd.get(fd)
             if worker is None:
@@ -319,32 +310,19 @@ class LocalPool:
         return self._events
 
     def _drain(self, worker: LocalWorkerHandle) -> None:
-        self._take_in()
         while not worker.hung_up:
-            self._sender = worker
             try:
                 if worker.announces_memory:
                     worker.map_announced(self._buffer)
-                self._arrived.extend(map(worker.socket.recv_into, (self._buffer,)))
+                count = worker.socket.recv_into(self._buffer)
             except BlockingIOError:
                 return
             except ConnectionResetError:  # it ended with tickets unread; what it sent before is still there
                 continue
-            self._take_in()
-
-    def _take_in(self) -> None:
-        """Read the message in the buffer, if there is one. A second call continues where an exception broke off."""
-        if not self._arrived:
-            return
-        worker = self._sender
-        assert worker is not None
-        count = self._arrived[0]
-        if count:
-            self._read(worker, *marshal.loads(self._buffer[:count]))
-        else:
-            self._hang_up(worker)
-        self._taken_in = 0
-        del self._arrived[0]
+            if count:
+                self._read(worker, *marshal.loads(self._buffer[:count]))
+            else:
+                self._hang_up(worker)
 
     def _read(self, worker: LocalWorkerHandle, message: Any, retired: list[int]) -> None:
         kind = message[0]
@@ -356,9 +334,8 @@ class LocalPool:
             worker.announces_memory = False
         elif kind == "spilled":
             self._read(worker, marshal.loads(worker.lease(*message[1:])), [])
-            worker.leased = {}
         elif kind in _EVENTS:
-            self._tell(_EVENTS[kind](*message[1:]))
+            self._events.append(_EVENTS[kind](*message[1:]))
         elif kind == "serving":
             self._serves(worker, message[1])
         elif kind == "bye":
@@ -374,24 +351,18 @@ class LocalPool:
         worker.process.pid = pid  # the template's news may come later than the last batch
         self._failed_starts = 0
         if not worker.is_up:
-            self.counts.running += 1  # without a call: see `dpex.system.interrupts`
+            self.counts.running += 1
             worker.is_up = True
-        self._tell(WorkerUp(self.name, worker.number))
+        self._events.append(WorkerUp(self.name, worker.number))
         self._keep_promises()
 
     def _leaves(self, worker: LocalWorkerHandle) -> None:
         if self._queue is not None and not worker.is_leaving:
-            self._queue.leaves -= self._queue.leaves > 0  # without a call: see `dpex.system.interrupts`
+            self._queue.leaves -= self._queue.leaves > 0
         worker.is_leaving = True
 
-    def _tell(self, event: PoolEvent) -> None:
-        """Append the event of the message that is being read; once, even if it is read again."""
-        if not self._taken_in:
-            self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
-            self._taken_in = 1
-
     def _made(self, worker: LocalWorkerHandle, group: int, results: list[tuple[Any, ...]]) -> None:
-        for result in islice(results, self._taken_in, None):
+        for result in results:
             worker.held.pop(result[:2], None)
             self.crashes = 0
             self._result(worker, *result)
@@ -401,28 +372,23 @@ class LocalPool:
     def _result(
         self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, fields: tuple[Any, ...]
     ) -> None:
-        """Count a result and append its event; once, even if it is read again. ``fields``: of its `BatchTimes`."""
+        """Count a result and append its event. ``fields``: of its `BatchTimes`."""
         times = batch_times(fields)
         self.times.count(times)
         if epoch == self._epoch:
             value = Result(worker, kind, node)
-            event = ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times))
-            self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
-            self._taken_in += 1
-        else:
-            self._taken_in += 1
-            if kind != END:
-                slots_of(node, worker.lease)  # its epoch is over: its slots go back at once
-                worker.leased = {}
+            self._events.append(ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times)))
+        elif kind != END:
+            slots_of(node, worker.lease)  # its epoch is over: its slots go back at once
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _hear_source(self) -> None:
-        """Take in the news of the source. A second call continues where an exception broke off."""
+        """Take in the news of the source."""
         source = self._source
         news = source.news()
         while news:
-            what, *about = news[0]
+            what, *about = news.popleft()
             if what == "dead":
                 self._source_died()
             elif what == "ready":
@@ -437,7 +403,6 @@ class LocalPool:
                 self._note(what, *about)
             if source is not self._source:
                 return
-            del news[0]
 
     def _note(self, what: str, number: int, *about: Any) -> None:
         """Take in news of one process: "up" (its pid), "refused" (why) or "exit" (its pid and exit code)."""
@@ -507,8 +472,7 @@ class LocalPool:
         worker.hung_up = True
         fd = worker.socket.fileno()
         if fd >= 0:
-            with contextlib.suppress(FileNotFoundError):  # an exception came between this and closing it
-                self._epoll.unregister(fd)
+            self._epoll.unregister(fd)
             self._by_fd.pop(fd, None)
             worker.socket.close()
 
@@ -546,23 +510,22 @@ class LocalPool:
         return epoch, tuple([t.number for t in tickets]), working_on
 
     def _bury(self, worker: LocalWorkerHandle, events: tuple[PoolEvent, ...], *, crashed: bool = False) -> None:
-        """Forget a worker and tell ``events`` of it: all at once, or not at all."""
+        """Forget a worker and tell ``events`` of it."""
         self._hang_up(worker)
         group, _ = self._board.read(worker.row)
         groups = {} if self._queue is None else self._queue.groups
-        del self._workers[worker.number]  # from here on without a call: see `dpex.system.interrupts`
+        del self._workers[worker.number]
         self._events += events
         self.counts.requested -= 1
         self.counts.running -= worker.is_up
-        if group in groups:
-            del groups[group]
+        groups.pop(group, None)
         self.crashes += crashed
         self._suspicious = self._suspicious or (crashed and self._queue is not None)
         self._is_short = True
         self._board.give_row(worker.row)
 
     def _make_up(self) -> None:
-        """Replace what has ended. `poll` calls it again where an exception broke it off."""
+        """Replace what has ended. `poll` calls it again if the system had no room for it."""
         if self._queue is not None and not self._workers:
             self._lose_the_rest()
         if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
@@ -596,9 +559,27 @@ class LocalPool:
         text = "a worker died as it took them"
         lost = self._queue.forget().items()
         self._events += [WorkerGone(self.name, -1, epoch, numbers, None, True, text) for epoch, numbers in lost]
-        self._queue.groups, self._queue.leaves = {}, 0  # without a call: see `dpex.system.interrupts`
+        self._queue.groups, self._queue.leaves = {}, 0
 
     # -- closing -------------------------------------------------------------------------------------------------
+
+    def successor(self, workers: int) -> LocalPool | None:
+        """End all workers, and return a pool with others in their place. None: there must be a new pool.
+
+        This one may be in any state, as an exception of a signal handler broke off a change of it.
+        """
+        if self._closed or self.failed is not None or not self._source.ready:
+            return None
+        self._board.end()
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shared_queue = self._queue is not None
+        pool = type(self)(self._starter, shared_queue=shared_queue, first_workers=workers, former=self)
+        self._starter = None
+        self._closed = True
+        self._release_resources()
+        return pool
 
     def close(self, grace_s: float = 5.0) -> None:
         """See `WorkerPool.close`; idle workers end at once."""
@@ -628,5 +609,6 @@ class LocalPool:
             self._queue.close()
         self._epoll.close()
         self._board.close()
-        self._starter.close()
+        if self._starter is not None:  # else it is a successor's
+            self._starter.close()
         self._events.clear()

@@ -102,7 +102,6 @@ class MadeBatch:
         self, worker: SharingHandle, key: tuple[int, int], kind: int, node: Any, rest: tuple[Any, ...]
     ) -> None:
         self._slots = slots_of(node, worker.lease) if node is not None else {}
-        worker.leased = {}
         self._kept = {number: worker.kept[number] for number, _ in self._slots}
         places = [tuple(self._place(worker, *at, base.nbytes)) for at, base in self._slots.items()]
         self.data = marshal.dumps((*key, worker.number, kind, node, rest, places))
@@ -128,7 +127,6 @@ class ProducerPool(LocalPool):
 
     def _result(self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, *rest: Any) -> None:
         assert isinstance(worker, SharingHandle)
-        self._taken_in += 1
         key = epoch, number
         self.made.append((key, MadeBatch(worker, key, kind, node, rest)))
 

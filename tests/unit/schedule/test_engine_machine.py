@@ -6,6 +6,10 @@ and, with logical workers, by logical worker ``i % count``, whose random state i
 
 from __future__ import annotations
 
+import dis
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,6 +24,44 @@ pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarn
 ROOM = 1_000_000
 ROUNDS = 10
 """More than there are workers to die one after the other."""
+
+
+class TornError(Exception):
+    """Comes out of any place where CPython runs signal handlers."""
+
+
+LOOKS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME") if name in dis.opmap}
+
+
+def torn(change: Callable[[], None], at: int) -> bool:
+    """Return True if ``change`` was broken off, at the ``at``-th place in dpex where CPython runs handlers."""
+    left, former = at, {}
+
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if event == "opcode":
+            code = frame.f_code.co_code[frame.f_lasti]
+            left -= former.get(frame) in LOOKS and code not in LOOKS
+            former[frame] = code
+            if not left:
+                raise TornError
+        return local
+
+    def trace(frame: FrameType, _event: str, _: Any) -> Any:
+        if "/dpex/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        change()
+    except TornError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 class EngineMachine(PoolMachine):
@@ -87,6 +129,13 @@ class EngineMachine(PoolMachine):
         self.driver.state.schedule.max_tries = 1_000_000
         self.widest = max(self.widest, self.driver.state.schedule.prefetch, len(point.ahead) + self.widest)
 
+    @rule(at=st.integers(1, 150), step=st.sampled_from(["work", "work", "fill", "resize"]), local=st.integers(0, 3))
+    def an_exception_tears_a_change_apart(self, at: int, step: str, local: int) -> None:
+        """The pass goes on with a new state and new workers, by the point of the torn one."""
+        steps = {"work": self.driver.work, "fill": lambda: self.driver.fill(starving=True)}
+        if torn(steps.get(step, lambda: self.driver.resize(2, 1)), at):
+            self.resume_elsewhere(local=local, remote=1)
+
     @rule(times=st.integers(1, 4))
     def take(self, times: int) -> None:
         for _ in range(times):
@@ -108,12 +157,6 @@ class EngineMachine(PoolMachine):
     @rule(local=st.integers(0, 4), remote=st.integers(0, 3))
     def resize(self, local: int, remote: int) -> None:
         self.driver.resize(max(local, 1 - remote), remote)
-
-    @rule()
-    def an_exception_breaks_off_a_turn(self) -> None:
-        """What was decided was not performed; in the next turn somebody may have ended."""
-        self.driver.state.issue(self.driver.now, starving=True)
-        self.driver.performer.resume()
 
     # -- the pools -----------------------------------------------------------------------------------------------
 
@@ -159,3 +202,26 @@ class EngineMachine(PoolMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"in_order": False}, {"logicals": 2}], ids=["in order", "out of order", "worker"]
+)
+def test_a_pass_goes_on_wherever_a_change_is_torn_apart(options: dict[str, Any]) -> None:
+    """Two batches are delivered, then results are taken in, and the tickets behind them drawn and sent."""
+    at, was_torn, places = 0, True, 0
+    while was_torn:
+        at += 1
+        driver = Driver(local=2, prefetch=4, **options)
+        driver.begin(12)
+        driver.work()
+        numbers = [driver.take().number, driver.take().number]
+        was_torn = torn(lambda driver=driver: (driver.work(), driver.fill(starving=True)), at)  # type: ignore[misc]
+        places += was_torn
+        point = driver.state.point()
+        other = Driver(local=1, prefetch=4, **options)
+        other.begin(12, point)
+        rest = other.finish()
+        assert sorted([*numbers, *(batch.number for batch in rest)]) == list(range(12))
+        assert all(batch.state in (None, batch.number // 2) for batch in rest)
+    assert places > 30

@@ -319,35 +319,21 @@ def test_a_refusal_of_one_worker_keeps_nothing_from_the_others() -> None:
     assert table.send() == [("local", 0, [2])]
 
 
-def test_a_refusal_that_is_handed_in_twice_changes_nothing_more() -> None:
-    table = Table()
-    table.draw(2)
-    table.state.issue(0.0, starving=True)
-    first = table.state.placement.instructions[0]
-    table.answer(table.state.refused(first))
-    table.answer(table.state.refused(first))
-    assert (table.state.schedule.pending(), table.state.placement.load) == (2, {"local": 0})
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
-    """Its handling was broken off by a signal handler's exception, and it still waits to be delivered."""
-    table = Table()
-    table.send(1)
-    event = made(0)
-    assert table.tell(event) == table.tell(event) == []
-    assert table.result() == "batch 0"
-
-
-def test_batches_that_were_handed_out_and_not_taken_come_again_in_a_later_run() -> None:
+def test_a_batch_that_is_taken_back_is_delivered_again() -> None:
     table = Table()
     table.send(2)
-    for number in range(2):
-        table.tell(made(number))
-        table.result()
-    assert [table.state.point(undelivered=count).first for count in range(3)] == [2, 1, 0]
+    table.tell(made(0))
+    table.tell(made(1))
+    table.result()
+    out: list[Any] = []
+    schedule = table.state.schedule
+    batch = schedule.peek()
+    assert batch is not None
+    schedule.deliver(batch, "opened", out)
+    assert table.state.point().first == 2
+    schedule.take_back(out[1], out[0])
+    assert table.state.point().first == 1
+    assert [table.result(), table.result()] == ["opened", None]
 
 
 def test_a_stream_that_has_ended_takes_no_more() -> None:

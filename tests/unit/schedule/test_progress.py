@@ -51,7 +51,7 @@ def test_a_state_told_once_more_after_the_same_ticket_may_hold_more() -> None:
 def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     log = log_of(0, 2, 4, is_stream=True)
     assert not log.is_known
-    assert log.point(0, 3, undelivered=1) == LogicalPoint(batches=2)
+    assert log.point(0, 3, delivered=2) == LogicalPoint(batches=2)
     later = LogicalLog(is_stream=True)
     later.go_on(LogicalPoint(batches=2))
     assert later.point(0, 3) == LogicalPoint(batches=2)

@@ -1,0 +1,102 @@
+"""An exception of a signal handler inside ``next()`` of a stream, with a state and without one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from places import TickError, raising_handler
+from torch.utils.data import IterableDataset
+
+from dpex import DpexDataLoader, InterruptedStreamError
+from dpex.engine.engine import Engine
+
+ROWS = 40
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    with raising_handler():
+        yield
+
+
+class Stateless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(ROWS)
+
+
+class Stateful(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < ROWS:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def interrupt_in(code: Any, call: Any) -> None:
+    """Call ``call``; the signal comes as the function of that code begins."""
+
+    def trace(frame: FrameType, _event: str, _: Any) -> None:
+        if frame.f_code is code:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(TickError):
+            call()
+    finally:
+        sys.settrace(None)
+
+
+FILLING = Engine._fill.__code__
+"""It runs after a batch was delivered, and before ``next()`` returns it."""
+
+
+def rest_of(iterator: Iterator[Any]) -> list[int]:
+    return [int(number) for batch in iterator for number in batch]
+
+
+@pytest.mark.parametrize("kind", [Stateless, Stateful])
+def test_a_short_stream_goes_on(kind: Any) -> None:
+    with DpexDataLoader(kind(), batch_size=4, num_workers=1) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        interrupt_in(FILLING, lambda: next(iterator))
+        assert seen + rest_of(iterator) == list(range(ROWS))
+
+
+def test_the_state_of_a_stream_after_an_interrupt_has_the_batch() -> None:
+    with DpexDataLoader(Stateful(), batch_size=4, num_workers=1) as loader:
+        loader.state_dict()
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        interrupt_in(FILLING, lambda: next(iterator))
+        state = loader.state_dict()
+    with DpexDataLoader(Stateful(), batch_size=4, num_workers=1) as loader:
+        loader.load_state_dict(state)
+        assert seen + rest_of(iter(loader)) == list(range(ROWS))
+
+
+def test_a_long_stream_without_a_state_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.engine.engine.READ_AGAIN_S", 0.0)
+    with DpexDataLoader(Stateless(), batch_size=4, num_workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        interrupt_in(FILLING, lambda: next(iterator))
+        for _ in range(2):
+            with pytest.raises(InterruptedStreamError, match="state_dict"):
+                next(iterator)
+        assert rest_of(iter(loader)) == list(range(ROWS))
