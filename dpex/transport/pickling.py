@@ -29,7 +29,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -439,25 +439,43 @@ def _dump(pickler: Any, obj: Any) -> None:
         _thread.is_shipping = False
 
 
-def _explain(obj: Any, error: Exception) -> str:
-    path, value = _find_culprit(obj, "", (), iter(range(_SEARCH_VALUES))) or ("", obj)
+def explain_spawn(obj: Any, error: Exception) -> str:
+    """Return the path and type of the part of ``obj`` that a spawned process cannot receive, the error, the remedy."""
+    return _explain(obj, error, _is_spawnable)
+
+
+def _is_spawnable(value: Any) -> bool:
+    """Return True for what `multiprocessing` pickles, and for its own locks and queues, which need a new process."""
+    try:
+        ForkingPickler.dumps(value)
+    except Exception as error:
+        return isinstance(error, RuntimeError)
+    return True
+
+
+def _explain(obj: Any, error: Exception, travels: Callable[[Any], bool] | None = None) -> str:
+    search = (obj, "", (), iter(range(_SEARCH_VALUES)), travels or _travels)
+    path, value = _find_culprit(*search) or ("", obj)
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return (
-        f"{path.removeprefix('.setup').removeprefix('.') or 'the object'} (a {name}) cannot be pickled: {error}; "
-        "leave it out of the pickle (__getstate__) or open it lazily in the worker"
-    )
+    remedy = "leave it out of the pickle (__getstate__) or open it lazily in the worker"
+    if isinstance(value, (type, FunctionType)):
+        remedy = "define it at the top of a module"
+    place = path.removeprefix(".setup").removeprefix(".") or "the object"
+    return f"{place} (a {name}) cannot be pickled: {error}; {remedy}"
 
 
-def _find_culprit(value: Any, path: str, above: tuple[int, ...], budget: Iterator[int]) -> tuple[str, Any] | None:
+def _find_culprit(
+    value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], travels: Callable[[Any], bool]
+) -> tuple[str, Any] | None:
     """Return the deepest part that fails by itself, and its path; None if ``value`` fails only for a part above it."""
     above = (*above, id(value))
     innocent = False
     for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():
         if id(part) in above:
             innocent = True
-        elif next(budget, None) is not None and not _travels(part):
-            found = _find_culprit(part, path + step, above, budget)
+        elif next(budget, None) is not None and not travels(part):
+            found = _find_culprit(part, path + step, above, budget, travels)
             if found is not None:
                 return found
             innocent = True

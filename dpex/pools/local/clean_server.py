@@ -82,10 +82,12 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
         return CleanStarter(kind, plan, imports_script=method != "fork")
     except Exception as error:
         if method != "fork" and isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):
+            from dpex.transport.pickling import explain_spawn
+
             warn(
-                "Got pickle error when attempting to start a worker Process. "
-                f"The start method {method!r} sends the dataset and its functions to workers by pickle, which failed: "
-                f"{error}. Define them at the top of a module, or use the start method 'fork'.",
+                "Got pickle error when attempting to start a worker Process. The start method "
+                f"{method!r} sends the dataset and its functions to workers by pickle, and "
+                f"{explain_spawn(plan.setup, error)}, or use the start method 'fork'.",
                 UserWarning,
             )
         if method != "fork":
