@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
+    from dpex.transport.compact import compact
     from dpex.worker.batch_seeding import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
 
@@ -74,6 +75,7 @@ _NAMES = {
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
+    "dpex.transport.compact": ("compact",),
     "dpex.worker.batch_seeding": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
 }
@@ -124,6 +126,7 @@ __all__ = [
     "WorkerDiedError",
     "batch_seed",
     "cached",
+    "compact",
     "decode_in_workers",
     "loader_behind",
     "log_to",
