@@ -236,6 +236,24 @@ def test_an_argument_is_advised_before_other_code() -> None:
     assert [one.kind for one in found.predictions][:2] == ["workers", "divided"]
 
 
+def test_a_second_worker_is_advised_before_a_cache_on_two_cpus() -> None:
+    """Random transforms that are called by name, one worker, and a CPU that is idle."""
+    drawn = {"Photos": 3.0, "Photos > Compose": 0.0, "Photos > Compose > Crop": 0.5, "Photos > Compose > Flip": 0.0}
+    made = pool(
+        tickets=120,
+        running=1,
+        load_s=6.7,
+        load_cpu_s=6.7,
+        services_s=(0.056,) * 64,
+        steps=timed(drawn, "Crop", passed_on="nothing"),
+    )
+    values: dict[str, Any] = {"batches": 120, "work_s": 0.6, "cpus": 2.0, "prefetch": 2, "trainer_cpu_s": 0.1}
+    found = diagnose(facts({"transform": 6.1}, made, compose=("Compose", "Crop", "Flip"), **values))
+    assert found.advice.startswith("num_workers=2 instead of 1: ")
+    assert "Beyond that: `dpex.cached` around a dataset without its transforms (86 % of a sample)" in found.advice
+    assert found.predictions[0].kind == "workers"
+
+
 def test_fewer_workers_are_explained_by_starts_of_epochs() -> None:
     measured = waiting(step_s=0.001, workers=2, batches=100)
     started = replace(measured, causes={**measured.causes, "startup": 0.5}, starts_anew=True, passes=5)
