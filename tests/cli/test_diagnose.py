@@ -84,7 +84,9 @@ def test_the_report_is_one_screen_on_stderr_and_ends_with_its_advice() -> None:
     assert "STORAGE-BOUND READING" in done.stderr
     told = " ".join(done.stderr.split())
     assert re.search(
-        r"First: num_workers=\d+ instead of 0: [\d.]+ batches/s \(.*?\) instead of [\d.]+, and a wait", told
+        r"First: num_workers=\d+ instead of 0(?: \(\d+ with persistent_workers=True: [^)]*\))?: "
+        r"[\d.]+ batches/s \(.*?\) instead of [\d.]+, and a wait",
+        told,
     )
     assert command == "  dpex run --also-in-process waits.py 0 0.02 0 0.001"
 
