@@ -106,7 +106,7 @@ def test_the_licence_is_named_and_ray_is_an_extra(distributions: tuple[Path, Pat
     plain = {one.name for one in fresh_environment.declared(needs)}
     with_ray = {one.name for one in fresh_environment.declared(needs, ["ray"])}
     assert with_ray - plain == {"ray"}
-    assert plain == {"numpy", "nvidia-ml-py", "prometheus-client", "psutil", "rich", "torch"}
+    assert plain == {"cloudpickle", "numpy", "nvidia-ml-py", "prometheus-client", "psutil", "rich", "torch"}
 
 
 # -- in a fresh environment --------------------------------------------------------------------------------------------
