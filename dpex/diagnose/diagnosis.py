@@ -20,6 +20,7 @@ from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.sums import Sums
 from dpex.system.cpus import local_ranks, usable_cpus
+from dpex.system.machine import private_bytes
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -160,8 +161,9 @@ class DiagnosisSource:
     tuner: Tuner | None = None
 
     def diagnose(self, account: Sums | None = None) -> Diagnosis:
-        """Conclude from these counts, or from all in the book. Takes 2 ms of CPU."""
-        subject = self.subject
+        """Conclude from these counts, or from all in the book. Takes 2 ms of CPU, and 1 ms per worker that runs."""
+        found = account or self.book.read()
+        subject = replace(self.subject, private_bytes=private_bytes(found.pids))
         if self.tuner is not None:
             subject = replace(
                 subject,
@@ -170,4 +172,4 @@ class DiagnosisSource:
                 decisions=tuple(self.tuner.decisions),
                 gpu_use=self.tuner.gpu_use,
             )
-        return diagnose(facts_of(account or self.book.read(), subject))
+        return diagnose(facts_of(found, subject))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision
+from dpex.diagnose.copies import HeldObjects
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
@@ -74,6 +75,8 @@ class Subject:
         note: Why nothing is measured; used where no batch was counted.
         untimed: Why single transforms are not timed, if they never are.
         is_torchs: PyTorch's own iterators make the batches, so that none is ever counted.
+        held: The Python objects of the dataset.
+        private_bytes: The memory that most local workers have for themselves at least; 0: none runs, or unknown.
     """
 
     name: str = ""
@@ -91,6 +94,8 @@ class Subject:
     note: str = ""
     untimed: str = ""
     is_torchs: bool = False
+    held: HeldObjects = field(default_factory=HeldObjects)
+    private_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.diagnose import work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
+from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
@@ -137,7 +138,7 @@ def text(found: Diagnosis) -> str:
 
 
 def failures(facts: Facts) -> Iterator[str]:
-    """Samples that failed and nodes that were given up: worth a line even where nothing is slow."""
+    """Yield lines that matter even where nothing is slow: samples and nodes that failed, memory that is copied."""
     count = facts.failed_samples
     if count:
         latest = "".join(f" The latest is index {one.shown}: {one.error}" for one in facts.latest_failed[-1:])
@@ -145,6 +146,9 @@ def failures(facts: Facts) -> Iterator[str]:
         yield f"{who} could not be loaded, and other samples have the places.{latest}"
     for why in facts.failed_nodes[-_NODES:]:
         yield f"{why[:1].upper()}{why[1:]}"
+    pool = facts.pools.get(LOCAL, PoolStats())
+    if told := warning(facts.held, pool.running, facts.private_bytes, pool.why_not_shared):
+        yield told
 
 
 def full(found: Diagnosis) -> str:

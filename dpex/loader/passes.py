@@ -156,6 +156,7 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
+    from dpex.loader.held_objects import held_by
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 
@@ -173,6 +174,7 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         note=_why_unmeasured(loader, sizing),
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         is_torchs=_is_torchs(sizing),
+        held=held_by(loader.dataset),
     )
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
 

@@ -116,7 +116,7 @@ def why_unsupported() -> str:
     if sys.implementation.name != "cpython":
         return f"{sys.implementation.name} is not supported, only CPython"
     if release < (3, 12):
-        return f"Python {version} writes the reference count of each object that is read; Python 3.12 does not need to"
+        return f"Python {version} writes the reference count of each object that is read, and Python 3.12 does not"
     if release not in _IMMORTAL_COUNTS:
         return f"dpex does not know the immortal reference counts of Python {version}"
     flags = getattr(sys, "abiflags", "")

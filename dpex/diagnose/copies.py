@@ -1,0 +1,41 @@
+"""The Python objects of a dataset that each worker copies, and the warning of that. PURE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpex.measure.readable import size
+
+LEAST_BYTES = 64 << 20
+"""Bytes that each worker has copied, below which nothing is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldObjects:
+    """The attribute of a dataset with the most bytes of Python objects.
+
+    Attributes:
+        text: Such as "`rows`: a list of 2,100,000 dict"; "": there is none.
+        nbytes: Estimated bytes of the objects, from a sample of them.
+    """
+
+    text: str = ""
+    nbytes: int = 0
+
+
+def warning(held: HeldObjects, workers: int, private_bytes: float, why_not_shared: str) -> str:
+    """Return a warning that workers have copied the dataset's objects; "" if they have not.
+
+    Args:
+        held: The objects of the dataset.
+        workers: Local workers that run.
+        private_bytes: The memory that most of them have for themselves.
+        why_not_shared: The reason why workers share no objects.
+    """
+    copied = min(private_bytes, held.nbytes)
+    if workers < 1 or copied < max(LEAST_BYTES, held.nbytes // 4):
+        return ""
+    who = f"each of {workers} workers has" if workers > 1 else "the worker has"
+    reason = f" Objects are not shared: {why_not_shared}." if why_not_shared else ""
+    what = f"{size(copied)} of the dataset's objects ({held.text})"
+    return f"{who} copied {what}.{reason} To avoid the copies here, put the objects into `dpex.compact`."
