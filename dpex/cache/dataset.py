@@ -247,10 +247,9 @@ class CachedDataset(Wrapper):
             one = has_getitem(self.dataset)
             return self.__uncached(lambda: self.dataset[index] if one else self.dataset.__getitems__([index])[0])
         self.__look()
-        found = self.__kept(place)
-        return self.__whole(
-            *(self.__prepared([place], in_bulk=not has_getitem(self.dataset))[0] if found is None else found)
-        )
+        in_bulk = not has_getitem(self.dataset)
+        found = self.__kept(place, in_bulk=in_bulk)
+        return self.__whole(*(self.__prepared([place], in_bulk=in_bulk)[0] if found is None else found))
 
     @property
     def __getitems__(self) -> Any:
@@ -262,7 +261,8 @@ class CachedDataset(Wrapper):
         if len(places) < len(indices) or not self.__is_caching():
             return self.__uncached(lambda: self.dataset.__getitems__(indices))
         self.__look()
-        found = {at: kept for at, place in enumerate(places) if (kept := self.__kept(place)) is not None}
+        each = ((at, self.__kept(place, in_bulk=True)) for at, place in enumerate(places))
+        found = {at: kept for at, kept in each if kept is not None}
         missing = [at for at in range(len(places)) if at not in found]
         if missing:
             made = self.__prepared([places[at] for at in missing], in_bulk=True)
@@ -413,7 +413,7 @@ class CachedDataset(Wrapper):
         made.__take(_cut(made.dataset, self.__options.upto), AttributeWatch(made.dataset, self.__watch.changes))
         return made
 
-    def __kept(self, place: int) -> Any:
+    def __kept(self, place: int, *, in_bulk: bool) -> Any:
         """Return the place for the later steps in a sample that is kept, and the sample; None if it is to be prepared.
 
         A slow sample that was not prepared twice is prepared again, in place of reading it.
@@ -439,16 +439,16 @@ class CachedDataset(Wrapper):
             ) from error
         if cost_s > CHECKED_LATER_S and next(iter(self.__stores.values())).is_among_first("checked", CHECKED_FIRST):
             CACHE_USE.misses += 1
-            return self.__checked(place, kept)
+            return self.__checked(place, kept, in_bulk=in_bulk)
         CACHE_USE.hits += 1
         CACHE_USE.saved_s += max(0.0, cost_s - (time.perf_counter() - began))
         return kept
 
-    def __checked(self, place: int, kept: Any) -> Any:
+    def __checked(self, place: int, kept: Any, *, in_bulk: bool) -> Any:
         """Prepare a sample that is kept again, and return it."""
-        (made,) = self.__made([place], in_bulk=not has_getitem(self.dataset))
+        (made,) = self.__made([place], in_bulk=in_bulk)
         if not is_same(decoded(bytearray(b"".join(encoded(made).parts))), kept):
-            self.__end_caching(place, in_bulk=not has_getitem(self.dataset))
+            self.__end_caching(place, in_bulk=in_bulk)
         return made
 
     def __keep(self, place: int, sample: Any, cost_us: int) -> None:

@@ -403,6 +403,46 @@ def test_a_slow_random_sample_is_seen_when_it_is_read(monkeypatch: pytest.Monkey
         assert len(steady.made) == made, "of the samples of the first epoch, two are compared with new ones"
 
 
+class Together(Dataset[int]):
+    """Loads samples together only."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return indices
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(20))], ids=["alone", "subset"])
+def test_slow_samples_that_are_loaded_together_are_checked(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.0)
+    found = cached(wrap(Together()))
+    for indices in ([3, 5, -1], [3, 19, 7], [7, 7]):
+        assert found.__getitems__(indices) == [index % 20 for index in indices]
+    assert found.stored()["memory"].kept == 4
+
+
+def test_what_is_loaded_together_must_be_a_list() -> None:
+    class Collated(Together):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return torch.tensor(indices)
+
+    with pytest.raises(CacheError, match="__getitems__ returned a Tensor for 2 indices"):
+        cached(Collated()).__getitems__([1, 2])
+
+
+def test_first_steps_of_samples_that_are_loaded_together_are_cached() -> None:
+    class Photos(Images):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return [self[index] for index in indices]
+
+    found = cached(Photos([Decode(), Resize(), Jitter()]), upto="Resize")
+    one, other = (found.__getitems__([4, 5, 6]) for _ in range(2))
+    assert [sample["label"] for sample in other] == [4, 5, 6]
+    assert not torch.equal(one[0]["image"], other[0]["image"])
+    assert len(found.dataset.made) == 3 + CHECKED_FIRST
+
+
 def random_seed() -> int:
     return uuid.uuid4().int % 1000
 
