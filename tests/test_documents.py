@@ -11,10 +11,12 @@ a block:
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import importlib
 import importlib.util
 import inspect
+import io
 import logging
 import re
 import subprocess
@@ -51,18 +53,20 @@ MARKS = {
     "docs/tutorial.md": pytest.mark.alone,  # it names the cause of a wait, which is another one on a busy machine
 }
 BLOCK = re.compile(
-    r"(?:^<!-- example(?P<setup> setup)?: (?P<note>[^\n]+) -->\n)?^```python\n(?P<code>.*?)^```$",
+    r"(?:^<!-- example(?P<setup> setup)?: (?P<note>[^\n]+) -->\n)?^```python\n(?P<code>.*?)^```$"
+    r"(?:\n\n```text\n(?P<shown>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """Python on a page, padded so that its lines have the page's numbers. not_run: why, or ""."""
+    """Python on a page, padded to the page's line numbers. not_run: why, or "". shown: its output there."""
 
     code: str
     setup: str
     not_run: str
+    shown: str
 
 
 def blocks(path: Path) -> list[Block]:
@@ -72,6 +76,7 @@ def blocks(path: Path) -> list[Block]:
             code="\n" * text.count("\n", 0, found.start("code")) + found["code"],
             setup=found["note"] if found["setup"] else "",
             not_run="" if found["setup"] else found["note"] or "",
+            shown=found["shown"] or "",
         )
         for found in BLOCK.finditer(text)
     ]
@@ -119,8 +124,29 @@ def test_the_examples_of_a_page_run(path: Path, tidy: dict[str, Any], ray_where_
             Path("program.py").write_text(block.code)
             subprocess.run([sys.executable, "program.py"], check=True, timeout=120)
         elif not block.not_run:
-            exec(block.setup, tidy)
-            exec(compile(block.code, str(path), "exec"), tidy)
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                exec(block.setup, tidy)
+                exec(compile(block.code, str(path), "exec"), tidy)
+            shown, written = clauses(block.shown), set(clauses(out.getvalue()))
+            assert sum(each in written for each in shown) >= LEAST_WRITTEN * len(shown), (shown, written)
+
+
+LEAST_WRITTEN = 2 / 3
+"""The least share of the clauses on a page that a run writes: causes and remedies depend on the machine."""
+
+
+def clauses(text: str) -> list[str]:
+    """Return the parts of sentences, with numbers and units of time masked."""
+    masked = re.sub(r"(\d[\d,.]*\d|\d)( (µs|ms|s)\b)?", "#", " ".join(text.split()))
+    return [each.strip() for each in re.split(r"[.:;,](?: |$)", masked) if each.strip()]
+
+
+def test_stale_output_is_found() -> None:
+    stale = "From 2 local workers to 6, because 64 % of the time is lost to loading. Expected: 75.8 batches/s."
+    written = "From 2 local workers to 12, because the loop waits for 7 ms. Expected: 132 batches/s with a wait of 9 %."
+    assert clauses("It took 1.5 ms.") == clauses("It took 20 s.") == ["It took #"]
+    assert sum(each in clauses(written) for each in clauses(stale)) < LEAST_WRITTEN * len(clauses(stale))
 
 
 def test_every_block_of_python_is_found() -> None:
