@@ -17,6 +17,7 @@ report.py         the tables of docs/benchmarks.md; chart.py: the chart of READM
 others/           programs of others, unchanged: `make bench-others`
 drills/, network/ trainings and links that tests break; sweep.py: what `share=` saves; soak.py: what grows
 cached.py         caches of samples
+objects.py        private memory of workers that read a dataset of Python objects
 simulation/       the world in which the law is judged: `python -m benchmarks.simulation`
 diagnosis.py      what a diagnosis foretells: `python -m benchmarks.diagnosis`
 machine.py        what it was measured on: processor, caches, memory, versions, commit
