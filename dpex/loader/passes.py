@@ -165,7 +165,7 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         name=encodable(loader.name or ""),
         rank=rank(os.environ),
         dataset=encodable(type(loader.dataset).__name__),
-        batch_size=str(loader.batch_size),
+        batch_size=str(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)),
         compose=_step_labels(loader.dataset),
         is_tuned=runtime.tuner is not None,
         keeps_workers=sizing.is_iterable,
