@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 _IMMORTAL_COUNTS: dict[tuple[int, ...], int] = {(3, 12): 0xFFFFFFFF, (3, 13): 0xFFFFFFFF, (3, 14): 3 << 30}
 """The lower half of the reference count of an immortal object, by version (``_Py_IMMORTAL_INITIAL_REFCNT``)."""
 _IMMORTAL = np.uint32(_IMMORTAL_COUNTS.get(sys.version_info[:2], 0xFFFFFFFF))
+_IMMORTAL_FLAG = np.uint32(1 << 16 if sys.version_info >= (3, 14) else 0)
+"""The bit of ``ob_flags`` (``_Py_IMMORTAL_FLAGS``) in the upper half of the count, by which Python 3.14 knows an
+immortal object on the stack of the interpreter. Without it, the interpreter writes the count."""
 _IS_IMMORTAL = np.uint32(1 << 31)
 """The bit that is set in the count of every immortal object, in all these versions."""
 _FOUND = np.uint32(1 << 30)
@@ -141,32 +144,48 @@ def _addresses(objects: list[Any]) -> npt.NDArray[np.int64]:
     return longs[start : start + len(objects)]
 
 
+def _make_immortal(places: npt.NDArray[np.int64] | list[int]) -> None:
+    """Set the counts at these places of the view of the memory, and the flags where this Python has them."""
+    words = _memory()[0]
+    words[places] = _IMMORTAL
+    if _IMMORTAL_FLAG:
+        words[np.asarray(places) + 1] |= _IMMORTAL_FLAG
+
+
 def _is_layout_known() -> bool:
     """Test on objects of our own that counts, types, sizes and items are where the search expects them."""
     words, longs = _memory()
     probe: Any
     for probe in (["probe"], {"a": 1, "b": 2}, ("probe", *map(str, range(3)))):
         place = (id(probe) - _FIRST) >> 2
+        before, seen = int(words[place]), sys.getrefcount(probe)
         held = [probe] * 3
-        before = sys.getrefcount(probe)
-        is_read = int(words[place]) == before - 1 and longs[(place >> 1) + 1] == id(type(probe))
-        if not (is_read and longs[(place >> 1) + 2] == len(probe) and (_addresses(held) == id(probe)).all()):
+        if words[place] != before + len(held) or longs[(place >> 1) + 1] != id(type(probe)):
             return False
+        if longs[(place >> 1) + 2] != len(probe) or not (_addresses(held) == id(probe)).all():
+            return False
+        del held
         words[place] |= _FOUND
-        more = [probe]
-        counted = sys.getrefcount(probe) - before
+        counted = sys.getrefcount(probe) - seen
         words[place] &= ~_FOUND
-        del more
-        if counted != int(_FOUND) + 1 or sys.getrefcount(probe) != before:
+        if counted != _FOUND or words[place] != before:
             return False
-        words[place] = _IMMORTAL
-        before = sys.getrefcount(probe)
-        more = [probe] * 5
-        is_kept = sys.getrefcount(probe) == before and getattr(sys, "_is_immortal", bool)(probe)
-        del more, held
-        if not is_kept or sys.getrefcount(probe) != before:
+        _make_immortal([place])
+        _use(probe)
+        if words[place] != _IMMORTAL or not getattr(sys, "_is_immortal", bool)(probe):
             return False
     return True
+
+
+def _use(probe: Any) -> None:
+    """Use an object as code does: bind it, hold it, pass it on and ask for its size."""
+    for _ in range(5):
+        name = probe
+        held = [name, (name,), {"name": name}]
+        name = held[0]
+        len(name)
+        name = None
+        del held
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -315,7 +334,7 @@ class ObjectSearch:
             return SharedObjects(seconds=self.seconds + self._clock() - began, why_not=why)
         for unit in self._units:
             if _is_shared(unit):
-                self._words[unit.places()] = _IMMORTAL
+                _make_immortal(unit.places())
         self._units = [unit for unit in self._units if not _is_shared(unit)]
         self.abandon()
         self.seconds += self._clock() - began
@@ -348,7 +367,7 @@ class ObjectSearch:
     def _share_leaves(self, addresses: npt.NDArray[np.int64]) -> None:
         """Make these immortal at once: they refer to nothing."""
         addresses = _distinct_of(addresses)
-        self._words[_places(addresses)] = _IMMORTAL
+        _make_immortal(_places(addresses))
         self._leaves += len(addresses)
         self._pages.append(_distinct_of(addresses >> _PAGE_BITS))
 
