@@ -1,6 +1,6 @@
 """Run a tier of the tests: `python -m tests [check | long | times] [arguments of pytest]`.
 
-- ``check``: linters, types, the tests in `tests/unit` and those marked `smoke`. Two minutes; for each change.
+- ``check``: linters, types, the tests in `tests/unit` and those marked `smoke`. One minute; for each change.
 - no word: all tests but those marked `long`. For each landing; continuous integration runs this tier.
 - ``long``: the tests marked `long`. A whole run is recorded in `tests/long_run.json`; the default tier checks its age.
 - ``times``: what each module cost in the last run of the default or the long tier.
