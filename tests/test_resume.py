@@ -479,7 +479,7 @@ def test_logical_workers_are_the_same_number_or_it_is_an_error() -> None:
         ({"_snapshot": {}}, r"version None.*'_snapshot'"),
         ({"version": 2}, "version 2"),
         ({"version": 1}, "does not say which loader"),
-        ([1], r"the state is \[1\], which is no dict"),
+        ([1], r"load_state_dict\(\[1\]\): it is no state"),
     ],
 )
 def test_what_is_no_state_of_this_release_is_refused(state: Any, why: str) -> None:

@@ -57,7 +57,7 @@ def state_of(loader: Any) -> dict[str, Any]:
 def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
     """See `dpex.DpexDataLoader.load_state_dict`."""
     if not isinstance(state_dict, Mapping):
-        raise StateError(f"load_state_dict({state_dict!r}): it is no state. Give what state_dict() returned")
+        raise StateError(f"load_state_dict({state_dict!r:.80}): it is no state. Give what state_dict() returned")
     loader._iterator, loader._begun = None, None
     loader._runtime.loaded = loader._runtime.resume = None
     if not state_dict:
@@ -86,9 +86,7 @@ def _why_not(loader: Any) -> str:
     return "" if sizing.why_torch is None else f"PyTorch's own iterators make the batches ({sizing.why_torch})"
 
 
-def _check_kind(state: Any) -> None:
-    if not isinstance(state, Mapping):
-        raise StateError(f"the state is {state!r:.80}, which is no dict: load one that state_dict() returned")
+def _check_kind(state: Mapping[str, Any]) -> None:
     version = state.get("version")
     if version != VERSION:
         keys = ", ".join(map(repr, islice(state, 4)))
