@@ -35,11 +35,11 @@ class Delivery:
     """See the module.
 
     Attributes:
-        opened_at: When the latest batch began to be opened, seconds.
+        opened_s: Seconds that opening the batch of this call took; None: there is no batch yet.
     """
 
     def __init__(self, plan: EnginePlan, state: EngineState, pools: Pools, tally: Tally) -> None:
-        self.opened_at = 0.0
+        self.opened_s: float | None = None
         self._plan = plan
         self._state = state
         self._pools = pools
@@ -47,13 +47,14 @@ class Delivery:
 
     def hand_out(self, batch: MadeBatch, out: list[Any]) -> None:
         """Open the batch that is next in turn, and put it into ``out``. Until then it counts as not delivered."""
-        self.opened_at = monotonic()
+        began = monotonic()
         try:
             value = batch.payload()
         except Exception as error:
             if is_interrupt(error):
                 raise
             value = FailedRead(error)  # it will never open, and the batches behind it are waited for
+        self.opened_s = monotonic() - began
         self._state.schedule.deliver(batch, value, out)
         self._count(batch)
 

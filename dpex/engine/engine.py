@@ -255,7 +255,7 @@ class Engine:
         with self._turn:
             tally, over, entered = self._tally, False, monotonic()
             gpu, mark, delivery = self._plan.gpu, None, self._delivery
-            delivery.opened_at = 0.0
+            delivery.opened_s = None
             tally.enter(entered)
             try:
                 if gpu is not None:
@@ -281,7 +281,7 @@ class Engine:
                     tally.unblock(now)
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
-                tally.leave(delivery.opened_at, now, over=over)
+                tally.leave(delivery.opened_s, now, over=over)
                 if self._pools.timeline is not None:
                     self._pools.timeline.call(entered, now, over)
 

@@ -333,7 +333,7 @@ class InlineMeter:
         now = monotonic()
         if self._gpu is not None:
             self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
-        self._tally.leave(self._opened, now, over=over)
+        self._tally.leave(now - self._opened if self._opened else None, now, over=over)
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -173,8 +173,8 @@ class Tally:
             self._before = (self.blocked_s, self.head_s)
         seqlock.changes = (seqlock.changes | 1) + 1
 
-    def leave(self, opened: float, now: float, *, over: bool) -> None:
-        """End the call at ``now``, or the pass if ``over``. ``opened``: when opening its batch began; 0: no batch."""
+    def leave(self, opened_s: float | None, now: float, *, over: bool) -> None:
+        """End the call at ``now``, or the pass if ``over``. Opening its batch took ``opened_s``; None: no batch."""
         seqlock = self.seqlock
         seqlock.changes |= 1
         entered = self.entered_at
@@ -187,17 +187,17 @@ class Tally:
         else:
             if self.pending_s:
                 self.explain(None)
-            waited_s = (opened or now) - entered
+            waited_s = now - entered - (opened_s or 0.0)
             if waited_s > self.named_s:  # else parts that were clocked apart add up to more than all
                 self.causes[UNKNOWN] += waited_s - self.named_s
             self.named_s = 0.0
-            if opened:
-                self.transfer_s += now - opened
+            if opened_s is not None:
+                self.transfer_s += opened_s
                 if self.detailed:
                     self.waited_s += waited_s
                     self.waits[bisect_left(WAIT_BUCKETS, waited_s)] += 1
         self.returned_at = 0.0 if over else now
-        if opened:
+        if opened_s is not None:
             self.delivered_at = now
         seqlock.changes = (seqlock.changes | 1) + 1
 

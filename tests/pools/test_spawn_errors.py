@@ -28,11 +28,11 @@ class Reads(list[int]):
             r"dataset\.store\.guard \(a _thread\.lock\).*leave it out of the pickle",
         ),
         (
-            {"decode": lambda index: index},
-            r"dataset\.store\['decode'\] \(a function\).*define it at the top of a module",
+            {"files": [threading.Lock()]},
+            r"dataset\.store\['files'\]\[0\] \(a _thread\.lock\).*leave it out of the pickle",
         ),
     ],
-    ids=["lock", "lambda"],
+    ids=["attribute", "item"],
 )
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_warning_names_what_cannot_be_pickled(method: str, store: Any, words: str) -> None:

@@ -64,9 +64,8 @@ class Consumer:
         tally.batches += 1
         if tally.pending_s:
             tally.explain(making)
-        opened = clock()
         clock.advance(decode_s)
-        tally.leave(opened, clock(), over=False)
+        tally.leave(decode_s, clock(), over=False)
 
     def end(self, wait_s: float = 0.0) -> None:
         """The call that finds the pass over."""
@@ -74,7 +73,7 @@ class Consumer:
         self.tally.block(self.clock(), NONE_YET)
         self.clock.advance(wait_s)
         self.tally.unblock(self.clock())
-        self.tally.leave(0.0, self.clock(), over=True)
+        self.tally.leave(None, self.clock(), over=True)
 
     @property
     def causes(self) -> dict[int, float]:
@@ -136,7 +135,7 @@ def test_a_batch_made_in_the_training_process_is_its_own_explanation() -> None:
     consumer.tally.enter(consumer.clock())
     consumer.clock.advance(1.0)
     consumer.tally.made_here(load_s=0.5, load_cpu_s=0.25, collate_s=0.25)
-    consumer.tally.leave(consumer.clock(), consumer.clock(), over=False)
+    consumer.tally.leave(0.0, consumer.clock(), over=False)
     assert consumer.causes == pytest.approx({READ: 0.25, TRANSFORM: 0.25, COLLATE: 0.25, UNKNOWN: 0.25})
 
 
@@ -151,7 +150,7 @@ def test_drawing_and_dispatch_have_their_causes_where_they_took_the_consumers_ti
     busy(SAMPLER, clock())  # before the pass
     tally.enter(clock())
     busy(DISPATCH, clock())  # in the first call, which is the start's
-    tally.leave(clock(), clock(), over=False)
+    tally.leave(0.0, clock(), over=False)
     before = clock()
     busy(DISPATCH, clock())  # by another thread, in a step
     tally.enter(clock())
@@ -161,9 +160,23 @@ def test_drawing_and_dispatch_have_their_causes_where_they_took_the_consumers_ti
     tally.block(clock(), STRAGGLER)
     busy(DISPATCH, clock())  # by another thread, in a wait
     tally.unblock(clock())
-    tally.leave(clock(), clock(), over=False)
+    tally.leave(0.0, clock(), over=False)
     assert consumer.causes == {STARTUP: 1.0, SAMPLER: 1.0, DISPATCH: 1.0, STRAGGLER: 1.0, UNKNOWN: 1.0}
     assert tally.sums(clock()).work_s == 1.0
+
+
+def test_a_draw_behind_the_opening_of_a_batch_counts_once() -> None:
+    consumer = Consumer()
+    consumer.call()
+    clock, tally = consumer.clock, consumer.tally
+    tally.enter(clock())
+    clock.advance(0.25)  # the batch is opened
+    began = clock()
+    clock.advance(2.0)
+    tally.busy(SAMPLER, began, clock())
+    tally.leave(0.25, clock(), over=False)
+    assert consumer.causes == {SAMPLER: 2.0}
+    assert tally.sums(clock()).transfer_s == 0.25
 
 
 def test_a_long_wait_is_put_down_as_it_lasts_by_the_batch_before() -> None:
@@ -183,7 +196,7 @@ def test_a_start_a_step_and_a_wait_of_known_cause_are_seen_while_they_last() -> 
     consumer.tally.enter(consumer.clock())
     consumer.clock.advance(5.0)
     assert consumer.causes == {STARTUP: 5.0}
-    consumer.tally.leave(consumer.clock(), consumer.clock(), over=False)
+    consumer.tally.leave(0.0, consumer.clock(), over=False)
     consumer.step(0.75)
     assert consumer.tally.sums(consumer.clock()).work_s == 0.75
     assert consumer.causes == {STARTUP: 5.0}
