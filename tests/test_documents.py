@@ -108,10 +108,11 @@ def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 
 
 @pytest.fixture
-def ray_where_needed(request: pytest.FixtureRequest) -> None:
-    """Connect to Ray for the blocks of a page."""
+def ray_where_needed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect to Ray for the blocks of a page. The Ray of the tests stands for the private one that a page starts."""
     if name_of(request.getfixturevalue("path")) in NEEDS_RAY:
         request.getfixturevalue("shared_ray")
+        monkeypatch.setattr("dpex.pools.ray.cluster.has_started_ray", lambda: True)
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------
