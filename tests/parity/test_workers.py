@@ -422,7 +422,8 @@ def test_start_methods_refuse_what_cannot_be_pickled(cls: Loader, method: str) -
         error = caught(iter, cls(threading.Lock(), sampler=[1], **options))
     words = "Got pickle error when attempting to start a worker Process."
     own = "cannot pickle '_thread.lock' object"
-    return [isinstance(error.error, TypeError), own in str(error.error), [(w.category, str(w.message).startswith(words)) for w in said]]
+    warned = [(w.category, str(w.message).startswith(words)) for w in said]
+    return [isinstance(error.error, TypeError), own in str(error.error), warned]
 
 
 @WORKERS
