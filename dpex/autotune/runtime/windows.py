@@ -11,6 +11,7 @@ changed. The window in progress, mostly of the work before, is then replaced by 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -146,6 +147,8 @@ class MeasurementWindows:
         self._glances: dict[int, WindowMark] = {}
         self._away: dict[int, int] = {}
         self._waited = 1.0
+        self._ended: deque[int] = deque()
+        """Engines that have ended since the last look."""
         self._lock = Lock()
 
     def shorten(self) -> None:
@@ -177,10 +180,11 @@ class MeasurementWindows:
             self._glances.clear()
 
     def forget(self, number: int) -> None:
-        """Drop an engine that has ended. Idempotent."""
-        with self._lock:
-            for known in (self._bases, self._glances, self._away):
-                known.pop(number, None)
+        """Drop an engine that has ended, at the next look. Idempotent.
+
+        The garbage collector may call this in a thread that holds the lock, so it takes none.
+        """
+        self._ended.append(number)
 
     def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
         """After a look at each engine: the window that ends with it, or seconds until the next look.
@@ -188,6 +192,10 @@ class MeasurementWindows:
         cpu_s: CPU time of this process so far.
         """
         with self._lock:
+            while self._ended:
+                number = self._ended.popleft()
+                for known in (self._bases, self._glances, self._away):
+                    known.pop(number, None)
             return self._turn(list(looks), cpu_s)
 
     def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> Window | float:

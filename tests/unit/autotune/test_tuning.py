@@ -15,11 +15,12 @@ from waiting import ManualClock
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
+from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S, MeasurementWindows
 from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted, Settings
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Sizes
+from dpex.system.run_queue import Queued
 
 BATCH_BYTES = 1e6
 
@@ -214,6 +215,24 @@ def test_what_is_fixed_while_the_law_thinks_stays_so(parts: Any) -> None:
     tuner.turn()
     assert {request.local for request in loader.requests} == {3}
     assert tuner.sizes.local == 3
+
+
+@pytest.mark.timeout(20)  # the test hangs if an end waits for the look
+def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
+    """The garbage collector may end an engine in any thread, that of the tuner among them."""
+    tuner, loader, _ = parts
+    other = Loader(tuner.sizes, clock=loader.clock)
+    tuner._engines.append(other)
+
+    def queues(_: Any) -> Queued:
+        tuner.leave(other)
+        return Queued()
+
+    tuner._windows = MeasurementWindows(queues)
+    for _ in range(2):
+        loader.work(4, 0.1, 0.1)
+        tuner.turn()
+    assert set(tuner._windows._bases) == {id(loader)}
 
 
 def test_engines_may_end_while_a_window_does(parts: Any) -> None:
