@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
-from dpex.pools.local.forking import forget_handlers, signals_blocked
+from dpex.pools.local.forking import forget_handlers, with_signals_blocked
 
 pytestmark = pytest.mark.timeout(240)
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
@@ -159,19 +161,46 @@ def test_what_arrives_before_a_forked_process_has_forgotten_runs_no_handler() ->
     """A signal to the whole process group may come between the fork and the child's first line."""
     reader, writer = os.pipe()
     before = signal.signal(signal.SIGTERM, lambda *_: os.write(writer, b"the handler ran"))
+
+    def fork() -> int:
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGTERM)
+            forget_handlers()  # unblocked, it does nothing
+            os._exit(3)
+        return child
+
     try:
-        with signals_blocked():
-            child = os.fork()
-            if not child:
-                os.kill(os.getpid(), signal.SIGTERM)
-                forget_handlers()  # unblocked, it does nothing
-                os._exit(3)
+        child = with_signals_blocked(fork)
     finally:
         signal.signal(signal.SIGTERM, before)
     os.close(writer)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     with os.fdopen(reader) as pipe:
         assert pipe.read() == ""
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_signals_are_not_left_blocked_by_a_handler(at: int) -> None:
+    """The handler of a signal that came before may raise as any of the calls that set the mask begins."""
+    calls = 0
+
+    def handler(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "pthread_sigmask"
+        if calls == at:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        sys.settrace(handler)
+        with pytest.raises(KeyboardInterrupt):
+            with_signals_blocked(int)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    finally:
+        sys.settrace(None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_death_is_noticed_although_the_trainer_ignores_sigchld() -> None:

@@ -23,13 +23,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from multiprocessing import process, util
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dpex.system.clock import monotonic
 
+T = TypeVar("T")
 UNKNOWN_EXIT = 255
 """The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
 _OF_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
@@ -102,8 +102,7 @@ def fork_process(body: Callable[[], object], kinship: Kinship, sentinel: int | N
 
 def fork_helper(body: Callable[[], object], name: str) -> ProcessHandle:
     """Fork a process that helps this one, and has all signals blocked until it calls `forget_handlers`."""
-    with signals_blocked():
-        return ProcessHandle(name, pid=fork_process(body, helper(name)), is_child=True)
+    return with_signals_blocked(lambda: ProcessHandle(name, pid=fork_process(body, helper(name)), is_child=True))
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -117,15 +116,22 @@ def die_with_parent(parent_pid: int) -> None:
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Block all signals in this thread. A process that is started meanwhile has them blocked; see `forget_handlers`."""
+def with_signals_blocked(call: Callable[[], T]) -> T:
+    """Return ``call()``, made while all signals are blocked in this thread.
+
+    A process that is started meanwhile has them blocked; see `forget_handlers`. A handler whose signal came before may
+    raise as any function of Python begins, `signal.pthread_sigmask` among them. So the old mask is set twice: a context
+    manager, or one call, would leave the training process without signals now and then, Ctrl-C included.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it may raise, and has blocked them then
-        yield
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        return call()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def survived_signals() -> frozenset[int]:
