@@ -100,8 +100,9 @@ class Draws:
         self._indices: Iterator[Any] | None = None
         self.first = self._settled = 0
         self._due: float = 1
-        self._lost_to: BaseException | None = None
-        """The exception of a signal handler that came out of the latest draw."""
+        self._lost_to: str | None = None
+        """The class name of the exception of a signal handler that came out of the latest draw: the exception itself
+        would keep the iterator by the frames of its traceback."""
 
     def begin_at(self, first: int, begun: BegunDraws) -> None:
         """Draw batch ``first`` and all others behind it from a sampler that was begun there."""
@@ -131,7 +132,7 @@ class Draws:
             else:
                 drawn.extend(zip(islice(self._indices, max(0, end - first)), range(first, end), strict=False))
         except BaseException as error:
-            self._lost_to = error  # without a call: see `dpex.system.interrupts`
+            self._lost_to = error.__class__.__name__  # without a call: see `dpex.system.interrupts`
             if not is_interrupt(error):
                 self._lost_to = None
             raise
@@ -184,11 +185,10 @@ class Draws:
         Raises:
             InterruptedSamplerError: The sampler would have had more.
         """
-        error = self._lost_to
-        if error is not None:
+        kind = self._lost_to
+        if kind is not None:
             drawn = self.drawn[-1][1] + 1 if self.drawn else self.first
-            lost = InterruptedSamplerError(_INTERRUPTED.format(kind=type(error).__name__, drawn=drawn))
-            lost.__cause__ = error
+            lost = InterruptedSamplerError(_INTERRUPTED.format(kind=kind, drawn=drawn))
             self._lost_to = None
             raise lost
 

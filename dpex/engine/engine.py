@@ -17,6 +17,7 @@ import math
 import os
 import select
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -85,6 +86,24 @@ _INHERITED = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class BrokenBy:
+    """The text of the exception that broke off a change: the frames of its traceback would keep the iterator.
+
+    Attributes:
+        text: The traceback as Python prints it.
+        is_interrupt: A handler of a signal raised it.
+    """
+
+    text: str
+    is_interrupt: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> BrokenBy:
+        """Return the text of ``error``."""
+        return cls(text="".join(traceback.format_exception(error)), is_interrupt=is_interrupt(error))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnginePlan:
     """Options of an engine, which do not change while it lives."""
 
@@ -145,7 +164,7 @@ class Engine:
         self._closed = False
         self._is_changing = self._is_active = False
         """A change of the state has begun and not ended. If no call is active, an exception has broken it off."""
-        self._broken_by: BaseException | None = None
+        self._broken_by: BrokenBy | None = None
         self._has_logged_renewal = False
         self._consumer = 0
         self._collected_at = 0.0
@@ -325,7 +344,7 @@ class Engine:
             self._is_changing = False
             raise
         except BaseException as error:
-            self._broken_by = error
+            self._broken_by = BrokenBy.of(error)
             raise
         finally:
             self._is_active = False
@@ -431,16 +450,16 @@ class Engine:
         load_s, tickets = sum(each.load_s for each in times), sum(each.tickets for each in times)
         again_s = most * load_s / max(1, tickets)
         if again_s > READ_AGAIN_S:
-            raise InterruptedStreamError(_NO_STATE.format(seconds=again_s, batches=point.first)) from self._broken_by
+            raise InterruptedStreamError(_NO_STATE.format(seconds=again_s, batches=point.first))
         return passing_over(point, self._drawing.any_index)
 
     def _log_renewal(self) -> None:
-        error, self._broken_by = self._broken_by, None
-        if error is None or self._has_logged_renewal:
+        broken_by, self._broken_by = self._broken_by, None
+        if broken_by is None or self._has_logged_renewal:
             return
         self._has_logged_renewal = True
-        level = logging.INFO if is_interrupt(error) else logging.WARNING
-        logger.log(level, "%r came out of next(): the pass is resumed with new workers", error, exc_info=error)
+        level = logging.INFO if broken_by.is_interrupt else logging.WARNING
+        logger.log(level, "the pass is resumed with new workers after an exception in next():\n%s", broken_by.text)
 
     # -- tickets to workers, results back ------------------------------------------------------------------------
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -147,3 +150,33 @@ def test_a_generator_of_the_users_ends_with_an_error(workers: int) -> None:
             errors.append(type(error))
     assert errors == [TickError, InterruptedSamplerError]
     assert torch.cat(found).tolist() == list(range(48))
+
+
+class OwnIterator(OwnBatches):
+    """A sampler of a user's that is its own iterator, and goes on after an exception."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> OwnIterator:  # type: ignore[override]
+        return self
+
+    def __next__(self) -> list[int]:
+        self.at += 4
+        if self.at == 48:
+            signal.raise_signal(signal.SIGUSR1)
+        return list(range(self.at - 4, self.at))
+
+
+@pytest.mark.parametrize("sampler", [OwnBatches, OwnIterator])
+def test_an_interrupted_iterator_ends_with_its_last_reference(sampler: Callable[[], Any]) -> None:
+    """Neither the exception nor its traceback is kept, whose frames would keep the iterator and its workers."""
+    loader = DpexDataLoader(range(ROWS), batch_sampler=sampler(), num_workers=1)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    with contextlib.suppress(TickError):
+        while True:
+            next(iterator)
+    is_left = weakref.ref(iterator)
+    del iterator
+    gc.collect()
+    assert is_left() is None
