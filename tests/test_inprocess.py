@@ -55,9 +55,10 @@ def as_seeded(number: int) -> tuple[float, ...]:
 # -- the process is left as it was -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, StopIteration])
-def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None) -> None:
-    torch.set_num_threads(2)
+def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None, threads: int) -> None:
+    torch.set_num_threads(threads)
     three()
     ours = KeptStates()
 
@@ -74,7 +75,7 @@ def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None
     after = three()
     ours.put_back()
     assert after == three()
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == threads
 
 
 def test_a_ticket_within_a_ticket() -> None:

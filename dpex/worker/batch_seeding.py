@@ -222,7 +222,7 @@ class InProcessMaker:
                 with modes.enter():
                     return call_seeded(seed, fetch, index, self._own)
             finally:
-                if threads != 1:
+                if _count_threads() != threads:
                     _set_threads(threads)
 
 
