@@ -8,16 +8,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
+import select
 import sys
+import termios
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import tty
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import dpex
 
@@ -92,17 +97,38 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def follow(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:
-    """Draw again and again, until ``stop`` is set or Ctrl-C; line by line where there is no terminal."""
+    """Draw every `EVERY_S` until ``stop`` is set, q or Ctrl-C; one drawing below the other if there is no terminal."""
     stop = stop or threading.Event()
-    live = None
-    if console.is_terminal:
-        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
-        while True:
-            drawn = draw()
-            if live is None:
-                console.print(drawn)
-            else:
-                live.update(drawn, refresh=True)
-            if stop.wait(EVERY_S):
+    if not console.is_terminal:
+        with contextlib.suppress(KeyboardInterrupt):
+            console.print(draw())
+            while not stop.wait(EVERY_S):
+                console.print(draw())
+        return
+    last = Text("q or Ctrl-C ends this.", style="dim")
+    live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with contextlib.suppress(KeyboardInterrupt), _keys() as leaves, live:
+        while not stop.is_set():
+            live.update(Group(last, draw()), refresh=True)
+            if leaves(stop):
                 return
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[threading.Event], bool]]:
+    """Yield a function that waits `EVERY_S` and returns True if ``stop`` was set or q was pressed meanwhile."""
+    if not sys.stdin.isatty():
+        yield lambda stop: stop.wait(EVERY_S)
+        return
+    before = termios.tcgetattr(sys.stdin)
+
+    def leaves(stop: threading.Event) -> bool:
+        pressed, _, _ = select.select([sys.stdin], [], [], EVERY_S)
+        typed = os.read(sys.stdin.fileno(), 64) if pressed else b"none"
+        return stop.is_set() or not typed or b"q" in typed.lower()
+
+    try:
+        tty.setcbreak(sys.stdin)
+        yield leaves
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

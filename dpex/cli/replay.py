@@ -20,11 +20,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
+from dpex.autotune.law.wording import described
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.main import add_command
 from dpex.errors import TraceError
-from dpex.loader.shown import described
 from dpex.measure.readable import fine_percent, rounded
 from dpex.system.user_warnings import forgive
 

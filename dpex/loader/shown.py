@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dpex.autotune.law.wording import brought
+from dpex.autotune.law.wording import described
 from dpex.autotune.types import Decision
-from dpex.measure.readable import duration, percent, rounded
+from dpex.measure.readable import duration, percent
 
 if TYPE_CHECKING:
     from dpex.stats import LoaderStats
@@ -78,10 +78,3 @@ class DecisionList(list[Decision]):
     def _repr_html_(self) -> str:
         rows = "".join(f'<li title="{escape(one.text)}">{escape(described(one))}</li>' for one in self)
         return f"<ol>{rows}</ol>" if rows else "<p>no decisions</p>"
-
-
-def described(one: Decision) -> str:
-    """Return a decision on one line: what changed and why, what it should bring, and what it brought."""
-    expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
-    change = f"{one.new}" if one.old == one.new else f"{one.old} → {one.new}"
-    return f"{change} ({one.reason}): expected {expected}; {brought(one)}"

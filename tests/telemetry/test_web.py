@@ -85,7 +85,7 @@ def test_the_page_asks_nobody_else() -> None:
     assert "innerHTML" not in asset("page.js").decode() + asset("charts.js").decode()
 
 
-@pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/static/page.js", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/diagnosis.txt", "/static/page.js", "/nowhere"])
 def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     headers = ask(server, path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -102,6 +102,16 @@ def test_diagnoses_by_loader_and_stretch(server: Server) -> None:
     assert (recent["stretch"], recent["is_whole"]) == ("recent", True)
     assert ask(server, "/diagnosis.json?stretch=x").status == 400
     assert ask(server, "/diagnosis.json?loader=x").status == 404
+
+
+def test_the_report_in_text(server: Server) -> None:
+    answer = ask(server, "/diagnosis.txt?stretch=recent")
+    text = answer.read().decode()
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert "dpex diagnosis of" in text
+    assert "Now: " in text
+    assert ask(server, "/diagnosis.txt?stretch=x").status == 400
+    assert ask(server, "/diagnosis.txt?loader=x").status == 404
 
 
 def test_head_is_get_without_a_body(server: Server) -> None:

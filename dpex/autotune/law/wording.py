@@ -82,6 +82,13 @@ def brought(decision: Decision) -> str:
     return f"measured {_rate(outcome.rate)} with a wait of {percent(outcome.wait)}, {verdict}"
 
 
+def described(one: Decision) -> str:
+    """Return a decision on one line: what changed and why, what it should bring, and what it brought."""
+    expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
+    change = f"{one.new}" if one.old == one.new else f"{one.old} → {one.new}"
+    return f"{change} ({one.reason}): expected {expected}; {brought(one)}"
+
+
 def _reason(decision: Decision) -> str:
     known, told = decision.evidence, _WAITS[decision.signal]
     waits = f"{told} for {percent(known.get('wait', 0.0))} of the time"

@@ -1,4 +1,4 @@
-"""Frames: the activity of a loader in one second, for the page and ``dpex top``. PURE.
+"""Frames: the activity of a loader in one second, for the page. PURE.
 
 A frame is the difference of two readings. It holds seconds and counts, not shares, so that frames add up to any stretch
 of time.

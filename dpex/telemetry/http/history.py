@@ -1,4 +1,4 @@
-"""The last ten minutes of this process's loaders and their diagnoses, as JSON for the page and ``dpex top``.
+"""The last ten minutes of this process's loaders and their diagnoses: JSON for the page, text for ``dpex top``.
 
 A daemon thread ("dpex-metrics-sampler") reads the ledgers once a second while the endpoint is up; no batch waits for
 it. Frames are encoded once, and joined for a request. One lock guards them. The sampler and the server's threads hold
@@ -23,12 +23,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import dpex
+from dpex.autotune.law.wording import described
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose import report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
+from dpex.measure.readable import percent
 from dpex.measure.sums import Sums
-from dpex.schedule.names import INLINE, REMOTE
+from dpex.schedule.names import INLINE, REMOTE, WORKER_POOLS
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -45,12 +47,17 @@ NOW_S = 5.0
 """Seconds that the figures of the present cover: those of a single second vary too much."""
 MOST_DECISIONS = 100
 """The latest decisions that are sent."""
+PRINTED_DECISIONS = 4
+"""The latest decisions that a report in text has."""
 MARK_EVERY = 5
 """Frames between marks, by which a stretch may be longer than necessary."""
 RECENT_S, NEW_S = 30.0, 10.0
 """Shortest stretch in seconds; the second if the workers changed just before it."""
 MUCH = 0.20
 """Share of waiting that counts as bad, as in XProf (openxla/xprof, input_pipeline_analysis)."""
+NO_LOADER = "No loader has been iterated yet."
+_WORDS = (("run_id", "run"), ("rank", "rank"), ("node", "machine"), ("pid", "process"))
+"""Labels of a process, and their names in text."""
 STOP_S = 2.0
 """Seconds that `HistorySampler.stop` waits; the thread usually ends within milliseconds."""
 
@@ -161,11 +168,31 @@ class LoaderHistory:
 
     def state(self, since: int) -> str:
         """Return the loader as JSON, with the frames after number ``since``."""
-        assert self._ledger is not None
-        assert self._before is not None
-        head = _compact(self._head(self._ledger, self._before[0], [one for one, _ in self._frames]))
+        head = _compact(self._head_now())
         texts = ",".join(text for one, text in self._frames if one["number"] > since)
         return f'{head[:-1]},"frames":[{texts}]}}'
+
+    def printed(self) -> list[str]:
+        """Return the state of the loader in lines: rates, workers and queue now, and the latest decisions."""
+        head = self._head_now()
+        now, last, changes = head["now"], self._frames[-1][0], head["decisions"][-PRINTED_DECISIONS:]
+        pools = [(name, last[f"{name}_running"], last[f"{name}_wanted"]) for name in WORKER_POOLS]
+        workers = [f"{run} {name}{f' ({want} wanted)' * (want != run)}" for name, run, want in pools if run or want]
+        none = "the training process makes the batches" if head["in_process"] else "no worker runs"
+        queue = f"{last['ready']} batches ready, prefetch {last['prefetch']}"
+        rate = now["batches_per_second"]
+        speed = (
+            "no batch is asked for" if rate is None else f"{rate:.1f} batches/s, wait {percent(now['wait_ratio'] or 0)}"
+        )
+        lines = [f"Now: {speed}; {', '.join(workers) or none}; {queue}."]
+        for one, decision in zip(changes, self._decisions[len(self._decisions) - len(changes) :], strict=True):
+            lines.append(f"  {time.strftime('%H:%M:%S', time.localtime(one['at']))}  {described(decision)}")
+        return lines
+
+    def _head_now(self) -> Mapping[str, Any]:
+        assert self._ledger is not None
+        assert self._before is not None
+        return self._head(self._ledger, self._before[0], [one for one, _ in self._frames])
 
     def _head(self, ledger: LoaderMetrics, sums: Sums, frames: Sequence[Frame]) -> Mapping[str, Any]:
         now = summary(latest(frames, NOW_S))
@@ -307,6 +334,14 @@ class HistorySampler:
         if name is not None and name not in known:
             return None
         return [self._diagnosed(one, known[one], stretch) for one in known if name in (None, one)]
+
+    def text(self, found: Iterable[TimedDiagnosis]) -> str:
+        """Return the process and the reports in text, each with the state of its loader."""
+        with self._lock:
+            states = {name: history.printed() for name, history in self._histories.items()}
+        named = [f"{word} {self._process[label]}" for label, word in _WORDS if self._process.get(label)]
+        reports = [[str(one.diagnosis), *states.get(one.name, ())] for one in found]
+        return "\n".join([", ".join(named), *(line for one in reports or [[NO_LOADER]] for line in ("", *one))]) + "\n"
 
     def _diagnosed(self, name: str, history: LoaderHistory, stretch: Stretch) -> TimedDiagnosis:
         case = history.case

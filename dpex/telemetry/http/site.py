@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from dpex.system.user_warnings import is_first
-from dpex.telemetry.http.history import STRETCHES, HistorySampler
+from dpex.telemetry.http.history import STRETCHES, HistorySampler, TimedDiagnosis
 from dpex.telemetry.http.server import Answer, Request
 
 logger = logging.getLogger("dpex")
@@ -117,6 +117,7 @@ class Site:
             "/metrics": self._metrics,
             "/api/state": self._state,
             "/diagnosis.json": self._diagnoses,
+            "/diagnosis.txt": self._reports,
         }
 
     def __call__(self, request: Request) -> Answer:
@@ -128,7 +129,7 @@ class Site:
             name = PAGE[request.path]
             return _made(KINDS[name.rpartition(".")[2]], asset(name))
         if request.path not in self._routes:
-            return _error(HTTPStatus.NOT_FOUND, "there is /, /metrics, /diagnosis.json and /api/state")
+            return _error(HTTPStatus.NOT_FOUND, "there is /, /metrics, /diagnosis.txt, /diagnosis.json and /api/state")
         return self._routes[request.path](request)
 
     def _misdirected(self, host: str | None) -> Answer:
@@ -160,6 +161,18 @@ class Site:
         return _made(KINDS["json"], self._sampler.state(int(since)))
 
     def _diagnoses(self, request: Request) -> Answer:
+        found = self._found(request)
+        if isinstance(found, Answer):
+            return found
+        answer = {"version": DIAGNOSES_VERSION, "loaders": [one.as_data() for one in found]}
+        return _made(KINDS["json"], json.dumps(answer, allow_nan=False).encode())
+
+    def _reports(self, request: Request) -> Answer:
+        found = self._found(request)
+        return found if isinstance(found, Answer) else _made(KINDS["txt"], self._sampler.text(found).encode())
+
+    def _found(self, request: Request) -> list[TimedDiagnosis] | Answer:
+        """Return the diagnoses that are asked for, or the error of a wrong query."""
         query = parse_qs(request.query)
         stretch = query.get("stretch", ["run"])[-1]
         if stretch not in STRETCHES:
@@ -167,8 +180,7 @@ class Site:
         found = self._sampler.diagnoses(query.get("loader", [None])[-1], stretch)
         if found is None:
             return _error(HTTPStatus.NOT_FOUND, "loader: no loader of that name has been iterated in this process")
-        told = {"version": DIAGNOSES_VERSION, "loaders": [one.as_data() for one in found]}
-        return _made(KINDS["json"], json.dumps(told, allow_nan=False).encode())
+        return found
 
 
 def _made(kind: str, body: bytes) -> Answer:

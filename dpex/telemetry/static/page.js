@@ -230,11 +230,13 @@ async function diagnose() {
   const loader = seen.chosen;
   const stretch = document.querySelector("[name=stretch]:checked").value;
   if (!loader || seen.loaders.get(loader).state === "empty") return;
+  diagnosedAt = performance.now();
   try {
     const answer = await fetch(`/diagnosis.json?${new URLSearchParams({ loader, stretch })}`, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
     if (!answer.ok) return;
     const [one] = (await answer.json()).loaders;
     if (number === asked) showDiagnosis(one);
+    if (one.level === "early" && seen.loaders.get(loader)?.state === "running") diagnosedAt = -DIAGNOSED_MS;
   } catch { /* the next turn says that nobody answers */ }
 }
 
@@ -268,12 +270,7 @@ async function turn() {
   if (before && before !== seen.session) return turn(); // another process: ask for all it has
   linked(true);
   show(latest);
-  if (!document.hidden && performance.now() - diagnosedAt >= DIAGNOSED_MS) diagnoseNow();
-}
-
-function diagnoseNow() {
-  diagnosedAt = performance.now();
-  diagnose();
+  if (!document.hidden && performance.now() - diagnosedAt >= DIAGNOSED_MS) diagnose();
 }
 
 async function forever() {
@@ -282,7 +279,7 @@ async function forever() {
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden) turn(); });
-$("loader").addEventListener("change", (event) => { seen.chosen = event.target.value; show(latest); diagnoseNow(); });
-for (const input of document.querySelectorAll("[name=stretch]")) input.addEventListener("change", diagnoseNow);
+$("loader").addEventListener("change", (event) => { seen.chosen = event.target.value; show(latest); diagnose(); });
+for (const input of document.querySelectorAll("[name=stretch]")) input.addEventListener("change", diagnose);
 for (const input of document.querySelectorAll("[name=range]")) input.addEventListener("change", () => latest && show(latest));
 forever();

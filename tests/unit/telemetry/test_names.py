@@ -17,7 +17,7 @@ from waiting import until
 from dpex import DpexDataLoader
 from dpex.autotune.runtime.trace_file import TraceFile
 from dpex.autotune.trace import line
-from dpex.cli.top import ProcessWatch, asking, screen
+from dpex.cli.top import fetching, reports, screen
 from dpex.schedule.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter
@@ -91,9 +91,8 @@ def test_a_diagnosis_can_be_printed_and_written(tmp_path: Path) -> None:
 
 
 def test_the_terminal(url: str, tmp_path: Path) -> None:
-    watch, out = ProcessWatch([url], [tmp_path], asking(None)), StringIO()
-    watch.turn()
-    Console(file=out, width=200).print(screen(list(watch.watched.values()), "/place"))
+    out = StringIO()
+    Console(file=out, width=200).print(screen(reports([url], [tmp_path], fetching(None)), "/place"))
     text = out.getvalue()
     text.encode()
     assert r"run-\udcff" in text
