@@ -85,7 +85,7 @@ def test_the_page_asks_nobody_else() -> None:
     assert "innerHTML" not in asset("page.js").decode() + asset("charts.js").decode()
 
 
-@pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/diagnosis.txt", "/static/page.js", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/diagnosis.txt", "/static/page.js", "/no"])
 def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     headers = ask(server, path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
