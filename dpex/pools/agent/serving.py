@@ -26,7 +26,6 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,17 +71,6 @@ _PER_S = 1_000_000
 """The kernel counts microseconds."""
 
 
-class AgentPool(LocalPool):
-    """A local pool whose results are handed on undecoded, as the workers sent them."""
-
-    def __init__(self, forward: Callable[..., None], order: PoolOrder) -> None:
-        self._forward = forward
-        super().__init__(ForkStarter(partial(open_plan, order)), shared_queue=order.shared_queue, first_workers=0)
-
-    def _result(self, worker: LocalWorkerHandle, epoch: int, number: int, *rest: Any) -> None:
-        self._forward(worker, epoch, number, *rest, is_wanted=epoch == self._epoch)
-
-
 class Agent:
     """Serves a trainer, one pool after the other, until the connection or the guardian ends.
 
@@ -98,7 +86,7 @@ class Agent:
         self._writer = FrameWriter(connection)
         self._traffic = TrafficMeter(connection)
         self._delay = DelayMeter()
-        self._pool: AgentPool | None = None
+        self._pool: LocalPool | None = None
         self._number = 0
         self._wanted = 0
         self._compresses = False
@@ -149,7 +137,9 @@ class Agent:
     def _do_open(self, number: int, order: tuple[Any, ...]) -> None:
         self._do_close(0.0)
         asked = PoolOrder(*order)
-        self._pool, self._number = AgentPool(self._take, asked), number
+        starter = ForkStarter(partial(open_plan, asked))
+        self._pool = LocalPool(starter, shared_queue=asked.shared_queue, first_workers=0, on_result=self._take)
+        self._number = number
         self._compresses = asked.compression is not None and can_compress()
         if asked.compression and not self._compresses and not self._has_warned:
             self._has_warned = True
@@ -181,7 +171,7 @@ class Agent:
         self._open_pool.new_epoch(epoch)
 
     @property
-    def _open_pool(self) -> AgentPool:
+    def _open_pool(self) -> LocalPool:
         assert self._pool is not None, "a request before the pool was opened"
         return self._pool
 
@@ -239,12 +229,11 @@ class Agent:
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
 
-    def _take(self, worker: LocalWorkerHandle, *result: Any, is_wanted: bool) -> None:
+    def _take(
+        self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, times: tuple[Any, ...]
+    ) -> None:
         """Keep a result, and lease the slots that it lies in until they have been sent."""
-        epoch, number, kind, node, times = result
         leased = slots_of(node, worker.lease) if node is not None else {}
-        if not is_wanted:
-            return
         places = []
         for (segment, slot), base in leased.items():
             places.append((segment, slot, len(self._buffers)))

@@ -85,6 +85,9 @@ class LocalPool:
         starter: Starts the processes of the workers.
         shared_queue: True if any worker takes any ticket, from one queue.
         first_workers: Workers to start with.
+        on_result: Receives each result of the present epoch as its worker sent it, in place of the event `TicketMade`:
+            the worker, epoch, number, kind, node, and the fields of the `BatchTimes`. It leases the slots that it keeps
+            (`slots_of`). This pool counts no times then.
         former: The pool that this one succeeds: its source of processes goes on.
     """
 
@@ -93,7 +96,13 @@ class LocalPool:
     """The class of this pool's workers."""
 
     def __init__(
-        self, starter: TemplateStarter, *, shared_queue: bool, first_workers: int, former: LocalPool | None = None
+        self,
+        starter: TemplateStarter,
+        *,
+        shared_queue: bool,
+        first_workers: int,
+        on_result: Callable[..., None] | None = None,
+        former: LocalPool | None = None,
     ) -> None:
         self.counts = PoolCounts()
         self.times = PoolTimes()
@@ -119,6 +128,7 @@ class LocalPool:
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._starter: Any = starter
+        self._on_result = on_result
         self._epoll = select.epoll()
         self._board = Board()
         self._queue = TicketQueue() if shared_queue else None
@@ -372,14 +382,18 @@ class LocalPool:
     def _result(
         self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, fields: tuple[Any, ...]
     ) -> None:
-        """Count a result and append its event. ``fields``: of its `BatchTimes`."""
-        times = batch_times(fields)
-        self.times.count(times)
-        if epoch == self._epoch:
+        """Hand on a result. ``fields``: of its `BatchTimes`."""
+        if self._on_result is None:
+            times = batch_times(fields)
+            self.times.count(times)
+        if epoch < self._epoch:
+            if kind != END:
+                slots_of(node, worker.lease)  # they go back at once
+        elif self._on_result is None:
             value = Result(worker, kind, node)
             self._events.append(ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times)))
-        elif kind != END:
-            slots_of(node, worker.lease)  # its epoch is over: its slots go back at once
+        else:
+            self._on_result(worker, epoch, number, kind, node, fields)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -575,7 +589,13 @@ class LocalPool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shared_queue = self._queue is not None
-        pool = type(self)(self._starter, shared_queue=shared_queue, first_workers=workers, former=self)
+        pool = LocalPool(
+            self._starter,
+            shared_queue=shared_queue,
+            first_workers=workers,
+            on_result=self._on_result,
+            former=self,
+        )
         self._starter = None
         self._closed = True
         self._release_resources()

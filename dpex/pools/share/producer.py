@@ -123,9 +123,9 @@ class ProducerPool(LocalPool):
 
     def __init__(self, starter: TemplateStarter) -> None:
         self.made: deque[tuple[Key, MadeBatch]] = deque()
-        super().__init__(starter, shared_queue=True, first_workers=0)
+        super().__init__(starter, shared_queue=True, first_workers=0, on_result=self._keep)
 
-    def _result(self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, *rest: Any) -> None:
+    def _keep(self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, *rest: Any) -> None:
         assert isinstance(worker, SharingHandle)
         key = epoch, number
         self.made.append((key, MadeBatch(worker, key, kind, node, rest)))
