@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ from benchmarks.network.links import Network
 from dpex.autotune.types import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.connection import AdmissionServer, link_over, wake_nobody
-from dpex.pools.agent.pool import NodeNews, RemotePool
+from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool, order_of
 from dpex.pools.agent.serving import ShippedContents
 from dpex.pools.factory import PoolFactory
 from dpex.pools.ray import room as cluster_room
@@ -28,7 +29,7 @@ from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
 
 
-class ProcessNodes:
+class ProcessNodes(Nodes):
     """Implements `dpex.pools.agent.pool.Nodes`.
 
     Args:
@@ -76,6 +77,10 @@ class ProcessNodes:
     def begin(self, wake: Callable[[], None]) -> None:
         """See `Nodes.begin`."""
         self._wake = wake
+        self._news.clear()
+        for agent in list(self.processes):
+            self._end(agent)
+            self._start(agent)
 
     def want(self, workers: int) -> None:
         """See `Nodes.want`: the first nodes come first."""
@@ -118,10 +123,14 @@ class ProcessNodes:
     def close(self) -> None:
         """End the agents."""
         self.server.close()
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        for agent in list(self.processes):
+            self._end(agent)
         os.close(self.fd)
+
+    def _end(self, agent: int) -> None:
+        process = self.processes.pop(agent)
+        process.kill()
+        process.wait()
 
 
 class Room:
@@ -156,9 +165,8 @@ def agents_in(
         enter = [Network.enter(one) for one in namespaces]
         nodes = ProcessNodes(setup, [workers] * len(namespaces), "0.0.0.0", reached_at, enter)
         nodes.path = [*look_in, *nodes.path]
-        return RemotePool(
-            nodes, shared_queue=shared_queue, first_workers=count, probes=True, compression=self.compression
-        )
+        order = partial(order_of, shared_queue=shared_queue, probes=True, compression=self.compression)
+        return RemotePool(nodes, order, first_workers=count)
 
     Room.most = workers * len(namespaces)
     with (

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import warnings
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,7 +20,7 @@ from benchmarks.network.nodes import ProcessNodes
 from dpex import DpexDataLoader
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import ClusterConfig
-from dpex.pools.agent.pool import NodeNews, RemotePool
+from dpex.pools.agent.pool import NodeNews, RemotePool, order_of
 from dpex.pools.factory import PoolFactory
 from dpex.telemetry.loader_metrics import readings_of
 
@@ -38,13 +39,8 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def make(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
         if name == "remote":
-            return RemotePool(
-                ProcessNodes(setup, rooms),
-                shared_queue=shared_queue,
-                first_workers=count,
-                probes=True,
-                compression=self.compression,
-            )
+            order = partial(order_of, shared_queue=shared_queue, probes=True, compression=self.compression)
+            return RemotePool(ProcessNodes(setup, rooms), order, first_workers=count)
         return local(self, name, count, setup, shared_queue)
 
     monkeypatch.setattr(PoolFactory, "__call__", make)
@@ -151,12 +147,17 @@ def test_an_interrupt_while_results_are_read_loses_no_batch(monkeypatch: pytest.
     monkeypatch.setattr(RemotePool, "_made", breaks)
     with remote(Augmented(120), num_workers=3, seeding="batch") as loader, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        iterator, got, interrupted = iter(loader), [], 0
+        iterator: Any = iter(loader)
+        got: list[torch.Tensor] = []
+        pool, interrupted = iterator._engine.pool("remote"), 0
         while len(got) < len(loader):
             try:
                 got.append(next(iterator))
             except KeyboardInterrupt:
                 interrupted += 1
+        renewed = iterator._engine.pool("remote")
+        assert renewed is not pool
+        assert renewed._nodes is pool._nodes
     assert interrupted == 1
     assert_same(
         torch.cat(got), torch.cat(list(DpexDataLoader(Augmented(120), seeding="batch", generator=seeded(), **SHAPE)))

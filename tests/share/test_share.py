@@ -20,7 +20,7 @@ from waiting import until
 
 from dpex import DpexDataLoader, OptionError, ShareError, WorkerDiedError
 from dpex.options import WorkerConfig
-from dpex.pools.share import opening, pool
+from dpex.pools.share import nodes, opening
 from dpex.pools.share.meeting import MeetingPlace
 from dpex.pools.share.opening import Share
 
@@ -253,14 +253,14 @@ def test_interrupt_in_the_middle_of_a_message_loses_nothing(
     notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a signal handler's exception would, where it hurts most."""
-    copied, interrupts = pool.copied, iter([False, False, True])
+    copied, interrupts = nodes.copied, iter([False, False, True])
 
     def breaks(*places: Any) -> Any:
         if next(interrupts, False):
             raise KeyboardInterrupt
         return copied(*places)
 
-    monkeypatch.setattr(pool, "copied", breaks)
+    monkeypatch.setattr(nodes, "copied", breaks)
     with loader_of(Noted(notes)) as loader:
         batches, got, interrupted = iter(loader), [], 0
         while len(got) < BATCHES:
@@ -270,6 +270,7 @@ def test_interrupt_in_the_middle_of_a_message_loses_nothing(
                 interrupted += 1
     assert interrupted == 1
     assert got == _expected(tmp_path)
+    assert len({note.template for note in notes_in(notes)}) == 1  # the producer went on
 
 
 def test_training_without_a_producer_says_why(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +290,7 @@ def test_training_that_can_read_no_batch_says_why(notes: Path, monkeypatch: pyte
     def refuses(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "not permitted here")
 
-    monkeypatch.setattr(pool, "copied", refuses)
+    monkeypatch.setattr(nodes, "copied", refuses)
     with (
         loader_of(Noted(notes)) as loader,
         pytest.warns(match="could not be read: .*not permitted here"),

@@ -17,7 +17,7 @@ import pickle
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,12 +25,12 @@ from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
 from dpex.pools.base import PoolCounts
+from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import Result
 from dpex.pools.local.worker_process import END
 from dpex.schedule.events import (
     Notice,
     PoolEvent,
-    Snapshot,
     TicketMade,
     WorkerGone,
     WorkerUp,
@@ -56,6 +56,8 @@ class NodeNews(NamedTuple):
     many workers it may have has changed. "lost": it has ended; ``why``. "failed": no worker can be had at present, or
     ``for_good``; ``why``, "" where they can again. "notice": a message for people; a ``warning`` or a line in the log.
     "left alone": the node at ``place`` gets no workers for a while; ``why``, "" where it may again.
+
+    An agent without a ``place`` is a process of this machine that serves other trainings, too.
     """
 
     kind: Literal["ready", "room", "lost", "failed", "notice", "left alone"]
@@ -68,11 +70,46 @@ class NodeNews(NamedTuple):
     for_good: bool = False
 
 
+class Report(NamedTuple):
+    """The contents of a frame from an agent; see `dpex.pools.agent.serving`.
+
+    Attributes:
+        pool: The number of the pool that it is about.
+        results: Worker, epoch, number, kind, node, fields of the `BatchTimes`, places in ``buffers``, and the seconds
+            that the agent had the ticket, of each batch.
+        events: Events of the pool there, as plain tuples.
+        failed: The reason why the agent cannot serve, or None.
+        delay: Seconds that workers wait for a CPU for each second on one, or None.
+        traffic: Fields of `LinkSums`, or None.
+        buffers: The slots of the results.
+        shared: The number of results that another training received before.
+    """
+
+    pool: int
+    results: list[tuple[Any, ...]]
+    events: list[tuple[Any, ...]]
+    failed: str | None
+    delay: float | None
+    traffic: dict[str, Any] | None
+    buffers: list[Any]
+    shared: int = 0
+
+
 class Nodes(Protocol):
-    """A source of agents. All calls come from the thread that drives the epoch, and none of them waits."""
+    """A source of agents. All calls come from the thread that drives the epoch, and none of them waits.
+
+    Attributes:
+        handles: The workers, where they are processes of this machine.
+    """
+
+    handles: Sequence[ProcessHandle] = ()
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """Serve a pool; ``wake`` is called, from any thread, when there is news."""
+        """Serve a pool from now on; ``wake`` is called, from any thread, when there is news.
+
+        If another pool is served now, an exception broke off a change of it. Its agents are cut off, and others start
+        in their place; the room stays reserved.
+        """
 
     def want(self, workers: int) -> None:
         """Reserve room for that many workers in all. Of more, those without a place go at once, and others once their
@@ -92,6 +129,11 @@ class Nodes(Protocol):
 
     def news(self) -> list[NodeNews]:
         """Return what happened since the last call."""
+
+    def report(self, link: AgentLink, arrived: Arrived) -> Report:
+        """Return the contents of a frame that arrived over ``link``."""
+        _, pool, results, events, failed, delay, traffic = arrived.header
+        return Report(pool, results, events, failed, delay, traffic, arrived.buffers)
 
     def close(self) -> None:
         """Note that the pool needs no agent any more. Idempotent."""
@@ -135,6 +177,23 @@ class AgentHandle:
     def at_work(self) -> int:
         """Return the workers that have something to do, at most."""
         return min(len(self.up), len(self.held))
+
+    @property
+    def serving(self) -> int:
+        """The number of workers that serve and are to stay."""
+        return min(len(self.up), self.room)
+
+    @property
+    def running(self) -> int:
+        """The number of workers that serve this training: those beyond the room of a shared process serve others."""
+        return len(self.up) if self.place else self.serving
+
+    @property
+    def name(self) -> str:
+        """A name for people."""
+        if self.place:
+            return f"the agent on node {self.place}, which keeps its workers,"
+        return "the process that makes the batches of a share"
 
     @property
     def must_shrink(self) -> bool:
@@ -197,33 +256,22 @@ class RemotePool:
 
     Args:
         nodes: Where agents come from.
-        shared_queue: Any worker makes any ticket.
+        order: Returns the order for an agent, which opens what lies at a path on its node; see `order_of`.
         first_workers: Workers that are wanted from the start.
-        probes: A node's dataset is tried with index 0 before it serves.
-        compression: How batches are compressed for the network: "zstd", or None.
+        name: The name of the pool.
     """
 
-    name: str = REMOTE
-    _lost = "the agent on node {place}, which keeps its workers, is lost: {why}"
-
     def __init__(
-        self,
-        nodes: Nodes,
-        *,
-        shared_queue: bool,
-        first_workers: int,
-        probes: bool = False,
-        compression: str | None = None,
+        self, nodes: Nodes, order: Callable[[str], tuple[Any, ...]], *, first_workers: int, name: str = REMOTE
     ) -> None:
+        self.name = name
         self.counts = PoolCounts()
         self.times = PoolTimes()
         self.failed: str | None = None
         self.crashes = 0
         self._is_hopeless = False
         self._nodes = nodes
-        self._shared = shared_queue
-        self._compression = compression
-        self._probes = probes
+        self._order = order
         self._number = next(_pools)
         self._agents: dict[int, AgentHandle] = {}
         self._events: deque[PoolEvent] = deque()
@@ -234,8 +282,17 @@ class RemotePool:
         self._wake_lock = threading.Lock()
         self._epoll = select.epoll()
         self._epoll.register(self._woken, select.EPOLLIN)
-        nodes.begin(self.wake)
-        self.resize(first_workers)
+        try:
+            nodes.begin(self.wake)
+            self.resize(first_workers)
+        except BaseException:
+            self._release_resources()
+            raise
+
+    @property
+    def handles(self) -> Sequence[ProcessHandle]:
+        """The workers, where they are processes of this machine."""
+        return self._nodes.handles
 
     def wake(self) -> None:
         """Make `descriptors` readable; from any thread."""
@@ -266,7 +323,7 @@ class RemotePool:
             elif news.kind == "left alone":
                 self.counts.leave_alone(news.place, news.why)
             elif news.kind == "failed":
-                self._fail(news.why, news.for_good)
+                self.failed, self._is_hopeless = news.why or None, news.for_good
             elif (agent := self._agents.get(news.agent)) is not None:
                 if news.kind == "room":
                     self._send_room(agent)
@@ -279,12 +336,9 @@ class RemotePool:
         assert link is not None
         link.wake = self.wake
         agent = self._agents[news.agent] = AgentHandle(number=news.agent, place=place, link=link)
-        self._put(agent, "open", self._number, self._order(news))
+        self._put(agent, "open", self._number, self._order(news.path))
         self._put(agent, "epoch", self._epoch)
         self._send_room(agent)
-
-    def _order(self, news: NodeNews) -> tuple[Any, ...]:
-        return self._shared, news.path, codec_signature(), self._probes, self._compression
 
     def _send_room(self, agent: AgentHandle) -> None:
         """Let an agent know how many workers it may have; it keeps up that number by itself."""
@@ -292,11 +346,6 @@ class RemotePool:
         if room != agent.room:
             agent.room = room
             self._put(agent, "resize", room)
-
-    def _fail(self, why: str, for_good: bool) -> None:
-        if why and self.failed is None:
-            self._events.append(Notice(f"no worker can run on the cluster: {why}"))
-        self.failed, self._is_hopeless = why or None, for_good
 
     def _put(self, agent: AgentHandle, *header: Any) -> None:
         if not agent.link.put(*header):
@@ -313,7 +362,7 @@ class RemotePool:
 
     def _count(self) -> None:
         counts = self.counts
-        counts.running = sum(len(agent.up) for agent in self._agents.values())
+        counts.running = sum(agent.running for agent in self._agents.values())
         counts.requested = counts.running if self._is_hopeless else max(counts.running, counts.wanted)
 
     # -- tickets -------------------------------------------------------------------------------------------------
@@ -345,8 +394,7 @@ class RemotePool:
         """Return the agent with the fewest open messages for each worker; None if all have `REMOTE_WINDOW`."""
         best, best_load = None, float(REMOTE_WINDOW)
         for agent in self._agents.values():
-            serving = min(len(agent.up), agent.room)
-            if serving > 0 and (load := len(agent.messages) / serving) < best_load:
+            if agent.serving > 0 and (load := len(agent.messages) / agent.serving) < best_load:
                 best, best_load = agent, load
         return best
 
@@ -402,36 +450,37 @@ class RemotePool:
             self._watch(agent)
 
     def _take_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
-        """Take in a frame of an agent of another machine; see `dpex.pools.agent.serving`."""
-        _, pool, results, events, failed, delay, traffic = arrived.header
-        if pool != self._number:
+        """Take in a frame of an agent."""
+        report = self._nodes.report(agent.link, arrived)
+        if report.pool != self._number:
             return  # that is the pool before this one, which was closed
-        if results:
-            self._made(agent, results, arrived, delay)
-        if traffic is not None:
-            counts = LinkSums(**traffic)
+        if report.results:
+            self._made(agent, report, arrived.at)
+        if report.traffic is not None:
+            counts = LinkSums(**report.traffic)
             self._add(agent, counts, links=1, round_trip_s=counts.round_trip_s)
-        for event in events:
+        for event in report.events:
             self._take(agent, event_of(*event))
-        if failed is not None and agent.number in self._agents:
-            self._set_aside(agent, failed)
+        if report.failed is not None and agent.number in self._agents:
+            self._set_aside(agent, report.failed)
 
-    def _made(self, agent: AgentHandle, results: list[Any], arrived: Arrived, delay: float | None) -> None:
+    def _made(self, agent: AgentHandle, report: Report, at: float) -> None:
         self.crashes = 0
+        self.times.shared += report.shared
         busy_s = cpu_all_s = 0.0
         first = agent.number * WORKERS_AN_AGENT
-        for worker, epoch, number, kind, node, fields, places, here_s in results:
+        for worker, epoch, number, kind, node, fields, places, here_s in report.results:
             times = batch_times(fields)
             if epoch == self._epoch:
-                transit_s = agent.answered(number, here_s, arrived.at)
-                times = times._replace(transit_s=transit_s, ended_at=arrived.at)
-                slots = {(segment, slot): arrived.buffers[which] for segment, slot, which in places}
+                transit_s = agent.answered(number, here_s, at)
+                times = times._replace(transit_s=transit_s, ended_at=at)
+                slots = {(segment, slot): report.buffers[which] for segment, slot, which in places}
                 value = Result(ArrivedSlots(slots), kind, node)
                 self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))
             self.times.count(times)
             busy_s, cpu_all_s = busy_s + times.busy_s, cpu_all_s + times.cpu_s
-        agent.answered_at = arrived.at
-        self._add(agent, node_sums(busy_s, cpu_all_s, len(results), delay))
+        agent.answered_at = at
+        self._add(agent, node_sums(busy_s, cpu_all_s, len(report.results), report.delay))
 
     def _take(self, agent: AgentHandle, event: PoolEvent) -> None:
         """Take in an event of an agent's pool, and pass it on with this pool's numbers of workers."""
@@ -444,10 +493,8 @@ class RemotePool:
                 event = WorkerUp(self.name, first + worker)
             case WorkerGone():
                 event = self._gone(agent, event)
-            case Notice():
+            case Notice() if agent.place:
                 event = replace(event, text=f"node {agent.place}: {event.text}")
-            case Snapshot():
-                pass
         self._events.append(event)
 
     def _gone(self, agent: AgentHandle, event: WorkerGone) -> WorkerGone:
@@ -461,13 +508,14 @@ class RemotePool:
         self._nodes.runs(agent.number, len(agent.up))
         self.crashes += not event.expected
         number = agent.number * WORKERS_AN_AGENT + worker if worker >= 0 else -1
-        why = event.why if event.expected else f"on node {agent.place}: {event.why}"
+        why = f"on node {agent.place}: {event.why}" if agent.place and not event.expected else event.why
         return replace(event, pool=self.name, worker=number, lost=lost, why=why)
 
     def _add(self, agent: AgentHandle, more: LinkSums | NodeStats, **levels: Any) -> None:
-        """Add to the sums of an agent's machine."""
-        known = self.times.nodes.get(agent.place, NodeStats()).plus(more)
-        self.times.nodes[agent.place] = replace(known, **levels)
+        """Add to the sums of an agent's machine, if it is another one than this."""
+        if agent.place:
+            known = self.times.nodes.get(agent.place, NodeStats()).plus(more)
+            self.times.nodes[agent.place] = replace(known, **levels)
 
     # -- losses --------------------------------------------------------------------------------------------------
 
@@ -484,7 +532,7 @@ class RemotePool:
         lost = tuple(agent.held)
         if agent.place in self.times.nodes:
             self._add(agent, NodeStats(), links=0)
-        text = self._lost.format(place=agent.place, why=why)
+        text = f"{agent.name} is lost: {why}"
         workers = [agent.number * WORKERS_AN_AGENT + worker for worker in sorted(agent.up)]
         self.crashes += bool(workers)
         if lost and not workers:
@@ -497,21 +545,49 @@ class RemotePool:
 
     # -- closing -------------------------------------------------------------------------------------------------
 
+    def successor(self, workers: int) -> RemotePool | None:
+        """End all workers, and return a pool with others in their place. None: there must be a new pool.
+
+        The nodes and the room on them stay. This pool may be in any state, as an exception broke off a change of it.
+        """
+        if self._closed or self._is_hopeless:
+            return None
+        for agent in self._agents.values():
+            agent.link.wake = wake_nobody
+        pool = RemotePool(self._nodes, self._order, first_workers=workers, name=self.name)
+        self._release_resources()
+        return pool
+
     def close(self, grace_s: float = 5.0) -> None:
         """See `WorkerPool.close`."""
         if self._closed:
             return
+        for agent in self._agents.values():
+            agent.link.wake = wake_nobody
+            agent.link.put("close", grace_s)
+        self._release_resources()
+        self._nodes.close()
+
+    def _release_resources(self) -> None:
         with self._wake_lock:
             self._closed = True
             os.close(self._woken)
         self._epoll.close()
-        for agent in self._agents.values():
-            agent.link.wake = wake_nobody
-            agent.link.put("close", grace_s)
-        self._nodes.close()
         self._agents.clear()
         self._events.clear()
         self.counts = PoolCounts()
+
+
+def order_of(path: str, *, shared_queue: bool, probes: bool = False, compression: str | None = None) -> tuple[Any, ...]:
+    """Return the fields of a `PoolOrder` for the dataset at ``path``.
+
+    Args:
+        path: The shipped file on the node.
+        shared_queue: Any worker makes any ticket.
+        probes: The dataset is tried with index 0 before the node serves.
+        compression: How batches are compressed for the network: "zstd", or None.
+    """
+    return shared_queue, path, codec_signature(), probes, compression
 
 
 def _packed(tickets: list[tuple[int, Any]]) -> bytes:

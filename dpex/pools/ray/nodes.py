@@ -19,15 +19,15 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from dpex.errors import ClusterError
 from dpex.pools.agent.connection import AdmissionServer, AgentLink, link_over
-from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool
+from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool, order_of
 from dpex.pools.agent.serving import ShippedContents
 from dpex.pools.ray.cluster import (
     PARKED_S,
@@ -96,9 +96,14 @@ class GuardedNode:
 
 
 def ray_pool(
-    setup: WorkerSetup, head_address: str, ray_remote_args: Mapping[str, Any] | None, **options: Any
+    setup: WorkerSetup,
+    head_address: str,
+    ray_remote_args: Mapping[str, Any] | None,
+    *,
+    first_workers: int,
+    **options: Any,
 ) -> RemotePool:
-    """Return a pool of workers on a Ray cluster; ``options`` are those of `RemotePool`.
+    """Return a pool of workers on a Ray cluster; ``options`` are those of `order_of`.
 
     Its agents are parked for the next pool when it is closed, while the cluster is in use.
 
@@ -120,7 +125,7 @@ def ray_pool(
         raise
     try:
         nodes.ship(kind, refs)
-        return RemotePool(nodes, **options)
+        return RemotePool(nodes, partial(order_of, **options), first_workers=first_workers)
     except BaseException:
         nodes.close()
         raise
@@ -333,15 +338,20 @@ class RayNodes(Nodes):
 
     def _fail(self, why: str, *, for_good: bool = False) -> None:
         if why != self._failed:
+            if not self._failed:
+                self._notice(f"no worker can run on the cluster: {why}")
             self._failed = why
             self._report(NodeNews("failed", why=why, for_good=for_good))
 
     # -- a pool comes and goes -----------------------------------------------------------------------------------
 
     def _begin(self, news: deque[NodeNews], wake: Callable[[], None]) -> None:
-        self._told = news, wake
+        is_renewal, self._told = self._told is not None, (news, wake)
         self._parked_at, self._failed, self._looked_at = None, "", -math.inf
         self._avoided = {}
+        if is_renewal:
+            for node in list(self._nodes.values()):
+                self._replace_agent(node)
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
             node.is_open, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)
@@ -370,21 +380,39 @@ class RayNodes(Nodes):
 
     def _new_node(self, name: str) -> None:
         """Start a guardian, and by that an agent, where room was reserved."""
-        number, self._next_number = self._next_number, self._next_number + 1
-        node = self._nodes[name] = self._numbers[number] = GuardedNode(name, guardian(name, self._options), number)
+        node = GuardedNode(name, guardian(name, self._options), 0)
+        self._register(node)
+        self._start_agent(node)
+        self._ship(node)
 
+    def _replace_agent(self, former: GuardedNode) -> None:
+        """Have a guardian end its agent, and start another one for the same dataset."""
+        del self._numbers[former.number]
+        if former.link is not None:
+            former.link.close()
+        node = replace(former, link=None, is_open=False, room=-1, runs=0, place="")
+        self._register(node)
+        self._ask(node, node.guardian.stop.remote(former.number), lambda _: self._start_agent(node))
+        if not node.path:
+            self._ship(node)
+
+    def _register(self, node: GuardedNode) -> None:
+        """Give a node's agent a number of its own. Answers for the agent before it are ignored from now on."""
+        node.number, self._next_number = self._next_number, self._next_number + 1
+        self._nodes[node.node] = self._numbers[node.number] = node
+
+    def _start_agent(self, node: GuardedNode) -> None:
         def started(answer: tuple[str, int, str]) -> None:
             node.place, node.pid, why = answer
             if why:
                 text = f"node {node.place} is set aside: {why}"
                 self._notice(text)
-                self._set_aside(number, text, self._kind)
+                self._set_aside(node.number, text, self._kind)
                 return
-            self._ask(node, node.guardian.watch.remote(), lambda end: self._agent_ended(node, *end))
+            self._ask(node, node.guardian.watch.remote(node.number), lambda end: self._agent_ended(node, *end))
             self._report_if_ready(node)
 
-        self._ask(node, node.guardian.start.remote(tuple(self._server.address_of(number))), started)
-        self._ship(node)
+        self._ask(node, node.guardian.start.remote(tuple(self._server.address_of(node.number))), started)
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
@@ -452,7 +480,7 @@ class RayNodes(Nodes):
 
     def _cut_off(self, agent: int) -> None:
         if (node := self._numbers.get(agent)) is not None:
-            node.guardian.stop.remote()
+            node.guardian.stop.remote(agent)
 
 
 # -- guardians ---------------------------------------------------------------------------------------------------------
@@ -502,8 +530,8 @@ def local_class() -> Any:
 
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
             self._lock = threading.Lock()
-            self._process: Any = None
-            self._report = -1
+            self._agents: dict[int, tuple[Any, int]] = {}
+            """The process of each agent, and a pipe for the reason of its end."""
             self._shipped: dict[int, int] = {}
             self._forgotten: set[int] = set()
 
@@ -536,7 +564,7 @@ def local_class() -> Any:
                     os.close(fd)
 
         def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
-            """Start the agent's process, which connects to the trainer at that address (`TrainerAddress`). Return
+            """Start an agent's process, which connects to the trainer at that address (`TrainerAddress`). Return
             the node's name for people, this process's number, and why the agent cannot be started, or ""."""
             import os
             import pickle
@@ -552,15 +580,16 @@ def local_class() -> Any:
             except Exception as error:
                 return *me, f"dpex cannot be imported there: {type(error).__name__}: {error}"
             read, write = os.pipe()
-            self._report, report = os.pipe()
+            reason, report = os.pipe()
             code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.connection import main; main({})"
             path = [entry for entry in sys.path if isinstance(entry, str)]
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     [sys.executable, "-c", code.format(path, read)],
                     pass_fds=[read, report],
                     stdin=subprocess.DEVNULL,
                 )
+                self._agents[address[-1]] = process, reason
                 with os.fdopen(write, "wb") as pipe:
                     pickle.dump((os.getpid(), address, report), pipe)
             finally:
@@ -568,19 +597,23 @@ def local_class() -> Any:
                 os.close(report)
             return *me, ""
 
-        def watch(self) -> tuple[int, str]:
-            """Wait for the end of the agent's process; return its exit code, and what it said of it."""
+        def watch(self, agent: int) -> tuple[int, str]:
+            """Wait for the end of an agent's process; return its exit code, and what it said of it."""
             import os
 
-            code = int(self._process.wait())
-            with os.fdopen(self._report, "rb") as pipe:
-                return code, pipe.read().decode(errors="replace")
+            process, reason = self._agents[agent]
+            code = int(process.wait())
+            with os.fdopen(reason, "rb") as pipe:
+                said = pipe.read().decode(errors="replace")
+            del self._agents[agent]
+            return code, said
 
-        def stop(self) -> None:
-            """End the agent's process, if there is one."""
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
+        def stop(self, agent: int) -> None:
+            """End an agent's process, if it runs."""
+            if agent in self._agents:
+                process, _ = self._agents[agent]
+                process.kill()
+                process.wait()
 
         def __repr__(self) -> str:
             return "dpex node"

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 from dpex.errors import ShareError
 from dpex.pools.local.forking import UNKNOWN_EXIT, forget_handlers, fork_helper
 from dpex.pools.share.meeting import Facts, MeetingPlace, facts_of
+from dpex.schedule.names import LOCAL
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import forget_inherited
 
 if TYPE_CHECKING:
+    from dpex.pools.agent.pool import RemotePool
     from dpex.pools.local.worker_process import WorkerPlan
-    from dpex.pools.share.pool import SharedPool
 
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
 START_LIMIT_S = 60.0
@@ -65,9 +66,10 @@ class Share:
         ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
         return "\n".join((self.name, str(self.passes_before), *ranks))
 
-    def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> SharedPool:
+    def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> RemotePool:
         """The pool of one pass. Raises ShareError, and OSError where the system refuses."""
-        from dpex.pools.share.pool import SharedNodes, SharedPool
+        from dpex.pools.agent.pool import RemotePool
+        from dpex.pools.share.nodes import SharedNodes
 
         facts = facts_of(self.name, plan.setup)
         place = MeetingPlace(self.key(os.environ))
@@ -75,7 +77,8 @@ class Share:
         def start(listener: socket.socket) -> None:
             start_producer(listener, partial(_produce, listener, facts, plan, context.Process))
 
-        return SharedPool(SharedNodes(place, start), facts, self.kept_bytes, first_workers)
+        nodes = SharedNodes(place, start, self.name)
+        return RemotePool(nodes, lambda _: (facts, self.kept_bytes), first_workers=first_workers, name=LOCAL)
 
 
 def _produce(listener: socket.socket, facts: Facts, plan: WorkerPlan, kind: Any) -> None:

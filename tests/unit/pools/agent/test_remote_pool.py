@@ -5,13 +5,14 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from waiting import until
 
 from dpex.pools.agent.connection import AgentLink
-from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool
+from dpex.pools.agent.pool import NodeNews, Nodes, RemotePool, order_of
 from dpex.schedule.events import WorkerGone, WorkerUp, plain
 from dpex.schedule.schedule import Ticket
 from dpex.transport.frames import FrameReader, FrameWriter
@@ -53,7 +54,7 @@ class Played:
     def __init__(self, *, shared_queue: bool) -> None:
         self.end, ours = socket.socketpair()
         self.link = AgentLink(ours, bytearray)
-        self.pool = RemotePool(OneNode(self.link), shared_queue=shared_queue, first_workers=1)
+        self.pool = RemotePool(OneNode(self.link), partial(order_of, shared_queue=shared_queue), first_workers=1)
         self.reader = FrameReader(self.end)
         self._writer = FrameWriter(self.end)
         self.tell(WorkerUp("", 0))
