@@ -75,6 +75,9 @@ class WorkerConfig:
             rates. Each batch is made once for all trainings that read the same data with the same seeds and order. It
             needs ``seeding="batch"`` (then the default), a map-style dataset and workers. The training that wants the
             most workers sets their number.
+        share_rank: The data-parallel rank of this process, as a number or as a dimension of a ``DeviceMesh``, such as
+            ``mesh["dp"]``. The ranks of a job with the same value share their batches, as tensor- or context-parallel
+            ranks do, which all read the same. None: no two ranks of a job share.
         share_bytes: The maximum number of bytes of batches that are kept for trainings behind the first; 1 GiB.
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
             ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second, and a dataset
@@ -95,6 +98,7 @@ class WorkerConfig:
 
     memory_budget: int | str | None = None
     share: str | None = None
+    share_rank: Any = None
     share_bytes: int = 1 << 30
     snapshot_every_n_steps: int | None = None
     share_objects: bool = True
@@ -109,11 +113,28 @@ class WorkerConfig:
             "a positive number of bytes, such as 2_000_000_000 or '2G', or None for no limit",
         )
         require("share", self.share is None or _is_text(self.share), "a name or None")
+        if hasattr(self.share_rank, "get_coordinate"):
+            object.__setattr__(self, "share_rank", _coordinate(self.share_rank))
+        is_rank = self.share_rank is None or (_is_whole(self.share_rank) and self.share is not None)
+        require(
+            "share_rank", is_rank, "a whole number of at least 0, or mesh['dp'] of a DeviceMesh, beside share='name'"
+        )
         require("share_bytes", _is_whole(self.share_bytes, 1), "a positive number of bytes")
         require("share_objects", isinstance(self.share_objects, bool), "True or False")
         require(
             "snapshot_every_n_steps", every is None or _is_whole(every), "a number of batches of at least 0, or None"
         )
+
+
+def _coordinate(mesh: Any) -> int:
+    """Return this process's place in a `DeviceMesh` of one dimension."""
+    place = mesh.get_coordinate()
+    _require(
+        place is not None and len(place) == 1,
+        f"WorkerConfig(share_rank={mesh!r}): this process has the place {place} in that mesh; give one dimension of a "
+        "mesh that this process is in, such as mesh['dp'], or the data-parallel rank as a number",
+    )
+    return int(place[0])
 
 
 def _is_mapping_to(is_right: Callable[[Any], bool], value: Any) -> bool:

@@ -19,7 +19,7 @@ from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.sums import Sums
-from dpex.system.cpus import local_ranks, usable_cpus
+from dpex.system.cpus import parts_of_machine, usable_cpus
 from dpex.system.machine import private_bytes
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def diagnose(facts: Facts) -> Diagnosis:
 
 def facts_of(account: Sums, subject: Subject) -> Facts:
     """Return the counts and what is known without measuring as one value."""
-    cpus = max(0.5, usable_cpus() / local_ranks(os.environ))
+    cpus = max(0.5, usable_cpus() / parts_of_machine(os.environ, account.sharing_ranks))
     return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
 
 

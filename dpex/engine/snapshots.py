@@ -28,7 +28,7 @@ from dpex.schedule.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import run_queue
 from dpex.system.clock import monotonic
-from dpex.system.cpus import cgroup_cpus, local_ranks
+from dpex.system.cpus import cgroup_cpus, parts_of_machine
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.machine import cpu_used
 from dpex.system.run_queue import RunQueueTimes
@@ -88,6 +88,7 @@ class EngineView:
             deaths=state.failures.deaths[pool.name],
             nodes_left_alone=len(counts.left_alone),
             left_alone=dict(counts.left_alone),
+            sharing_ranks=counts.sharing_ranks,
             shared_objects=counts.shared_objects,
             shared_bytes=counts.shared_bytes,
             why_not_shared=counts.why_not_shared,
@@ -169,6 +170,7 @@ def _pool_sample(pool: WorkerPool) -> PoolSample:
         **vars(times.link()),
         requested=counts.requested,
         running=counts.running,
+        sharing_ranks=counts.sharing_ranks,
         services_s=tuple(times.services_s)[-RECENT:],
     )
 
@@ -255,9 +257,9 @@ class Page(LastReading[Sums]):
         used = _used(found.pids)
         if used is None or base.used is None:
             return found
-        ranks = local_ranks(os.environ)
-        others_s = max(0.0, used[0] - base.used[0] - (used[1] - base.used[1]) * ranks)
-        return replace(found, others_s=others_s / ranks, others_over_s=lived_s)
+        parts = parts_of_machine(os.environ, found.sharing_ranks)
+        others_s = max(0.0, used[0] - base.used[0] - (used[1] - base.used[1]) * parts)
+        return replace(found, others_s=others_s / parts, others_over_s=lived_s)
 
     def _with_queues(self, found: Sums, base: _Baseline, part: float) -> Sums:
         """Add the time on run queues, of the training thread and of the processes that make batches."""

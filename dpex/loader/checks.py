@@ -26,8 +26,6 @@ def check_share(loader: Any) -> None:
         why = "with num_workers=0 each training makes its own batches: give a number of workers, or 'auto'"
     elif sys.platform != "linux":
         why = f"dpex's own workers need Linux, and this is {sys.platform}"
-    elif not is_forking(loader):
-        why = "the process that makes the batches is forked: give multiprocessing_context='fork'"
     if why:
         raise OptionError(f"WorkerConfig(share={loader.worker_config.share!r}): {why}; or leave it out")
 
@@ -70,13 +68,6 @@ def start_fork_server_early(loader: Any) -> None:
         from dpex.pools.local.clean_server import start_early
 
         start_early(loader.multiprocessing_context)
-
-
-def is_forking(loader: Any) -> bool:
-    """Return True if local workers begin as copies of this process."""
-    from dpex.pools.local.clean_server import usable_context
-
-    return bool(usable_context(loader.multiprocessing_context).get_start_method() == "fork")
 
 
 def check_generator(generator: Any) -> None:

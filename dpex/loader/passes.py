@@ -120,6 +120,7 @@ def _pool_factory(loader: Any) -> PoolFactory:
         share = Share(
             name=config.share,
             kept_bytes=config.share_bytes,
+            rank=config.share_rank,
             passes_before=runtime.passes - 1,
         )
     return PoolFactory(

@@ -15,6 +15,7 @@ class PoolSample(LinkSums):
 
     requested: int = level("Workers asked of the system, those running included.")
     running: int = level("Workers that take tickets.")
+    sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
     tickets: int = counter("Batches made.")
     load_s: float = counter("Wall seconds in which workers got the samples.", "seconds")
     collate_s: float = counter("Wall seconds in the collate function.", "seconds")
@@ -51,7 +52,7 @@ class MachineSample:
     """The trainer's machine in a window.
 
     Attributes:
-        cpus: CPUs that this process may use, by affinity, cgroup quota and its share among local ranks.
+        cpus: CPUs that this process may use, by affinity, cgroup quota and its part of the machine.
         others: CPUs of these that other programs kept busy.
         trainer_cpu_s: CPU seconds of the training process.
         trainer_queued_s: Seconds in which its training thread could have run and had no CPU, None if unknown.

@@ -230,6 +230,7 @@ class PoolStats(StageSums, LinkSums):
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
     failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
+    sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
     shared_objects: int = state("Objects of the dataset that workers of this machine read without copying them.")
     shared_bytes: int = state("Bytes of the memory pages that hold these objects.", "bytes")
     why_not_shared: str = state("The reason why workers share no objects.", default="")
@@ -377,6 +378,11 @@ class Sums(Record):
     others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
     pids: tuple[int, ...] = level("Processes that are local workers.", default=())
     thread: int = state("The native id of the training thread, 0 if unknown.")
+
+    @property
+    def sharing_ranks(self) -> int:
+        """Ranks of this job that share the batches of the local workers."""
+        return max((pool.sharing_ranks for pool in self.pools.values()), default=1)
 
     @property
     def wait_s(self) -> float:

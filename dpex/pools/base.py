@@ -55,6 +55,8 @@ class PoolCounts:
     tries anew. ``left_alone``: nodes of the cluster that get no workers for a while, and why. ``failed``: the latest
     reason of each node that has been left alone.
 
+    ``sharing_ranks``: ranks of this job that share the batches.
+
     ``shared_objects``, ``shared_bytes``: objects of the dataset that workers read without copying them, and the memory
     that holds these. ``why_not_shared``: the reason if there are none.
     """
@@ -64,6 +66,7 @@ class PoolCounts:
     running: int = 0
     most: int | None = None
     why_most: str = ""
+    sharing_ranks: int = 1
     shared_objects: int = 0
     shared_bytes: int = 0
     why_not_shared: str = ""

@@ -49,9 +49,8 @@ class PoolFactory:
             from dpex.pools.local.worker_process import WorkerPlan
 
             plan = WorkerPlan(setup, shared_queue)
-            if self.share is not None and self.share.is_possible():
-                context = usable_context(self.multiprocessing_context)
-                return self.share.open(plan, count, context)
+            if self.share is not None:
+                return self.share.open(plan, count, usable_context(self.multiprocessing_context))
             starter = starter_for(self.multiprocessing_context, plan)
             return LocalPool(starter, shared_queue=shared_queue, first_workers=count)
         from dpex.pools.ray.nodes import ray_pool

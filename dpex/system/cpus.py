@@ -44,6 +44,14 @@ def local_ranks(environ: Mapping[str, str]) -> int:
     return 1
 
 
+def parts_of_machine(environ: Mapping[str, str], sharing_ranks: int = 1) -> float:
+    """Return the equal parts into which this machine is divided: one for each ``sharing_ranks`` ranks, at least 1.
+
+    Ranks that share their batches have one part together, as their workers are the same.
+    """
+    return max(1.0, local_ranks(environ) / max(1, sharing_ranks))
+
+
 def usable_cpus() -> float:
     """CPUs this process may use: affinity, cut by the cgroup quota."""
     affinity = getattr(os, "sched_getaffinity", None)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 
 from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import cgroup_cpus, cgroup_memory, local_ranks, usable_cpus
+from dpex.system.cpus import cgroup_cpus, cgroup_memory, parts_of_machine, usable_cpus
 
 OTHERS_EVERY_S = 0.5
 """Seconds between readings of CPU times. The kernel counts in ticks of 10 ms, which is too coarse for shorter times."""
@@ -56,15 +56,15 @@ def _spent_s(pids: Iterable[int]) -> float:
 class MachineMeter:
     """Samples the machine for the tuner.
 
-    The ranks of a machine have an equal part of its CPUs each. The others are assumed to use as much of theirs as this
-    one, because they run the same program.
+    The ranks of a machine have an equal part of its CPUs each, and those that share their batches one part together.
+    The other parts are assumed to be used as much as this one, because they run the same program.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
-        self._ranks = local_ranks(os.environ)
+        self._parts = parts_of_machine(os.environ)
         self._affinity = _affinity()
-        self.cpus = max(0.5, usable_cpus() / self._ranks)
+        self._usable = usable_cpus()
         self._limited = cgroup_cpus() is not None
         self._others = 0.0
         self._others_at = -math.inf
@@ -76,9 +76,16 @@ class MachineMeter:
         self._worker_bytes = 0.0
         self._worker_at = -math.inf
 
-    def sample(self, pids: Collection[int], trainer_cpu_s: float, workers: int = 0) -> MachineSample:
+    @property
+    def cpus(self) -> float:
+        """CPUs of this part."""
+        return max(0.5, self._usable / self._parts)
+
+    def sample(
+        self, pids: Collection[int], trainer_cpu_s: float, workers: int = 0, sharing_ranks: int = 1
+    ) -> MachineSample:
         """Return a sample; ``pids`` are the processes of the local workers, which may outnumber ``workers``."""
-        now = self._clock()
+        now, self._parts = self._clock(), parts_of_machine(os.environ, sharing_ranks)
         if now - self._others_at >= (OTHERS_EVERY_S if self._others_known else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
         if now - self._memory_at >= MEMORY_EVERY_S:
@@ -114,7 +121,7 @@ class MachineMeter:
         if self._others_at > -math.inf and not self._pids - pids:  # of workers that ended, the CPU time is not known
             seconds = now - self._others_at
             own_cpus = (own - self._own) / seconds
-            others = ((busy - self._busy) / seconds - own_cpus * self._ranks) / self._ranks
+            others = ((busy - self._busy) / seconds - own_cpus * self._parts) / self._parts
             self._others = min(self.cpus, max(0.0, others))
             self._others_known = True
         self._busy, self._own, self._pids, self._others_at = busy, own, pids, now

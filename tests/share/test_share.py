@@ -90,8 +90,11 @@ def _expected(tmp_path: Path, epochs: int = 1, **options: Any) -> Any:
     return alone(Noted(tmp_path / "other notes"), epochs, **options)
 
 
-def test_each_batch_is_made_once_and_is_the_same_for_all(begin: Begin, notes: Path, tmp_path: Path) -> None:
-    trainings = [begin(), begin(), begin()]
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_each_batch_is_made_once_and_is_the_same_for_all(
+    begin: Begin, notes: Path, tmp_path: Path, context: str
+) -> None:
+    trainings = [begin(multiprocessing_context=context) for _ in range(3)]
     assert _all_of(trainings) == [_expected(tmp_path)] * 3
     assert _calls(notes) == Counter(range(SAMPLES))
     assert sum(training.shared for training in trainings) == 2 * BATCHES
@@ -231,17 +234,10 @@ def test_other_order_is_told(notes: Path) -> None:
             next(iter(other))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"num_workers": 0}, "num_workers=0"),
-        ({"multiprocessing_context": "spawn"}, "multiprocessing_context='fork'"),
-    ],
-)
-def test_options_that_exclude_sharing(notes: Path, options: dict[str, Any], text: str) -> None:
-    """`unit/test_options.py` has those that exclude each other without a dataset."""
-    with pytest.raises(OptionError, match=text):
-        loader_of(Noted(notes), **options)
+def test_loader_without_workers_does_not_share(notes: Path) -> None:
+    """`unit/test_options.py` has the options that exclude each other without a dataset."""
+    with pytest.raises(OptionError, match="num_workers=0"):
+        loader_of(Noted(notes), num_workers=0)
 
 
 def test_streams_are_not_shared() -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import traceback
 import warnings
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from waiting import PATIENCE_S
 
 from dpex import DpexDataLoader
+from dpex.measure.sums import PoolStats
 from dpex.options import WorkerConfig
 
 LARGE = 3000
@@ -96,12 +98,16 @@ def alone(dataset: Dataset[Any], epochs: int = 1, **options: Any) -> list[Seen]:
 
 
 class Training:
-    """A training in a process of its own."""
+    """A training in a process of its own. ``environ``: what a launcher sets."""
 
-    def __init__(self, dataset: Dataset[Any], epochs: int = 1, **options: Any) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], epochs: int = 1, environ: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe()
-        self.process = context.Process(target=_train, args=(theirs, self._ours, dataset, epochs, options))
+        self.process = context.Process(
+            target=_train, args=(theirs, self._ours, dataset, epochs, environ or {}, options)
+        )
         self.process.start()
         theirs.close()
         self._said: list[str] = []
@@ -113,7 +119,7 @@ class Training:
     def end(self) -> list[Seen]:
         """What it got since it was told to begin. Raises what it raised."""
         assert self._ours.poll(4 * PATIENCE_S), "the training does not get on"
-        got, self._said, self.shared, error = self._ours.recv()
+        got, self._said, self.shared, self.sharing_ranks, error = self._ours.recv()
         if error is not None:
             raise error
         return got
@@ -142,8 +148,16 @@ class Training:
             self.kill()
 
 
-def _train(conn: Connection, other: Connection, dataset: Any, epochs: int, options: dict[str, Any]) -> None:
+def _train(
+    conn: Connection,
+    other: Connection,
+    dataset: Any,
+    epochs: int,
+    environ: Mapping[str, str],
+    options: dict[str, Any],
+) -> None:
     other.close()
+    os.environ |= environ
     with warnings.catch_warnings(record=True) as caught, loader_of(dataset, **options) as loader:
         warnings.simplefilter("always")
         batches = (batch for _ in range(epochs) for batch in loader)
@@ -162,6 +176,6 @@ def _train(conn: Connection, other: Connection, dataset: Any, epochs: int, optio
                 error = raised
                 error.__cause__ = None
                 traceback.clear_frames(raised.__traceback__)
-            pools = loader.stats().pools
-            shared = pools["local"].shared if "local" in pools else 0
-            conn.send((got, [str(warning.message) for warning in caught], shared, error))
+            pool = loader.stats().pools.get("local", PoolStats())
+            said = [str(warning.message) for warning in caught]
+            conn.send((got, said, pool.shared, pool.sharing_ranks, error))

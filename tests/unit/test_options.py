@@ -48,6 +48,7 @@ FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
         "memory_budget": (0, -1, 1.5, True, "much"),
         "share": ("", 3),
         "share_bytes": (0, 1.5),
+        "share_rank": (-1, 1.5, 0),
         "snapshot_every_n_steps": (-1, 1.5, True),
     },
     ClusterConfig: {"ray_remote_args": (4, ["num_cpus"]), "compression": ("lz4", True)},

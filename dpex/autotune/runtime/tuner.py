@@ -34,7 +34,7 @@ from dpex.measure.samples import GpuUse, MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import local_ranks
+from dpex.system.cpus import parts_of_machine
 from dpex.system.gpu.nvml import process_gpus
 from dpex.system.machine import MachineMeter
 
@@ -251,18 +251,20 @@ class Tuner:
         return busy
 
     def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:
-        """The machine, with this rank's part of the free memory.
+        """The machine, with the part of its free memory that is this rank's, or its group's.
 
         All ranks see the same free memory and grow at the same time. The trainer keeps a part for itself.
         """
         assert self._machine is not None
-        machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running)
+        machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running, look.local.sharing_ranks)
         free = machine.memory_free
         if free is not None:
             workers = look.local.running + look.remote.running
             batches = look.ready + min(look.in_flight, workers)
             held = batches * look.batch_bytes + look.local.requested * machine.worker_bytes
-            free = int(self.config.memory_share * (free / local_ranks(os.environ) + held) - held)
+            free = int(
+                self.config.memory_share * (free / parts_of_machine(os.environ, look.local.sharing_ranks) + held) - held
+            )
         budget = self._limits.memory_budget
         return replace(machine, memory_free=free, batch_budget=budget, trainer_queued_s=window.trainer_queued_s)
 

@@ -83,6 +83,7 @@ class Report(NamedTuple):
         traffic: Fields of `LinkSums`, or None.
         buffers: The slots of the results.
         shared: The number of results that another training received before.
+        sharing_ranks: The number of ranks of this job that share the batches.
     """
 
     pool: int
@@ -93,6 +94,7 @@ class Report(NamedTuple):
     traffic: dict[str, Any] | None
     buffers: list[Any]
     shared: int = 0
+    sharing_ranks: int = 1
 
 
 class Nodes(Protocol):
@@ -467,6 +469,7 @@ class RemotePool:
     def _made(self, agent: AgentHandle, report: Report, at: float) -> None:
         self.crashes = 0
         self.times.shared += report.shared
+        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # some may end before others
         busy_s = cpu_all_s = 0.0
         first = agent.number * WORKERS_AN_AGENT
         for worker, epoch, number, kind, node, fields, places, here_s in report.results:

@@ -12,6 +12,7 @@ imported at all, as it might start training: what it defines travels by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
 descriptors of what the dataset shares. The server ends with the trainer, whose side may be used from several threads.
+A request may also be for a process that outlives the trainer, and has templates of its own (`start_apart`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ serve({fd}, {pid})
 """
 _FDS_AT_ONCE = 128
 """Descriptors of one message; the kernel takes 253."""
+_TEMPLATE, _APART, _MORE = b"t", b"a", b"+"
+"""Messages to the server: start a template, or a process that outlives the trainer; further descriptors follow."""
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
 """What the preparation data of `multiprocessing` say of the user's script."""
 
@@ -153,6 +156,23 @@ class CleanStarter(TemplateStarter):
         """See `TemplateStarter.close`."""
         self._parcel.close()
 
+    def start_apart(self, sock: socket.socket, body: Callable[[socket.socket, TemplateStarter], None]) -> None:
+        """Start a process that does not end with this one, and does not wait for it.
+
+        Args:
+            sock: A socket that the process gets.
+            body: Called there with the socket and with a starter of templates for this plan. It is pickled.
+
+        Raises:
+            OSError: The server cannot be started.
+        """
+        order = memory_file("dpex-order")
+        try:
+            os.write(order, pickle.dumps((body, self.kind)))
+            _request([sock.fileno(), order, *self._parcel.fds], what=_APART)
+        finally:
+            os.close(order)
+
 
 class _CleanServer:
     """The server's process and the socket for requests to it."""
@@ -178,11 +198,11 @@ class _CleanServer:
         """Return True if the server is this process's, and has not ended."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def request(self, fds: list[int]) -> None:
-        """Ask for a template that gets these descriptors. Raises OSError if the server has ended."""
+    def request(self, what: bytes, fds: list[int]) -> None:
+        """Ask for a process that gets these descriptors. Raises OSError if the server has ended."""
         for first in range(0, len(fds), _FDS_AT_ONCE):
             is_last = first + _FDS_AT_ONCE >= len(fds)
-            socket.send_fds(self._socket, [b"t" if is_last else b"+"], fds[first : first + _FDS_AT_ONCE])
+            socket.send_fds(self._socket, [what if is_last else _MORE], fds[first : first + _FDS_AT_ONCE])
 
     def how_it_ended(self) -> str:
         """The end of a sentence, for people."""
@@ -197,14 +217,14 @@ _server: _CleanServer | None = None
 _lock = threading.Lock()
 
 
-def _request(fds: list[int]) -> _CleanServer:
-    """Ask the server for a template, unless there are no descriptors for one; start a server if none runs."""
+def _request(fds: list[int], what: bytes = _TEMPLATE) -> _CleanServer:
+    """Ask the server for a process, unless there are no descriptors for it; start a server if none runs."""
     global _server
     with _lock:
         if _server is None or not _server.is_there():
             _server = _CleanServer()
         with contextlib.suppress(ConnectionError):  # it has ended: the template's control socket hangs up, and tells so
-            _server.request(fds)
+            _server.request(what, fds)
         return _server
 
 
@@ -328,8 +348,9 @@ def serve(fd: int, trainer_pid: int) -> None:
         if not data:
             break
         received += fds
-        if data == b"t":
-            body = partial(_enter_template, requests, trainer, received, trainer_pid)
+        if data != _MORE:
+            enter = _enter_template if data == _TEMPLATE else _enter_apart
+            body = partial(_enter, requests, trainer, partial(enter, received, trainer_pid))
             forking.fork_process(body, forking.helper("dpex-template"))
             for number in received:
                 os.close(number)
@@ -337,32 +358,72 @@ def serve(fd: int, trainer_pid: int) -> None:
     os._exit(0)  # without ending the templates: they watch the trainer for themselves
 
 
-def _enter_template(requests: socket.socket, trainer: int, fds: list[int], trainer_pid: int) -> None:
-    """First steps of a forked template: drop what is the server's, take on the trainer's surroundings."""
+def _enter(requests: socket.socket, trainer: int, body: Callable[[], None]) -> None:
+    """First steps of a forked process: drop what is the server's."""
     requests.close()
     if trainer >= 0:
         os.close(trainer)
+    body()
+
+
+def _enter_template(fds: list[int], trainer_pid: int) -> None:
     control, *fds = fds
-    os.dup2(fds[1], 1)
-    os.dup2(fds[2], 2)
-    file = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
-    surroundings = pickle.load(file)
-    for name in os.environ.keys() - surroundings["environment"].keys():
-        del os.environ[name]
-    os.environ.update(surroundings["environment"])
-    spawn.prepare(surroundings["preparation"])
-    if surroundings["has_tracker"]:
-        resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
-    data = memoryview(file)[file.tell() :]
-    open_plan = partial(_unpacked, data, fds, surroundings["script"])
-    forking.ignore_signals(surroundings["ignored"])
+    parcel = _Arrived(fds)
     with socket.socket(fileno=control) as connection:
-        serve_workers = partial(template_main, connection, trainer_pid)
-        why_own = why_each_unpickles(data.nbytes) if surroundings["shares"] else SWITCHED_OFF
-        if not why_own:
-            why_own = serve_in_common(open_plan, partial(serve_workers, survives=surroundings["survives"]))
-        own = Prepared(partial(open_plan, pickle.loads), Sharing(None, why_own=why_own))
-        serve_workers(lambda: own, surroundings["survives"])
+        parcel.serve(connection, trainer_pid)
+
+
+def _enter_apart(fds: list[int], _: int) -> None:
+    """Body of a process that outlives the trainer."""
+    sock, order, *fds = fds
+    parcel = _Arrived(fds)
+    forking.forget_handlers(parcel.survives)
+    os.setsid()
+    with os.fdopen(order, "rb") as file:
+        file.seek(0)
+        body, kind = pickle.load(file)
+    body(socket.socket(fileno=sock), _ArrivedStarter(kind, parcel))
+
+
+class _Arrived:
+    """A parcel in the process that it was sent to: takes on the trainer's surroundings, and runs templates."""
+
+    def __init__(self, fds: list[int]) -> None:
+        os.dup2(fds[1], 1)
+        os.dup2(fds[2], 2)
+        file = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+        surroundings = pickle.load(file)
+        for name in os.environ.keys() - surroundings["environment"].keys():
+            del os.environ[name]
+        os.environ.update(surroundings["environment"])
+        spawn.prepare(surroundings["preparation"])
+        if surroundings["has_tracker"]:
+            resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
+        forking.ignore_signals(surroundings["ignored"])
+        self.survives: frozenset[int] = surroundings["survives"]
+        data = memoryview(file)[file.tell() :]
+        self.open_plan = partial(_unpacked, data, fds, surroundings["script"])
+        self._why_own = why_each_unpickles(data.nbytes) if surroundings["shares"] else SWITCHED_OFF
+
+    def serve(self, control: socket.socket, trainer_pid: int) -> None:
+        """Run a template, in its process."""
+        serve_workers = partial(template_main, control, trainer_pid)
+        why_own = self._why_own or serve_in_common(self.open_plan, partial(serve_workers, survives=self.survives))
+        own = Prepared(partial(self.open_plan, pickle.loads), Sharing(None, why_own=why_own))
+        serve_workers(lambda: own, self.survives)
+
+
+class _ArrivedStarter(ForkStarter):
+    """Forks templates that have the plan of a parcel from this process."""
+
+    is_quick = False
+
+    def __init__(self, kind: Any, parcel: _Arrived) -> None:
+        super().__init__(partial(parcel.open_plan, pickle.loads), kind)
+        self._parcel = parcel
+
+    def _serve(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
+        self._parcel.serve(control, trainer_pid)
 
 
 def _unpacked(

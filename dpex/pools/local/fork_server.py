@@ -287,6 +287,10 @@ class ForkStarter(TemplateStarter):
     def _enter_template(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
         for foreign in list(_trainers_sockets):
             foreign.close()
+        self._serve(control, trainer_pid, survives)
+
+    def _serve(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
+        """Run the template, in its process."""
         template_main(control, trainer_pid, lambda: in_common(self._open_plan()), survives)
 
 

@@ -54,8 +54,8 @@ class SharedNodes(Nodes):
         self._start = start
         self._name = name
         self._refused = ""
-        self._processes: tuple[int, list[tuple[int, int]]] = 0, []
-        """The producer's, and those of its workers, by number."""
+        self._processes: tuple[int, list[tuple[int, int]], int] = 0, [], 1
+        """The producer's, those of its workers by number, and the number of ranks of a job that share."""
         self._arena = Arena(shared=False)
         """Memory that batches are copied to."""
         self._wanted = self._number = self.connections = 0
@@ -145,7 +145,7 @@ class SharedNodes(Nodes):
             self._processes = processes
             numbered = [(self._number * WORKERS_AN_AGENT + worker, pid or None) for worker, pid in processes[1]]
             self.handles = [ProcessHandle(f"dpex-worker-{number}", number, pid) for number, pid in numbered]
-        report = Report(pool, [], events, None, None, None, [])
+        report = Report(pool, [], events, None, None, None, [], sharing_ranks=processes[2])
         return self._with_results(report, link, results) if results else report
 
     def _with_results(self, report: Report, link: AgentLink, results: list[tuple[bytes, bool]]) -> Report:

@@ -1,9 +1,10 @@
 """Open the pool of a training that shares batches, and start a producer where none runs.
 
-The producer is forked from the training, and inherits the dataset, as workers do. It must outlive its training, so init
-is its parent, and it has a session of its own: Ctrl-C reaches the trainings, and the producer ends after them. Sockets,
-pipes and devices that it inherits become ``/dev/null``. So a port and the memory of a GPU are free once the training
-has ended, and a reader of the training's output sees its end. A terminal or a file as output stays.
+The producer comes from where workers do (`starter_for`). It is forked from the training, and inherits the dataset. Or
+it is forked from the training's clean server, and its workers unpickle the dataset. It must outlive its training, so it
+has a session of its own: Ctrl-C reaches the trainings, and the producer ends after them. Sockets, pipes and devices
+that it inherits become ``/dev/null``. So a port and the memory of a GPU are free once the training has ended, and a
+reader of the training's output sees its end. A terminal or a file as output stays.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from dpex.errors import ShareError
 from dpex.pools.local.forking import UNKNOWN_EXIT, forget_handlers, fork_helper
 from dpex.pools.share.meeting import Facts, MeetingPlace, facts_of
 from dpex.schedule.names import LOCAL
-from dpex.system.ray_package import is_ray_connected
-from dpex.system.user_warnings import warn
+from dpex.system.cpus import rank
 from dpex.transport.arena import forget_inherited
 
 if TYPE_CHECKING:
     from dpex.pools.agent.pool import RemotePool
+    from dpex.pools.local.fork_server import TemplateStarter
     from dpex.pools.local.worker_process import WorkerPlan
 
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
@@ -45,54 +46,58 @@ class Share:
     Attributes:
         kept_bytes: Bytes of batches that are kept for trainings that are behind.
         passes_before: Passes over the data that this loader has begun before.
+        rank: The data-parallel rank, where ranks of one job share; None: only trainings of different jobs share.
     """
 
     name: str
     kept_bytes: int
     passes_before: int
-
-    def is_possible(self) -> bool:
-        """Return True if a producer can be forked from this process; warn if not."""
-        if is_ray_connected():
-            warn(
-                f"share={self.name!r}: Ray is connected in this process, whose threads make forking it unsafe, so this "
-                "training makes its batches itself"
-            )
-            return False
-        return True
+    rank: int | None = None
 
     def key(self, environment: Mapping[str, str]) -> str:
         """Return the key that trainings must have in common to meet: name, pass, and the rank's part of the data."""
         ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
-        return "\n".join((self.name, str(self.passes_before), *ranks))
+        part = ranks if self.rank is None else ("group", str(self.rank))
+        return "\n".join((self.name, str(self.passes_before), *part))
 
     def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> RemotePool:
-        """The pool of one pass. Raises ShareError, and OSError where the system refuses."""
+        """The pool of one pass. Raises ShareError, OSError where the system refuses, and what pickling raises."""
         from dpex.pools.agent.pool import RemotePool
         from dpex.pools.share.nodes import SharedNodes
 
         facts = facts_of(self.name, plan.setup)
-        place = MeetingPlace(self.key(os.environ))
-
-        def start(listener: socket.socket) -> None:
-            start_producer(listener, partial(_produce, listener, facts, plan, context.Process))
-
-        nodes = SharedNodes(place, start, self.name)
-        return RemotePool(nodes, lambda _: (facts, self.kept_bytes), first_workers=first_workers, name=LOCAL)
+        place, order = MeetingPlace(self.key(os.environ)), (facts, self.kept_bytes, rank(os.environ))
+        nodes = SharedNodes(place, partial(_start, facts, plan, context), self.name)
+        return RemotePool(nodes, lambda _: order, first_workers=first_workers, name=LOCAL)
 
 
-def _produce(listener: socket.socket, facts: Facts, plan: WorkerPlan, kind: Any) -> None:
+def _start(facts: Facts, plan: WorkerPlan, context: Any, listener: socket.socket) -> None:
+    """Start a producer, which keeps the listener."""
+    from dpex.pools.local.clean_server import CleanStarter, starter_for
+
+    starter = starter_for(context, plan)
+    try:
+        if isinstance(starter, CleanStarter):
+            starter.start_apart(listener, partial(_produce, facts))
+        else:
+            start_producer(listener, partial(_produce, facts, listener, starter))
+    finally:
+        starter.close()
+
+
+def _produce(facts: Facts, listener: socket.socket, starter: TemplateStarter) -> None:
     """Run a producer in its process."""
-    from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
+    from dpex.pools.local.fork_server import keep_from_templates
     from dpex.pools.share.producer import Producer, ProducerPool
 
+    _prepare(listener)
     keep_from_templates(listener)
-    Producer(listener, facts, ProducerPool(ForkStarter(lambda: plan, kind))).run()
+    Producer(listener, facts, ProducerPool(starter)).run()
 
 
 def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
-    """Have ``serve`` called in a process of its own, which keeps the listener. Raises ShareError."""
-    process = fork_helper(partial(_fork_again, listener, serve), "dpex-share")
+    """Have ``serve`` called in a process that is forked from this one and is a child of init. Raises ShareError."""
+    process = fork_helper(partial(_fork_again, serve), "dpex-share")
     process.join(START_LIMIT_S)
     if process.exitcode not in (0, UNKNOWN_EXIT):
         process.kill()
@@ -101,7 +106,7 @@ def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
         )
 
 
-def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
+def _fork_again(serve: Callable[[], None]) -> None:
     """Fork again in a child, so that init is the parent of the producer once this child has ended."""
     forget_handlers()
     os.setsid()
@@ -109,7 +114,6 @@ def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
         os._exit(0)
     code = 1
     try:
-        _prepare(listener)
         serve()
         code = 0
     except Exception:

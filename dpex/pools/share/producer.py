@@ -8,10 +8,11 @@ workers, and the producer keeps the descriptor of each segment that a batch may 
 
 The producer has one thread, and ends with its last connection.
 
-Frames of a training are those to an agent: ``("open", pool, (facts, kept_bytes))``, ``("resize", wanted)``,
+Frames of a training are those to an agent: ``("open", pool, (facts, kept_bytes, rank))``, ``("resize", wanted)``,
 ``("tickets", worker, epoch, queue, pickle)``, ``("epoch", number)``, ``("close", grace_s)``, and
 ``("taken", keys)``. Its answers are an agent's reports: ``("report", pool, results, events, failed, processes,
-None)``, with ``(data of a `MadeBatch`, is_first)`` for each result, and the processes of the producer and its workers.
+None)``, with ``(data of a `MadeBatch`, is_first)`` for each result, and the processes of the producer and its workers
+with the number of ranks of a job that are connected.
 """
 
 from __future__ import annotations
@@ -137,9 +138,9 @@ class ProducerPool(LocalPool):
         return len(self._queue.groups) < MESSAGES_A_WORKER * max(1, self.counts.wanted)
 
     @property
-    def processes(self) -> tuple[int, list[tuple[int, int]]]:
-        """The process of the producer, and that of each worker that serves, by number."""
-        return os.getpid(), [(number, self._workers[number].process.pid or 0) for number in self.workers()]
+    def processes(self) -> list[tuple[int, int]]:
+        """The process of each worker that serves, by number."""
+        return [(number, self._workers[number].process.pid or 0) for number in self.workers()]
 
 
 # -- a training --------------------------------------------------------------------------------------------------------
@@ -148,13 +149,13 @@ class ProducerPool(LocalPool):
 class Subscriber:
     """A training as the producer sees it: its connection, what it is still to be sent, and what it wants.
 
-    ``wanted``: workers. ``pool``: its number for the training."""
+    ``wanted``: workers. ``pool``: its number for the training. ``rank``: its rank in its job."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
         self.socket = connection
         self.reader = FrameReader(connection)
-        self.wanted = self.epoch = 0
+        self.wanted = self.epoch = self.rank = 0
         self.refused = ""
         self.pool = 0
         self._process = pidfd(peer(connection)[0])
@@ -287,8 +288,8 @@ class Producer:
         self._cache.leave(subscriber.number)
         self._resize()
 
-    def _do_open(self, subscriber: Subscriber, pool: int, order: tuple[Facts, int]) -> None:
-        facts, kept_bytes = order
+    def _do_open(self, subscriber: Subscriber, pool: int, order: tuple[Facts, int, int]) -> None:
+        facts, kept_bytes, subscriber.rank = order
         subscriber.pool, subscriber.refused = pool, difference(self._facts, facts)
         if subscriber.is_admitted:
             self._cache.budget_bytes = max(self._cache.budget_bytes, kept_bytes)
@@ -380,7 +381,8 @@ class Producer:
             heapq.heappop(self._to_make)
 
     def _tell_all(self) -> None:
-        failed, processes = self._pool.failed, self._pool.processes
+        ranks = len({subscriber.rank for subscriber in self._subscribers.values() if subscriber.is_admitted})
+        failed, processes = self._pool.failed, (os.getpid(), self._pool.processes, ranks)
         for subscriber in list(self._subscribers.values()):
             if subscriber.pool and not subscriber.report(subscriber.refused or failed, processes):
                 self._leave(subscriber)

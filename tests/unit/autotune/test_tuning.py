@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, **known: Any) -> None:
         self.known = {"cpus": 8.0, **known}
 
-    def sample(self, pids: object, trainer_cpu_s: float, running: int = 0) -> MachineSample:
+    def sample(self, pids: object, trainer_cpu_s: float, running: int = 0, ranks: int = 1) -> MachineSample:
         return MachineSample(trainer_cpu_s=trainer_cpu_s, **self.known)
 
 

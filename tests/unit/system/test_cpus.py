@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpex.system import cpus
-from dpex.system.cpus import cgroup_cpus, cgroup_memory, local_ranks, static_worker_count, usable_cpus
+from dpex.system.cpus import cgroup_cpus, cgroup_memory, local_ranks, parts_of_machine, static_worker_count, usable_cpus
 
 
 def write(root: Path, place: str, text: str) -> None:
@@ -102,6 +102,11 @@ def test_memory(tmp_path: Path) -> None:
 )
 def test_local_ranks(environ: dict[str, str], ranks: int) -> None:
     assert local_ranks(environ) == ranks
+
+
+@pytest.mark.parametrize(("sharing", "parts"), [(1, 8), (4, 2), (8, 1), (16, 1)])
+def test_ranks_that_share_batches_have_one_part(sharing: int, parts: float) -> None:
+    assert parts_of_machine({"LOCAL_WORLD_SIZE": "8"}, sharing) == parts
 
 
 @pytest.mark.parametrize(
