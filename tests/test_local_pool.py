@@ -26,7 +26,7 @@ from waiting import until
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.pools.local import worker_process
 from dpex.pools.local.clean_server import starter_for
-from dpex.pools.local.fork_server import ForkStarter, TemplateHandle
+from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateHandle
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
@@ -271,10 +271,10 @@ def test_what_a_worker_sent_before_it_died_with_tickets_unread_is_taken_in() -> 
 def test_why_a_dataset_cannot_be_opened_is_heard_after_the_template_has_ended() -> None:
     """A machine that is busy looks late. The requests for workers are unread then, as the template opens first."""
 
-    def open_plan() -> WorkerPlan:
+    def prepare() -> Prepared:
         raise ModuleNotFoundError("No module named 'rare_codec'")
 
-    template = TemplateHandle(ForkStarter(open_plan))
+    template = TemplateHandle(ForkStarter(prepare))
     template.start_process(0, [], ())
     template._process.join()
     assert list(template.news()) == [("unfit", "ModuleNotFoundError: No module named 'rare_codec'"), ("dead",)]

@@ -89,9 +89,9 @@ class EngineView:
             nodes_left_alone=len(counts.left_alone),
             left_alone=dict(counts.left_alone),
             sharing_ranks=counts.sharing_ranks,
-            shared_objects=counts.shared_objects,
-            shared_bytes=counts.shared_bytes,
-            why_not_shared=counts.why_not_shared,
+            shared_objects=counts.shared.objects,
+            shared_bytes=counts.shared.nbytes,
+            why_not_shared=counts.shared.why_not,
             failed_nodes=tuple(counts.failed.values()),
         )
 

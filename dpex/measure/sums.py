@@ -231,7 +231,9 @@ class PoolStats(StageSums, LinkSums):
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
     failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
     sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
-    shared_objects: int = state("Objects of the dataset that workers of this machine read without copying them.")
+    shared_objects: int = state(
+        "Objects of the dataset that workers of a machine read without copying them; of several machines the fewest."
+    )
     shared_bytes: int = state("Bytes of the memory pages that hold these objects.", "bytes")
     why_not_shared: str = state("The reason why workers share no objects.", default="")
     left_alone: Mapping[str, str] = by_name(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
@@ -47,6 +47,23 @@ def failure(worker: int) -> Failure:
     return Failure(ExceptionWrapper(where=where(worker)))
 
 
+class Shared(NamedTuple):
+    """The objects of the dataset that the workers of a machine read without copying them.
+
+    Attributes:
+        objects: Number of objects.
+        nbytes: Bytes of the memory pages that hold them. Each worker would copy these.
+        why_not: Reason why no object is shared; "" if objects are, or it is not known yet.
+    """
+
+    objects: int = 0
+    nbytes: int = 0
+    why_not: str = ""
+
+
+NOTHING = Shared()
+
+
 @dataclass(kw_only=True)
 class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
@@ -57,8 +74,7 @@ class PoolCounts:
 
     ``sharing_ranks``: ranks of this job that share the batches.
 
-    ``shared_objects``, ``shared_bytes``: objects of the dataset that workers read without copying them, and the memory
-    that holds these. ``why_not_shared``: the reason if there are none.
+    ``shared``: of several machines, those of the one that shares the fewest objects.
     """
 
     wanted: int = 0
@@ -67,9 +83,7 @@ class PoolCounts:
     most: int | None = None
     why_most: str = ""
     sharing_ranks: int = 1
-    shared_objects: int = 0
-    shared_bytes: int = 0
-    why_not_shared: str = ""
+    shared: Shared = NOTHING
     left_alone: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 

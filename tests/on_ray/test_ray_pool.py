@@ -29,6 +29,8 @@ from dpex.pools.agent.connection import AdmissionServer
 from dpex.pools.ray.cluster import living_nodes
 from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
+from dpex.system.machine import private_bytes
+from dpex.worker.setup import ObjectSharing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
 pytest.importorskip("ray")
@@ -58,6 +60,20 @@ class FileBound:
         if os.environ.get("DPEX_TEST_NODE") == "bare":
             raise FileNotFoundError("/data/samples.bin")
         return os.environ.get("DPEX_TEST_NODE", "")
+
+
+class Rows:
+    """Sample: the sum over many objects, and the bytes of memory that the worker copied to read them."""
+
+    def __init__(self, count):
+        self.rows = [
+            {"path": f"/data/{n:080d}.jpg", "label": n + 1000, "box": (n + 0.25, n + 0.5)} for n in range(count)
+        ]
+
+    def __getitem__(self, index):
+        before = private_bytes([os.getpid()])
+        total = sum(len(row["path"]) + row["label"] + sum(row["box"]) for row in self.rows)
+        return total, private_bytes([os.getpid()]) - before
 
 
 class Opaque:
@@ -151,6 +167,21 @@ def test_large_arrays_are_shared_on_a_node_and_written_privately():
     for values in by_pid.values():
         assert sorted(values) == [(i, i) for i in range(len(values))]
     assert dataset.array[7] == dataset.tensor[7] == 0
+
+
+def test_workers_of_a_node_share_the_datasets_objects():
+    dataset = Rows(20_000)
+    with Driver(dataset, 2, collate_fn=same, auto_collation=False, sharing=ObjectSharing()) as driver:
+        driver.wait_up(2)
+        driver.listen_until(lambda: any(driver.pool.counts.shared))
+        found = driver.pool.counts.shared
+        made = driver.make([[(number, number)] for number in range(8)]).values()
+    assert {total for total, _ in made} == {dataset[0][0]}
+    if (3, 12) <= sys.version_info < (3, 15):
+        assert found.objects > 5 * len(dataset.rows)
+        assert max(copied for _, copied in made) < found.nbytes // 4
+    else:
+        assert "Python 3.12" in found.why_not
 
 
 def test_changed_collate_functions_travel(monkeypatch):

@@ -253,6 +253,22 @@ def a_dropped_container_runs_finalizers() -> None:
 
 
 @case
+def attributes_of_a_dropped_instance_run_finalizers() -> None:
+    closed: list[int] = []
+    data = [Dataset([Closing(closed)]), Dataset([1000])]
+    attributes = [vars(one) for one in data]
+    share([attributes, data, [[1001]]])
+    assert not is_immortal(attributes[0])
+
+    def drop() -> None:
+        data.clear()
+        attributes.clear()
+        assert closed
+
+    in_worker(drop)
+
+
+@case
 def a_shared_container_of_a_file_is_mortal() -> None:
     closed: list[int] = []
     common = [Closing(closed)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -16,7 +16,7 @@ from dpex import DpexDataLoader, WorkerConfig
 from dpex.engine import with_workers
 from dpex.pools.local import object_sharing
 from dpex.pools.local.object_sharing import SWITCHED_OFF
-from dpex.pools.local.unpickling import LEAST_BYTES
+from dpex.pools.local.shared_objects import LEAST_BYTES
 
 HAS_IMMORTAL_OBJECTS = (3, 12) <= sys.version_info < (3, 15)
 METHODS = ("fork", "spawn", "forkserver")
@@ -36,34 +36,44 @@ class Rows(Dataset[torch.Tensor]):
         return torch.tensor([len(row["path"]), row["label"], *row["box"], torch.rand(()).item()])
 
 
-class Unpickled:
-    """Knows the process that made it."""
+class ByConstructor:
+    """Sample: the facts about its process that its constructor has read; the rows make its pickle large."""
 
-    def __init__(self, padding: str) -> None:
-        self.padding, self.pid = padding, os.getpid()
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.first = rows, rows[0]
+        self.facts = [os.getpid(), random.getrandbits(40), int(np.random.randint(1 << 40))]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.padding,)
+        return type(self), (self.rows,)
 
     def __len__(self) -> int:
         return 64
 
-    def __getitem__(self, index: int) -> int:
-        return self.pid
+    def __getitem__(self, index: int) -> list[int]:
+        assert self.first is self.rows[0]
+        return self.facts
 
 
-class WithFile(Unpickled):
-    def __init__(self, padding: str) -> None:
-        super().__init__(padding)
-        self.file = Path(os.devnull).open()  # noqa: SIM115
+class ByState(ByConstructor):
+    def __reduce__(self) -> Any:
+        return object.__reduce__(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__reduce_ex__(self, protocol)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["rows"])  # type: ignore[misc]
 
 
-class Restoring(Unpickled):
+class ByFunction(ByConstructor):
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.padding,), {}
+        return made_by_function, (type(self), self.rows, self.first)
 
-    def __setstate__(self, state: Any) -> None:
-        self.pid = os.getpid()
+
+def made_by_function(kind: type[ByConstructor], rows: Any, first: Any) -> ByConstructor:
+    made = kind(rows)
+    made.first = first
+    return made
 
 
 def batches_of(dataset: Any, method: str, **options: Any) -> tuple[list[torch.Tensor], Any]:
@@ -117,23 +127,16 @@ def test_each_epoch_shares_the_dataset_as_it_is(monkeypatch: pytest.MonkeyPatch)
     assert loader.stats().pools["local"].shared_objects > before
 
 
-def pids_of(make: Callable[[str], Any], padding: int = 2 * LEAST_BYTES, **options: Any) -> int:
-    """Return the number of processes that unpickled the dataset for the workers."""
-    with DpexDataLoader(
-        make("x" * padding), batch_size=2, num_workers=2, multiprocessing_context="spawn", **options
-    ) as loader:
-        return len(set(torch.cat(list(loader)).tolist()))
-
-
-def test_large_pickle_is_unpickled_once() -> None:
-    assert pids_of(Unpickled) == 1
-    assert pids_of(Unpickled, worker_config=WorkerConfig(share_objects=False)) == 2
-
-
-def test_small_pickle_is_unpickled_by_each_worker() -> None:
-    assert pids_of(Unpickled, padding=1) == 2
-
-
-@pytest.mark.parametrize("make", [WithFile, Restoring])
-def test_unpickling_with_effects_is_done_by_each(make: Callable[[str], Any]) -> None:
-    assert pids_of(make) == 2
+@pytest.mark.parametrize("kind", [ByConstructor, ByState, ByFunction])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("share_objects", [True, False])
+def test_each_spawned_worker_constructs_its_dataset(kind: Any, method: str, share_objects: bool) -> None:
+    data = kind(Rows().rows)
+    config = WorkerConfig(share_objects=share_objects)
+    options: Any = {"multiprocessing_context": method, "worker_config": config, "collate_fn": list}
+    with DpexDataLoader(data, batch_size=2, num_workers=2, **options) as loader:
+        facts = [tuple(fact) for batch in loader for fact in batch]
+        found = loader.stats().pools["local"]
+    assert [len(set(column)) for column in zip(*facts, strict=True)] == [2, 2, 2]
+    assert data.facts[0] not in {pid for pid, *_ in facts}
+    assert (found.shared_objects > len(data.rows)) is (share_objects and HAS_IMMORTAL_OBJECTS)

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
-from dpex.pools.base import PoolCounts
+from dpex.pools.base import NOTHING, PoolCounts, Shared
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import Result
 from dpex.pools.local.worker_process import END
@@ -84,6 +84,7 @@ class Report(NamedTuple):
         buffers: The slots of the results.
         shared: The number of results that another training received before.
         sharing_ranks: The number of ranks of this job that share the batches.
+        shared_objects: The objects of the dataset that the agent's workers share.
     """
 
     pool: int
@@ -95,6 +96,7 @@ class Report(NamedTuple):
     buffers: list[Any]
     shared: int = 0
     sharing_ranks: int = 1
+    shared_objects: Shared = NOTHING
 
 
 class Nodes(Protocol):
@@ -134,8 +136,9 @@ class Nodes(Protocol):
 
     def report(self, link: AgentLink, arrived: Arrived) -> Report:
         """Return the contents of a frame that arrived over ``link``."""
-        _, pool, results, events, failed, delay, traffic = arrived.header
-        return Report(pool, results, events, failed, delay, traffic, arrived.buffers)
+        _, pool, results, events, failed, delay, shared, traffic = arrived.header
+        buffers, objects = arrived.buffers, Shared(*shared)
+        return Report(pool, results, events, failed, delay, traffic, buffers, shared_objects=objects)
 
     def close(self) -> None:
         """Note that the pool needs no agent any more. Idempotent."""
@@ -165,6 +168,7 @@ class AgentHandle:
         held: Tickets of the present epoch, by number.
         messages: How many tickets of each message are not answered.
         answered_at: When its last answer came, in seconds.
+        shared: The objects of the dataset that its workers share.
     """
 
     number: int
@@ -175,6 +179,7 @@ class AgentHandle:
     held: dict[int, HeldTicket] = field(default_factory=dict)
     messages: dict[int, int] = field(default_factory=dict)
     answered_at: float = 0.0
+    shared: Shared = NOTHING
 
     def at_work(self) -> int:
         """Return the workers that have something to do, at most."""
@@ -366,6 +371,8 @@ class RemotePool:
         counts = self.counts
         counts.running = sum(agent.running for agent in self._agents.values())
         counts.requested = counts.running if self._is_hopeless else max(counts.running, counts.wanted)
+        known = [agent.shared for agent in self._agents.values() if any(agent.shared)]
+        counts.shared = min(known, default=counts.shared)
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
@@ -461,6 +468,7 @@ class RemotePool:
         if report.traffic is not None:
             counts = LinkSums(**report.traffic)
             self._add(agent, counts, links=1, round_trip_s=counts.round_trip_s)
+        agent.shared = report.shared_objects
         for event in report.events:
             self._take(agent, event_of(*event))
         if report.failed is not None and agent.number in self._agents:

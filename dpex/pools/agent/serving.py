@@ -13,8 +13,9 @@ Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wa
 queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state)``,
 ``("ask_state", worker, logical)``, ``("epoch", number)``, ``("close", grace_s)``.
 
-Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
-events, why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
+Frames from an agent: ``("report", pool, results, events, failed, delay, shared, traffic)``: the results of workers,
+other events, why the pool cannot work, how long workers wait for a CPU, the fields of `Shared`, and
+what the connection carried.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from dpex.cache.dataset import caches_in
 from dpex.cache.memory_store import hold_all
 from dpex.errors import DpexError
 from dpex.measure.sums import LinkSums
-from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
+from dpex.pools.local.fork_server import ForkStarter, in_common, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
@@ -137,7 +137,7 @@ class Agent:
     def _do_open(self, number: int, order: tuple[Any, ...]) -> None:
         self._do_close(0.0)
         asked = PoolOrder(*order)
-        starter = ForkStarter(partial(open_plan, asked))
+        starter = ForkStarter(lambda: in_common(open_plan(asked)))
         self._pool = LocalPool(starter, shared_queue=asked.shared_queue, first_workers=0, on_result=self._take)
         self._number = number
         self._compresses = asked.compression is not None and can_compress()
@@ -216,16 +216,16 @@ class Agent:
         events = pool.poll()
         news = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
         events.clear()
-        facts = (pool.failed, self._delay.of(pool.pids))
+        facts = (pool.failed, self._delay.of(pool.pids), tuple(pool.counts.shared))
         if self._results or news or facts != self._reported:
             self._reported = facts
             self._put(news)
 
     def _put(self, events: list[tuple[Any, ...]]) -> None:
-        failed, delay = self._reported or (None, None)
+        failed, delay, shared = self._reported or (None, None, ())
         found = self._traffic.news()
         traffic = None if found is None else vars(found)
-        header = ("report", self._number, self._results, events, failed, delay, traffic)
+        header = ("report", self._number, self._results, events, failed, delay, shared, traffic)
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
 

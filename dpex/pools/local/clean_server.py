@@ -6,9 +6,9 @@ start, as it imports torch, and `iter()` does not wait for it: requests lie in i
 on a template comes within milliseconds.
 
 Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
-threads, clients, CUDA contexts and open files of its own. Where the pickle is large, a process in between unpickles it
-for all workers, which then share its memory (`dpex.pools.local.unpickling`). Where Ray is connected, the script is not
-imported at all, as it might start training: what it defines travels by value.
+threads, clients, CUDA contexts and open files of its own. The template unpickles the built-in containers of the dataset
+for all workers (`dpex.pools.local.plain_part`). Where Ray is connected, the script is not imported at all, as it might
+start training: what it defines travels by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
 descriptors of what the dataset shares. The server ends with the trainer, whose side may be used from several threads.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import mmap
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -37,17 +39,26 @@ from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch.multiprocessing
 
 from dpex.pools.local import forking
-from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateStarter, private_pair, template_main
-from dpex.pools.local.object_sharing import SWITCHED_OFF, Sharing
-from dpex.pools.local.unpickling import serve_in_common, why_each_unpickles
+from dpex.pools.local.fork_server import (
+    ForkStarter,
+    Prepared,
+    TemplateStarter,
+    in_common,
+    private_pair,
+    template_main,
+)
+from dpex.pools.local.object_sharing import Sharing
+from dpex.pools.local.plain_part import Joining, PlainPart
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.interrupts import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 from dpex.transport.memory import memory_file
+from dpex.transport.pickling import cloud_dumps, with_persistent_id
 
 _BOOTSTRAP = """
 import signal, sys
@@ -80,7 +91,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
     )
     kind, method = context.Process, context.get_start_method()
     if method == "fork" and not is_ray_connected():
-        return ForkStarter(lambda: plan, kind)
+        return ForkStarter(lambda: in_common(plan), kind)
     try:
         return CleanStarter(kind, plan, imports_script=method != "fork")
     except Exception as error:
@@ -99,7 +110,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
             "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
             f"pickled ({error!r}); its workers are forked in spite of that"
         )
-        return ForkStarter(lambda: plan, kind)
+        return ForkStarter(lambda: in_common(plan), kind)
 
 
 def start_early(context: Any) -> None:
@@ -270,10 +281,14 @@ class Parcel:
     def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
         self.fds = [memory_file("dpex-plan")]
         try:
+            part = PlainPart()
+            persistent_id = part.place_of if plan.setup.sharing is not None else None
             with os.fdopen(self.fds[0], "wb", closefd=False) as file:
                 pickle.dump(self._surroundings(plan, imports_script=imports_script), file)
                 set_spawning_popen(self)  # type: ignore[arg-type]
-                file.write(_pickled(plan, imports_script=imports_script))
+                rest = _pickled(plan, persistent_id, imports_script=imports_script)
+                pickle.dump(part.objects, file, pickle.HIGHEST_PROTOCOL)
+                file.write(rest)
         except BaseException:
             self.close()
             raise
@@ -305,7 +320,7 @@ class Parcel:
             "ignored": forking.ignored_signals(),
             "script": script if imports_script else {},
             "has_tracker": tracker is not None,
-            "shares": plan.setup.sharing is not None,
+            "sharing": (plan.setup.sharing, plan.setup.num_workers, plan.shared_queue),
         }
 
     def close(self) -> None:
@@ -314,15 +329,16 @@ class Parcel:
             os.close(self.fds.pop())
 
 
-def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
+def _pickled(plan: WorkerPlan, persistent_id: Any, *, imports_script: bool) -> bytes:
     """Pickle the plan; by value what the script defines, where no worker can import that, as in a notebook."""
     main = sys.modules["__main__"]
     has_script = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
-    if imports_script and has_script:
-        return bytes(ForkingPickler.dumps(plan))
-    from dpex.transport.pickling import cloud_dumps
-
-    return cloud_dumps(plan)
+    if not imports_script or not has_script:
+        return cloud_dumps(plan, persistent_id=persistent_id)
+    stream = io.BytesIO()
+    pickler = ForkingPickler if persistent_id is None else with_persistent_id(ForkingPickler, persistent_id)
+    pickler(stream).dump(plan)
+    return stream.getvalue()
 
 
 # -- in the server, a template and a worker ----------------------------------------------------------------------------
@@ -401,16 +417,19 @@ class _Arrived:
             resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
         forking.ignore_signals(surroundings["ignored"])
         self.survives: frozenset[int] = surroundings["survives"]
-        data = memoryview(file)[file.tell() :]
-        self.open_plan = partial(_unpacked, data, fds, surroundings["script"])
-        self._why_own = why_each_unpickles(data.nbytes) if surroundings["shares"] else SWITCHED_OFF
+        self._file, self._fds, self._surroundings = file, fds, surroundings
 
     def serve(self, control: socket.socket, trainer_pid: int) -> None:
         """Run a template, in its process."""
-        serve_workers = partial(template_main, control, trainer_pid)
-        why_own = self._why_own or serve_in_common(self.open_plan, partial(serve_workers, survives=self.survives))
-        own = Prepared(partial(self.open_plan, pickle.loads), Sharing(None, why_own=why_own))
-        serve_workers(lambda: own, self.survives)
+        template_main(control, trainer_pid, self.prepared, self.survives)
+
+    def prepared(self) -> Prepared:
+        """Unpickle the plain part of the plan, in a template."""
+        began = time.perf_counter()
+        objects = pickle.load(self._file)
+        request, num_workers, is_one_queue = self._surroundings["sharing"]
+        sharing = Sharing(objects, request, num_workers, is_one_queue, time.perf_counter() - began)
+        return Prepared(partial(_unpacked, self._file, objects, self._fds, self._surroundings["script"]), sharing)
 
 
 class _ArrivedStarter(ForkStarter):
@@ -419,22 +438,22 @@ class _ArrivedStarter(ForkStarter):
     is_quick = False
 
     def __init__(self, kind: Any, parcel: _Arrived) -> None:
-        super().__init__(partial(parcel.open_plan, pickle.loads), kind)
+        super().__init__(parcel.prepared, kind)
         self._parcel = parcel
 
     def _serve(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
         self._parcel.serve(control, trainer_pid)
 
 
-def _unpacked(
-    data: memoryview, fds: list[int], script: dict[str, Any], loads: Callable[[memoryview], WorkerPlan]
-) -> WorkerPlan:
-    """Import the user's script and unpickle the plan with ``loads``, in a worker or for all workers."""
+def _unpacked(file: mmap.mmap, objects: list[Any], fds: list[int], script: dict[str, Any]) -> WorkerPlan:
+    """Import the user's script and unpickle the rest of the plan, in a worker."""
     _arrived[:] = fds
     here: Any = multiprocessing.current_process()
     here._inheriting = True  # so that a script without a guard that starts processes is told of it, as with torch
     try:
+        np.random.seed()  # as in a new interpreter; Python's `random` is seeded by the fork
         spawn.prepare(script)
-        return loads(data)
+        plan: WorkerPlan = Joining(file, objects).load()
+        return plan
     finally:
         del here._inheriting

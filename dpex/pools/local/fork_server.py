@@ -70,9 +70,10 @@ class Prepared(NamedTuple):
     sharing: Sharing
 
 
-def in_common(plan: WorkerPlan, unpickling_s: float = 0.0) -> Prepared:
-    """Have all workers inherit this plan. ``unpickling_s``: the time in which it was unpickled."""
-    return Prepared(lambda: plan, Sharing(plan, unpickling_s=unpickling_s))
+def in_common(plan: WorkerPlan) -> Prepared:
+    """Have all workers inherit this plan."""
+    setup = plan.setup
+    return Prepared(lambda: plan, Sharing(setup.dataset, setup.sharing, setup.num_workers, plan.shared_queue))
 
 
 def template_main(
@@ -269,15 +270,15 @@ class ForkStarter(TemplateStarter):
     """Forks templates from this process.
 
     Args:
-        open_plan: Called in the template, so that no worker has to unpack the plan.
+        prepare: Called in the template, so that no worker has to unpack the plan.
         kind: See `TemplateStarter`.
     """
 
     is_quick = True
 
-    def __init__(self, open_plan: Callable[[], WorkerPlan], kind: Any = multiprocessing.Process) -> None:
+    def __init__(self, prepare: Callable[[], Prepared], kind: Any = multiprocessing.Process) -> None:
         super().__init__(kind)
-        self._open_plan = open_plan
+        self._prepare = prepare
 
     def start(self, theirs: socket.socket) -> forking.ProcessHandle:
         """See `TemplateStarter.start`."""
@@ -291,7 +292,7 @@ class ForkStarter(TemplateStarter):
 
     def _serve(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
         """Run the template, in its process."""
-        template_main(control, trainer_pid, lambda: in_common(self._open_plan()), survives)
+        template_main(control, trainer_pid, self._prepare, survives)
 
 
 class TemplateHandle:

@@ -13,13 +13,16 @@ copy anyway, so a pool of one shares nothing until it requests a second worker.
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from dpex.pools.local.shared_objects import ObjectSearch, SharedObjects, why_unsupported
-from dpex.pools.local.worker_process import BOARD_ROW, WorkerPlan
+from dpex.pools.local.worker_process import BOARD_ROW
 from dpex.system.cpus import usable_cpus
-from dpex.worker.setup import SEARCH_RATIO
+from dpex.worker.setup import SEARCH_RATIO, ObjectSharing
 
 FIRST_S = 0.08
 """Seconds for which the first worker waits. The first batch may come 0.1 s later, of which the last step of the search
@@ -35,35 +38,32 @@ class Sharing:
     """Searches between the requests of a fork server.
 
     Args:
-        plan: Of the workers; None: each unpickles a plan of its own.
-        why_own: Why it does.
-        unpickling_s: Seconds in which the fork server unpickled the plan, so that no worker needs to.
+        root: The dataset, or the part of it that workers have in common.
+        request: None: the user has switched it off.
+        num_workers: The number of workers that the loader is made for.
+        is_one_queue: True if any worker takes any ticket.
+        unpickling_s: Seconds in which the fork server unpickled ``root``, so that no worker needs to.
         clock: Returns seconds.
     """
 
     def __init__(
         self,
-        plan: WorkerPlan | None,
-        *,
-        why_own: str = "",
+        root: Any,
+        request: ObjectSharing | None,
+        num_workers: int,
+        is_one_queue: bool,
         unpickling_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._clock = clock
-        self._why_own, self._unpickling_s = why_own, unpickling_s
-        self._setup = None if plan is None else plan.setup
-        self._is_one_queue = plan is not None and plan.shared_queue
+        self._root, self._request = root, request or ObjectSharing()
+        self._num_workers, self._stride = num_workers, 1 if is_one_queue else max(1, num_workers)
+        self._unpickling_s, self._clock = unpickling_s, clock
         self._search: ObjectSearch | None = None
         self._pace: _Pace | None = None
         self._requests = 0
         self._has_begun = False
-        self._why_not = self._reason()
+        self._why_not = SWITCHED_OFF if request is None else _why_has_threads() or why_unsupported()
         self._is_reported = False
-
-    def _reason(self) -> str:
-        if self._setup is None:
-            return self._why_own or SWITCHED_OFF
-        return SWITCHED_OFF if self._setup.sharing is None else why_unsupported()
 
     @property
     def is_searching(self) -> bool:
@@ -78,11 +78,11 @@ class Sharing:
             fds: The worker's descriptors: its socket, the board.
         """
         self._requests += 1
-        if self._why_not or self._setup is None:
+        if self._why_not:
             return False
-        if not self._has_begun and max(self._requests, self._setup.num_workers) > 1:
+        if not self._has_begun and max(self._requests, self._num_workers) > 1:
             self._has_begun = True
-            self._search = ObjectSearch(self._setup.dataset, self._clock)
+            self._search = ObjectSearch(self._root, self._clock)
             self._search.advance(min(FIRST_S, self._most_s()))
         if self._search is None:
             return False
@@ -117,22 +117,25 @@ class Sharing:
 
     def _saved_s(self, search: ObjectSearch) -> float:
         """Return the seconds by which the epoch is shorter, as workers do not copy what was found."""
-        assert self._setup is not None
-        each = max(1.0, self._setup.num_workers / usable_cpus())
+        each = max(1.0, self._num_workers / usable_cpus())
         return self._unpickling_s + each * search.copying_s
 
     def _most_s(self) -> float:
         """Return the seconds that the search may take by what is known now."""
-        setup = self._setup
-        assert setup is not None
-        assert setup.sharing is not None
-        if setup.sharing.most_s is not None:
-            return setup.sharing.most_s
+        if self._request.most_s is not None:
+            return self._request.most_s
         if self._pace is None:
             return FIRST_S + _PACE_S
-        batch_s = self._pace.batch_s(self._clock(), 1 if self._is_one_queue else setup.num_workers)
-        epoch_s = setup.sharing.batches * batch_s / max(1, setup.num_workers)
+        batch_s = self._pace.batch_s(self._clock(), self._stride)
+        epoch_s = self._request.batches * batch_s / max(1, self._num_workers)
         return max(FIRST_S + _PACE_S, SEARCH_RATIO * epoch_s)
+
+
+def _why_has_threads() -> str:
+    """Return why the search cannot run here: another thread could count references while the search changes counts."""
+    tasks = Path("/proc/self/task")
+    count = len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+    return f"the process that forks the workers has {count} threads" if count > 1 else ""
 
 
 class _Pace:

@@ -63,6 +63,9 @@ _FIRST = 1 << 12
 """The lowest address that can be read. Views of the memory begin here, as a view at 0 is not allowed."""
 _ITEMS_OFFSET = 24
 """Offset of the address of a list's items (``ob_item``)."""
+_VALUES_OFFSET = 40
+"""Offset of the values that a dict keeps outside of its table (``ma_values``), as the ``__dict__`` of an instance does.
+From Python 3.13 on, `gc` sees these as references of the instance alone."""
 _DEALLOC_OFFSET = 48
 """Offset of ``tp_dealloc`` in a type."""
 _HAS_REFERENCES = 1 << 14
@@ -473,6 +476,10 @@ def _references(objects: list[Any]) -> Iterator[list[Any]]:
         yield list(itertools.chain.from_iterable(one.reshape(-1).tolist() for one in objects))
     else:
         yield gc.get_referents(*objects)
+        if type(objects[0]) is dict:
+            values = _memory()[1][((_addresses(objects) + _VALUES_OFFSET - _FIRST) >> 3)]
+            of_instances = map(objects.__getitem__, np.flatnonzero(values).tolist())
+            yield list(itertools.chain.from_iterable(map(dict.values, of_instances)))
 
 
 def _slices(one: Any) -> Iterator[list[Any]]:
