@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.simulation.generate import generate
 from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
@@ -48,3 +49,13 @@ def test_no_growth_is_taken_back_as_work_changes(waits_s: tuple[float, ...], cha
     )
     assert "undo" not in {decision.reason for decision in found}
     assert max(decision.new.local for decision in found) <= 10
+
+
+def test_batches_that_were_ready_are_no_rate_to_compare_with() -> None:
+    """In world 307:9, batches of 4 s take 23 s from 300 s on. The last window before the growth has 3.3 batches/s."""
+    world = generate(307, 9).world
+    laws = [Law(AutotuneConfig(), cold_start(world)) for _ in range(world.ranks)]
+    simulate(world, laws, 400.0)
+    for law in laws:
+        assert "undo" not in {decision.reason for decision in law.decisions}
+        assert law.decisions[-1].new.local > 60

@@ -418,6 +418,7 @@ class Law:
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
         is_measured = rate0 > 0
+        rate0 = min(rate0, own.headroom * trial.old.workers / trial.service_s)  # more were only taken from before
         if not is_measured:  # by Little's law, of a few batches
             rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value)), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
