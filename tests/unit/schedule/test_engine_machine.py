@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable
+from itertools import chain, count
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,8 @@ from pool_rules import PoolMachine
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 ROOM = 1_000_000
+NEVER = 1_000_000
+"""A place that no change reaches. Python 3.13 traces the opcodes of a function from its second call on."""
 ROUNDS = 10
 """More than there are workers to die one after the other."""
 
@@ -30,7 +33,10 @@ class TornError(Exception):
     """Comes out of any place where CPython runs signal handlers."""
 
 
-LOOKS = {dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME") if name in dis.opmap}
+NAMES = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
+LOOKS = {dis.opmap[name] for name in NAMES if name in dis.opmap}
+FIRST = dis.opmap.get("RESUME")
+"""The first opcode of a function. Python 3.12 and later do not report it."""
 
 
 def torn(change: Callable[[], None], at: int) -> bool:
@@ -41,7 +47,7 @@ def torn(change: Callable[[], None], at: int) -> bool:
         nonlocal left
         if event == "opcode":
             code = frame.f_code.co_code[frame.f_lasti]
-            left -= former.get(frame) in LOOKS and code not in LOOKS
+            left -= former.get(frame, FIRST) in LOOKS and code not in LOOKS
             former[frame] = code
             if not left:
                 raise TornError
@@ -209,9 +215,8 @@ TestEngineMachine = EngineMachine.TestCase
 )
 def test_a_pass_goes_on_wherever_a_change_is_torn_apart(options: dict[str, Any]) -> None:
     """Two batches are delivered, then results are taken in, and the tickets behind them drawn and sent."""
-    at, was_torn, places = 0, True, 0
-    while was_torn:
-        at += 1
+    places = 0
+    for at in chain([NEVER], count(1)):
         driver = Driver(local=2, prefetch=4, **options)
         driver.begin(12)
         driver.work()
@@ -224,4 +229,6 @@ def test_a_pass_goes_on_wherever_a_change_is_torn_apart(options: dict[str, Any])
         rest = other.finish()
         assert sorted([*numbers, *(batch.number for batch in rest)]) == list(range(12))
         assert all(batch.state in (None, batch.number // 2) for batch in rest)
-    assert places > 30
+        if not was_torn and at != NEVER:
+            break
+    assert places > 20
