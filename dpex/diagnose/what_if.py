@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import Literal
 
 from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.law.model import EndOfStall, Model, Place
+from dpex.autotune.law.model import EndOfStall, Model, PoolCost
 from dpex.autotune.types import Settings
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
@@ -345,8 +345,8 @@ class Run:
         """With batches that take these parts of the wall and CPU time."""
         model = self.model
 
-        def scaled(place: Place) -> Place:
-            return replace(place, service_s=place.service_s * wall, cpu_s=place.cpu_s * cpu)
+        def scaled(pool: PoolCost) -> PoolCost:
+            return replace(pool, service_s=pool.service_s * wall, cpu_s=pool.cpu_s * cpu)
 
         cheaper = model.costing(scaled(model.local), scaled(model.remote))
         return self.predicted(kind, change, model=cheaper)

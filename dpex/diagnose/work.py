@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.law.model import Model, Place, Start
+from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.attribution import LostTime
@@ -77,7 +77,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
     """Return the law's model of the work and the machine; None: too little was seen."""
     if facts.tickets < 8 or facts.batches <= facts.passes or facts.work_s <= 0:
         return None
-    count, now, here = later_batches(facts), present(facts), _place(facts, LOCAL)
+    count, now, here = later_batches(facts), present(facts), _pool_cost(facts, LOCAL)
     step_s = max(1e-6, _free_step_s(facts) / count)
     inline = facts.pools.get(INLINE, PoolStats())
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"]
@@ -85,7 +85,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
     return Model(
         now=now,
         local=here,
-        remote=_place(facts, REMOTE),
+        remote=_pool_cost(facts, REMOTE),
         step_s=step_s,
         step_cpu_s=min(step_s, max(0.0, facts.trainer_cpu_s - inline.cpu_s) / count),
         cpus=facts.cpus,
@@ -114,8 +114,8 @@ def _free_step_s(facts: Facts) -> float:
     return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
 
 
-def _place(facts: Facts, name: str) -> Place:
-    """A place as measured; one without batches is taken to be as fast as another."""
+def _pool_cost(facts: Facts, name: str) -> PoolCost:
+    """Return the measured cost of a batch in a pool. A pool without batches takes the cost of another."""
     names = (name, LOCAL, REMOTE, INLINE)
     known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
     queued_s = queueing_s(known)
@@ -124,12 +124,12 @@ def _place(facts: Facts, name: str) -> Place:
         queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
     net_s = known.busy_s - min(max(0.0, queued_s), _QUEUED * known.busy_s)
     service_s = net_s + (known.transit_s if name == REMOTE else 0.0)
-    return Place(
+    return PoolCost(
         service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(net_s, known.cpu_s) / known.tickets)
     )
 
 
-def _walls(facts: Facts, now: Settings, here: Place) -> Walls:
+def _walls(facts: Facts, now: Settings, here: PoolCost) -> Walls:
     """As far as advice goes: one jump of the tuner's, here where CPUs are idle, elsewhere where workers are."""
     soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
     most = min(facts.config.max_waiting, soon)

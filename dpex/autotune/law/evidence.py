@@ -119,8 +119,8 @@ def _net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
 
 
 @dataclass
-class PoolEvidence:
-    """The times of a place. slowest_s: of its slowest batch. stages: seconds of all its batches, by stage."""
+class PoolEstimate:
+    """The times of a pool. slowest_s: of its slowest batch. stages: seconds of all its batches, by stage."""
 
     times: ServiceTimes = field(default_factory=ServiceTimes)
     slowest_s: float = 0.0
@@ -142,12 +142,12 @@ class PoolEvidence:
                 self.stages[name] += getattr(pool, f"{name}_s")
 
 
-class Evidence:
-    """The measurements since the work last changed."""
+class WorkEstimate:
+    """The measurements of the work since it last changed."""
 
     def __init__(self, watched: defaultdict[str, Cusum] | None = None) -> None:
         self.step, self.step_queued, self.trainer_cpu = Mean(), Mean(), Mean()
-        self.pools = {name: PoolEvidence() for name in WORKER_POOLS}
+        self.pools = {name: PoolEstimate() for name in WORKER_POOLS}
         self._watched = defaultdict(Cusum) if watched is None else watched
         for each in self._watched.values():
             each.forget()
@@ -229,8 +229,8 @@ def steps(sample: Sample) -> tuple[tuple[float, float], int]:
     return ((1.0 - queued) * total_s, queued * total_s), count
 
 
-class Record:
-    """Windows under the same setting."""
+class SettingStats:
+    """Sums over the windows under one setting."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import wording
 from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.law.evidence import Cusum, Evidence, Record, is_link_full
-from dpex.autotune.law.model import Model, Place, Start
+from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate, is_link_full
+from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
 from dpex.autotune.measured import MOST_WORKERS, LossClock, SampleChecker
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
@@ -41,18 +41,18 @@ class Trial:
 
     Times of a batch before it are ``service_s``, the mean without queueing for a CPU, ``wall_s``, that with it, and
     ``median_s``. Counted since it are batches that workers made and that the loop has taken, seconds of local workers,
-    and windows. ``blamed`` is the growth that it takes back.
+    and windows. ``reverted`` is the growth that it reverts.
     """
 
     kind: str
     number: int
     at: float
     old: Settings
-    before: Record
+    before: SettingStats
     service_s: float
     wall_s: float
     median_s: float
-    blamed: Trial | None = None
+    reverted: Trial | None = None
     made: int = 0
     taken: int = 0
     worker_s: float = 0.0
@@ -60,8 +60,8 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """On a trial. gain: relative, of the rate. is_sure: more windows would not change it."""
+class TrialResult:
+    """The result of a trial. gain: relative, of the rate. is_sure: further windows would not change it."""
 
     gain: float = 0.0
     is_bad: bool = False
@@ -119,11 +119,11 @@ class Law:
         return self._step(judged.sample)
 
     def _step(self, sample: Sample) -> Decision | None:
-        changes = self._evidence.changes(sample, is_steady=self._is_steady(sample))
+        changes = self._work.changes(sample, is_steady=self._is_steady(sample))
         is_growing = self._trial is not None and self._trial.kind == GROW
-        if "step" in changes or (changes and not is_growing) or self._evidence.is_other_work(sample, self._growth()):
+        if "step" in changes or (changes and not is_growing) or self._work.is_other_work(sample, self._growth()):
             self._forget()
-        self._evidence.add(sample)
+        self._work.add(sample)
         inside = self._inside(sample)
         if inside != sample.settings:
             self._asked_at = sample.at
@@ -146,7 +146,7 @@ class Law:
         if trial is None:
             return 1.0
         new = self.decisions[trial.number].new.workers
-        old = trial.old.workers if trial.blamed is None else trial.blamed.old.workers
+        old = trial.old.workers if trial.reverted is None else trial.reverted.old.workers
         return max(new, trial.old.workers) / max(1, min(new, old))
 
     def _inside(self, sample: Sample) -> Settings:
@@ -166,9 +166,9 @@ class Law:
         trial = self._trial
         if trial is not None:
             return self._judge(sample, trial) if self._is_slow(trial, sample.local.running) else None
-        made = sum(pool.times.count for pool in self._evidence.pools.values())
+        made = sum(pool.times.count for pool in self._work.pools.values())
         waits = sample.wait_s > self.config.wait_goal * sample.seconds
-        is_known = self._evidence.step.count and made >= min(CONSTANTS.start, self._running)
+        is_known = self._work.step.count and made >= min(CONSTANTS.start, self._running)
         if not self._is_fresh or not waits or not is_known:
             return None
         self.model = self._known(sample)
@@ -178,8 +178,8 @@ class Law:
 
     def _forget(self) -> None:
         """The work is another: keep the setting only."""
-        self._evidence = Evidence(self._watched)
-        self._record = Record()
+        self._work = WorkEstimate(self._watched)
+        self._record = SettingStats()
         self._trial: Trial | None = None
         self._is_fresh = True
         self._failed: tuple[int, int] | None = None
@@ -193,19 +193,19 @@ class Law:
             return False
         if running != self._running:
             self._running, self._settled_at = running, sample.at
-            self._record = Record()
+            self._record = SettingStats()
         return self._is_steady(sample)
 
     def _is_steady(self, sample: Sample) -> bool:
         """Return True if all batches of the window were begun under the workers that run."""
-        since = min(self._evidence.service_s(LOCAL), CONSTANTS.patience_s)
+        since = min(self._work.service_s(LOCAL), CONSTANTS.patience_s)
         running = sample.local.running + sample.remote.running
         return running == self._running and sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
 
     def _known(self, sample: Sample) -> Model:
         """The model as of this window."""
-        seen, machine, record = self._evidence, sample.machine, self._record
-        local, remote = (self._place(name) for name in WORKER_POOLS)
+        seen, machine, record = self._work, sample.machine, self._record
+        local, remote = (self._pool_cost(name) for name in WORKER_POOLS)
         stages = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].stages
         total = sum(stages.values())
         rate, error = record.rate()
@@ -236,18 +236,18 @@ class Law:
             self._pass, self._started = (sample.epoch, sample.start_s), max(1, sample.settings.local)
         return Start(seconds=sample.start_s, workers=self._started, batches=sample.pass_batches)
 
-    def _place(self, name: str) -> Place:
-        pool = self._evidence.pools[name]
-        service_s = max(self._evidence.service_s(name), pool.times.net_lately_s(CONSTANTS.latest))
-        other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
+    def _pool_cost(self, name: str) -> PoolCost:
+        pool = self._work.pools[name]
+        service_s = max(self._work.service_s(name), pool.times.net_lately_s(CONSTANTS.latest))
+        other = self._work.pools[REMOTE if name == LOCAL else LOCAL]
         known = (pool if pool.times.count else other).times
         share = known.cpu.value / max(1e-9, known.net_s)
-        return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s)
+        return PoolCost(service_s=service_s, cpu_s=min(1.0, share) * service_s)
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _decide(self, sample: Sample) -> Decision | None:
-        if not self._evidence.service_s(LOCAL) or not self._evidence.step.count:
+        if not self._work.service_s(LOCAL) or not self._work.step.count:
             return None
         self.model = self._known(sample)
         fewer = self._unload(sample)
@@ -328,7 +328,7 @@ class Law:
         return self._probe(sample) or self._change(sample, now.local, now.remote, "spread", None)
 
     def _probe(self, sample: Sample) -> Decision | None:
-        """A step up, not beyond what fills the CPUs, in one place and after a failure in the other."""
+        """A step up, not beyond what fills the CPUs, in one pool and after a failure in the other."""
         assert self.model is not None
         k, now, model = CONSTANTS, sample.settings, self.model
         if sample.at < self._try_at or model.start is not None:  # no window shows what more workers cost at the start
@@ -380,32 +380,32 @@ class Law:
             self._forget()
             return None
         is_slow = self._is_slow(trial, sample.local.running)
-        verdict = self._verdict(sample, trial)
-        if not is_slow and not verdict.is_sure and len(self._record) < CONSTANTS.longest:
+        result = self._result(sample, trial)
+        if not is_slow and not result.is_sure and len(self._record) < CONSTANTS.longest:
             return None
-        is_bad = is_slow or verdict.is_bad
+        is_bad = is_slow or result.is_bad
         if trial.kind == BACK:
-            is_bad = is_bad and verdict.is_sure
+            is_bad = is_bad and result.is_sure
         self._close(sample, trial, kept=not is_bad)
         if not is_bad:
             if trial.kind == PROBE and self._failed is not None and sample.settings.workers >= sum(self._failed):
                 self._failed = None
             return None
         if trial.kind == GROW:
-            return self._back_to_limit(sample, trial, verdict)
+            return self._back_to_limit(sample, trial, result)
         if trial.kind == PROBE:
             self._turn += 1
         return self._change(sample, trial.old.local, trial.old.remote, "undo", None)
 
     def _has_changed_instead(self, trial: Trial) -> bool:
         """Return True if batches are as slow after growth was taken back: not the growth but the work made them so."""
-        record, grown, k = self._record, trial.blamed, CONSTANTS
+        record, grown, k = self._record, trial.reverted, CONSTANTS
         if grown is None or len(record) < k.least or record.times.count < 2 * k.start:
             return False
         ratio = trial.old.workers / max(1, grown.old.workers)
         return bool(record.times.median_s > ratio**k.part * grown.median_s)
 
-    def _verdict(self, sample: Sample, trial: Trial) -> Verdict:
+    def _result(self, sample: Sample, trial: Trial) -> TrialResult:
         """Judge a change by the windows so far.
 
         Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it. It is
@@ -414,44 +414,44 @@ class Law:
         """
         k, record, now, own = CONSTANTS, self._record, sample.settings, self.config
         if not len(record):
-            return Verdict(is_sure=False)
+            return TrialResult(is_sure=False)
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
         is_measured = rate0 > 0
         rate0 = min(rate0, own.headroom * trial.old.workers / trial.service_s)  # more were only taken from before
         if not is_measured:  # by Little's law, of a few batches
-            rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value)), 0.0
+            rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._work.step.value)), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
         least, is_held_up, is_free = (k.same if trial.kind == PROBE else -k.same), True, False
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
-            least = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
+            least = min(ratio, max(1.0, 1.0 / max(1e-9, self._work.step.value * rate0))) ** k.part - 1.0
             slower, bound = record.times.median_s / trial.median_s, ratio**k.part
             is_held_up = slower > bound or (gain < -k.same and is_measured)
             is_free = slower < bound and record.times.count >= 2 * now.workers and now.remote <= trial.old.remote
         is_enough = len(record) >= k.least and record.times.count >= k.start
         is_fine = len(record) >= k.least and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
-        return Verdict(
+        return TrialResult(
             gain=gain,
             is_bad=not is_fine and not is_free and gain <= least and is_held_up,
             is_sure=is_fine or is_free or (is_enough and abs(gain - least) > wide),
         )
 
-    def _back_to_limit(self, sample: Sample, trial: Trial, verdict: Verdict) -> Decision | None:
+    def _back_to_limit(self, sample: Sample, trial: Trial, result: TrialResult) -> Decision | None:
         """As many workers as the limit that was met can keep busy.
 
         By Little's law that is the rate now times the time of a batch before; all workers were busy then, so it is
         their number, and more by as much as the rate has grown.
         """
         now, old = sample.settings, trial.old
-        fewest = min(now.workers, math.ceil(old.workers * (1.0 + max(0.0, verdict.gain))))
+        fewest = min(now.workers, math.ceil(old.workers * (1.0 + max(0.0, result.gain))))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
         self._failed = now.local, now.remote
         if not len(self._record):
             seen = replace(sample, batches=trial.made, seconds=sample.at - trial.at)
             self._record.add(seen, self.config.wait_goal)
-        return self._change(sample, local, remote, "undo", BACK, blamed=trial)
+        return self._change(sample, local, remote, "undo", BACK, reverted=trial)
 
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
         """End the trial. After a bad one the law waits before it tries again."""
@@ -467,7 +467,7 @@ class Law:
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def _change(
-        self, sample: Sample, local: int, remote: int, reason: Reason, kind: str | None, blamed: Trial | None = None
+        self, sample: Sample, local: int, remote: int, reason: Reason, kind: str | None, reverted: Trial | None = None
     ) -> Decision | None:
         """Other numbers of workers, with the prefetch for them; of the prefetch alone only if it is worth it."""
         assert self.model is not None
@@ -490,13 +490,13 @@ class Law:
                 before=self._record,
                 service_s=self._record.times.net_s or model.local.service_s,
                 wall_s=self._record.times.wall.value or model.local.service_s,
-                median_s=self._record.times.median_s or self._evidence.median_s or model.local.service_s,
-                blamed=blamed,
+                median_s=self._record.times.median_s or self._work.median_s or model.local.service_s,
+                reverted=reverted,
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again
         decision = self._decided(sample, new, reason)
-        self._record = Record()
+        self._record = SettingStats()
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at
         return decision

@@ -26,8 +26,8 @@ _TINY = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A place of workers.
+class PoolCost:
+    """The cost of a batch in a worker pool.
 
     Attributes:
         service_s: Seconds that a worker takes for a batch, queueing for a CPU not included.
@@ -93,7 +93,7 @@ class Model:
 
     Attributes:
         now: The setting that was measured.
-        local, remote: The places of workers.
+        local, remote: The costs of a batch in each pool.
         step_s: What the training loop takes for a batch when it need not wait.
         step_cpu_s: CPU time of the training process for that.
         step_queued_s: Seconds that the training thread waited for a CPU in a step, beside ``step_s``.
@@ -108,8 +108,8 @@ class Model:
     """
 
     now: Settings
-    local: Place
-    remote: Place
+    local: PoolCost
+    remote: PoolCost
     step_s: float
     step_cpu_s: float
     cpus: float
@@ -195,7 +195,7 @@ class Model:
         return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
     def best(self, headroom: float, walls: Walls | None = None) -> tuple[int, int]:
-        """The fewest workers of each place that make ``headroom`` times what the training loop takes, or what comes
+        """The fewest workers of each pool that make ``headroom`` times what the training loop takes, or what comes
         nearest to that: local ones first, as they take no other machine."""
         walls = walls or self.walls
         most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
@@ -247,7 +247,7 @@ class Model:
             stage=stage,
         )
 
-    def costing(self, local: Place, remote: Place) -> Model:
+    def costing(self, local: PoolCost, remote: PoolCost) -> Model:
         """The model of work that costs something else, off by the same factor as this one."""
         other = replace(self, local=local, remote=remote, measured_rate=None)
         if not self.measured_rate:

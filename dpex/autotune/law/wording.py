@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpex.autotune.law.evidence import Record, is_link_full
+from dpex.autotune.law.evidence import SettingStats, is_link_full
 from dpex.autotune.law.model import Model
 from dpex.autotune.types import Decision, Reason, Sample, Settings, Signal
 from dpex.measure.readable import duration, percent, plural, rounded, size
@@ -20,7 +20,7 @@ _WAITS: Mapping[Signal, str] = {
 }
 
 
-def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
+def evidence(model: Model, record: SettingStats, sample: Sample) -> dict[str, float]:
     """The measurements that a decision rests on, by name; the ending of a name is its unit."""
     return measured(record, sample) | {
         "service_s": model.local.service_s,
@@ -31,7 +31,7 @@ def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
     }
 
 
-def measured(record: Record, sample: Sample) -> dict[str, float]:
+def measured(record: SettingStats, sample: Sample) -> dict[str, float]:
     """Return rate and wait under the present setting; before the first window that counts, those of the latest one.
 
     The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
@@ -41,16 +41,16 @@ def measured(record: Record, sample: Sample) -> dict[str, float]:
     return {"rate": seen.rate()[0]} | found if seen.has_rate else found
 
 
-def _seen(record: Record, sample: Sample) -> Record:
+def _seen(record: SettingStats, sample: Sample) -> SettingStats:
     """Return the windows that count, or else the latest one."""
     if len(record):
         return record
-    latest = Record()
+    latest = SettingStats()
     latest.add(sample, 0.0)
     return latest
 
 
-def expected_wait(blocked: float, record: Record, sample: Sample) -> float:
+def expected_wait(blocked: float, record: SettingStats, sample: Sample) -> float:
     """Return the share of the time in ``next()`` if the training loop is blocked there for the share ``blocked``."""
     seen = _seen(record, sample)
     return blocked + (1.0 - blocked) * min(1.0, seen.own_s / max(1e-9, seen.seconds - seen.wait_s))
@@ -78,8 +78,8 @@ def brought(decision: Decision) -> str:
     outcome = decision.outcome
     if outcome is None:
         return "not judged yet"
-    verdict = "kept" if outcome.kept else "undone"
-    return f"measured {_rate(outcome.rate)} with a wait of {percent(outcome.wait)}, {verdict}"
+    result = "kept" if outcome.kept else "undone"
+    return f"measured {_rate(outcome.rate)} with a wait of {percent(outcome.wait)}, {result}"
 
 
 def described(one: Decision) -> str:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpex.autotune.law.evidence import Cusum, Evidence, ServiceTimes
+from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
@@ -50,7 +50,7 @@ def from_cluster(*, sending_s: float, busy_s: float, tickets: int = 5) -> Sample
 
 
 def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it() -> None:
-    seen = Evidence()
+    seen = WorkEstimate()
     seen.add(from_cluster(sending_s=0.5, busy_s=0.5))  # it was not full
     seen.add(from_cluster(sending_s=1.0, busy_s=8.0))  # no worker waited for it
     assert seen.link == math.inf
@@ -70,19 +70,19 @@ def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Sampl
 
 
 def test_a_step_counts_once_it_has_ended() -> None:
-    seen = Evidence()
+    seen = WorkEstimate()
     seen.add(ended_steps(0.23, steps=4))
     assert (seen.step.count, seen.step.value) == (4, pytest.approx(0.0501))
 
 
 def test_traces_without_ended_steps_give_their_mean() -> None:
-    seen = Evidence()
+    seen = WorkEstimate()
     seen.add(ended_steps(0.23, steps=None))
     assert (seen.step.count, seen.step.value) == (4, pytest.approx(0.0575))
 
 
 def test_waiting_for_a_cpu_is_counted_beside_the_step() -> None:
-    seen = Evidence()
+    seen = WorkEstimate()
     seen.add(ended_steps(0.23, steps=4, queued_s=0.046))
     assert (seen.step.value, seen.step_queued.value) == pytest.approx((0.8 * 0.0501, 0.2 * 0.0501))
 
@@ -109,7 +109,7 @@ def test_batches_that_were_begun_under_other_workers_are_no_change() -> None:
     """Batches that take four times as long were begun beside more workers, of which some have left."""
 
     def changes(*, is_steady: bool) -> tuple[str, ...]:
-        seen = Evidence()
+        seen = WorkEstimate()
         for _ in range(20):
             assert not seen.changes(made(0.1), is_steady=True)
         return tuple(name for _ in range(3) for name in seen.changes(made(0.4), is_steady=is_steady))
@@ -142,7 +142,7 @@ def test_batches_far_slower_than_the_growth_are_other_work(
         here = PoolSample(running=2, tickets=len(services_s), load_s=sum(services_s), services_s=services_s)
         return Sample(at=1.0, seconds=1.0, settings=Settings(local=2), batches=len(services_s), local=here)
 
-    seen = Evidence()
+    seen = WorkEstimate()
     seen.add(made(0.02, 0.02))
     assert not seen.is_other_work(made(0.5, 0.5), 1.0)  # too few are known
     seen.add(made(*[0.02] * 16, 0.3))

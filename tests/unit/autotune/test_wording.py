@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from decisions import a_decision
 
-from dpex.autotune.law.evidence import Record
+from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.wording import brought, decided, measured
 from dpex.autotune.types import Outcome, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
@@ -80,7 +80,7 @@ def test_the_outcome_is_told() -> None:
 
 
 def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
-    record, window = Record(), replace(WINDOW, local=PoolSample(tickets=12, load_s=0.96))
+    record, window = SettingStats(), replace(WINDOW, local=PoolSample(tickets=12, load_s=0.96))
     assert measured(record, window) == {"rate": 12.0, "wait": 0.63}
     record.add(replace(window, batches=20, wait_s=0.5, work_s=0.5), 0.01)
     assert measured(record, window) == {"rate": 20.0, "wait": 0.5}
@@ -88,7 +88,7 @@ def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
 
 def test_a_window_of_batches_that_were_made_before_it_has_no_rate() -> None:
     """Eight workers that take 1.27 s make 6.3 batches a second, and finish their first ones at about the same time."""
-    record = Record()
+    record = SettingStats()
     burst = replace(WINDOW, seconds=0.34, batches=8, wait_s=0.2, work_s=0.14, local=PoolSample(tickets=8, load_s=10.16))
     pause = replace(burst, seconds=0.93, batches=0, wait_s=0.93, work_s=0.0, local=PoolSample())
     for window in (burst, pause, burst, pause, burst):

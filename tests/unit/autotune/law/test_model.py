@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.autotune.law.model import Model, Place, Start
+from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Settings
 
@@ -27,7 +27,7 @@ def model(
     walls: Walls = ANYTHING,
     now: int = 8,
 ) -> Model:
-    place = Place(service_s=service_s, cpu_s=cpu_s)
+    place = PoolCost(service_s=service_s, cpu_s=cpu_s)
     return Model(
         now=Settings(local=now, prefetch=2 * now),
         local=place,
@@ -134,8 +134,8 @@ def models(draw: st.DrawFn) -> Model:
     step_s = draw(seconds)
     return Model(
         now=workers(draw(st.integers(1, 64)), draw(st.integers(0, 64))),
-        local=Place(service_s=service_s, cpu_s=service_s * draw(st.floats(0, 1))),
-        remote=Place(service_s=draw(seconds), cpu_s=0.0),
+        local=PoolCost(service_s=service_s, cpu_s=service_s * draw(st.floats(0, 1))),
+        remote=PoolCost(service_s=draw(seconds), cpu_s=0.0),
         step_s=step_s,
         step_cpu_s=step_s * draw(st.floats(0, 1)),
         cpus=draw(st.floats(0.1, 128)),
