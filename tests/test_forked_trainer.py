@@ -58,7 +58,7 @@ def test_what_a_child_does_with_its_parents_iterator_fails_there_and_changes_not
             with pytest.raises(IteratorClosedError, match=r"forked.*iter\(loader\).*new DpexDataLoader"):
                 next(iterator)
         loader.resize(prefetch=3)
-        iterator._engine.resize(iterator._engine._state.placement.sizes)
+        iterator._engine.resize(iterator._engine.state.placement.sizes)
         loader.stats()
         loader.close()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
 """Errors that say that workers were lost."""
-ERRORS = (Failure, FailedRead, *OF_WORKERS)
+ERRORS = (FailedRead, *OF_WORKERS)
 """Types of what stands in place of a batch that could not be made."""
 
 
@@ -46,14 +46,16 @@ class Delivery:
         self._tally = tally
 
     def hand_out(self, batch: MadeBatch, out: list[Any]) -> None:
-        """Open the batch that is next in turn, and put it into ``out``. Until then it counts as not delivered."""
+        """Open the batch that is next in turn, and put it or its error into ``out``."""
         began = monotonic()
         try:
             value = batch.payload()
+            if type(value) is Failure:
+                value.wrapper.reraise()
         except Exception as error:
             if is_interrupt(error):
                 raise
-            value = FailedRead(error)  # it will never open, and the batches behind it are waited for
+            value = FailedRead(error)
         self.opened_s = monotonic() - began
         self._state.schedule.deliver(batch, value, out)
         self._count(batch)
@@ -110,23 +112,9 @@ class Delivery:
 
 def raise_from(out: list[Any], errors: Counter[str]) -> None:
     """Raise the error that stands in place of a batch in ``out``, and count it if it is the batch's own."""
-    value = out[0]
-    if isinstance(value, OF_WORKERS):
-        error: Exception = value
-    else:
-        error = _own_error(value)
+    error = out[0]
+    if type(error) is FailedRead:
+        error = error.error
         errors["batch"] += 1
     del out[:]  # without a call from here on: see `dpex.system.interrupts`
     raise error
-
-
-def _own_error(value: Failure | FailedRead) -> Exception:
-    if isinstance(value, FailedRead):
-        return value.error
-    try:
-        value.wrapper.reraise()
-    except Exception as error:
-        if is_interrupt(error):
-            raise
-        return error
-    raise AssertionError("a failure raises its error")

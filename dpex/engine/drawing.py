@@ -6,21 +6,21 @@ reads (`ReadBatches`), the batches that are there are drawn, without a wait.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.draws import Draws
-from dpex.errors import IteratorClosedError
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import RETURNED_AT_MOST, Schedule
-from dpex.system.interrupts import is_interrupt
+from dpex.system.clock import monotonic
 from dpex.worker.decoded_stream import FailedRead, RawSamples
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
 
+POINT_S = 1.0
+"""Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
 _KEPT = 64
 """Indices of delivered batches that are kept, beside as many as there are of other batches: dropping some looks at all
 batches that are not delivered."""
@@ -64,7 +64,7 @@ class Drawing:
     @property
     def any_index(self) -> Any:
         """An index of the epoch. Those of a stream are all alike."""
-        return self._source.drawn[0][0] if self._source is not None and self._source.drawn else None
+        return self._source.drawn[0][0] if isinstance(self._source, Draws) and self._source.drawn else None
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
         """Draw up to the last of these tickets, which another run delivered ahead of others; the others are to be
@@ -83,13 +83,11 @@ class Drawing:
 
     def _indices(self, source: Draws | ReadBatches, schedule: Schedule, count: int) -> list[Any]:
         """Return the indices of the next ``count`` tickets, or of all that are left."""
-        drawn, first = source.drawn, schedule.drawn
-        if len(drawn) > self._kept_at_most or isinstance(source, ReadBatches):  # the latter are as large as batches
+        if source.length > self._kept_at_most or isinstance(source, ReadBatches):  # the latter are as large as batches
             source.forget(schedule.position()[0] - RETURNED_AT_MOST)
-            self._kept_at_most = 2 * len(drawn) + _KEPT
-        source.draw(first + count)
-        at = first - drawn[0][1] if drawn else 0
-        return [drawn[place][0] for place in range(at, min(at + count, len(drawn)))]
+            self._kept_at_most = 2 * source.length + _KEPT
+        source.draw(schedule.drawn + count)
+        return source.indices(schedule.drawn, schedule.drawn + count)
 
     @property
     def _readings(self) -> ReadBatches | None:
@@ -115,89 +113,79 @@ class ReadBatches:
     """Batches that another engine reads. An engine that decodes draws from them in place of a sampler.
 
     Batches that are read already are taken without a wait, and `descriptors` turn readable when there are more. The
-    thread that drives the decoding engine drives the reading engine by these calls. An exception of a signal handler
-    loses nothing (see `dpex.system.interrupts`).
-
-    A later run resumes the reading behind the batches that the decoding engine has delivered. Batches that were taken
-    here and are not delivered yet are read again.
+    thread that drives the decoding engine drives the reading engine by these calls. The batches stay with the reading
+    engine (`Schedule.undelivered`) until the decoding engine has delivered them. So a later run resumes the reading
+    behind those.
 
     Args:
         engine: The reading engine, which has begun an epoch.
         first: The number that the decoding engine gives the first batch.
-        in_order: Batches are delivered in the order in which they were drawn here. Without it, `point` is unknown.
 
     Attributes:
-        drawn: Batches that the decoding engine has not delivered, each with its number, and always the latest one.
         is_over: There are no more batches.
         largest_bytes: Bytes of the largest batch so far.
     """
 
-    def __init__(self, engine: Engine, first: int, *, in_order: bool) -> None:
+    def __init__(self, engine: Engine, first: int) -> None:
         self._engine = engine
-        self._first = self._begun = first
-        if in_order:
-            engine.schedule.forward()
-        self.drawn: deque[tuple[Any, int]] = deque()
-        self._hand: list[Any] = []
+        self._first = first
+        """The number of the first batch that the reading engine keeps."""
         self.is_over = False
         self.largest_bytes = 0
 
-    def draw(self, end: int) -> None:
-        """Take batches before number ``end`` that are there already."""
-        drawn = self.drawn
-        while (number := drawn[-1][1] + 1 if drawn else self._begun) < end and self._has_next():
-            drawn += ((self._hand[0], number),)  # from here on without a call: see `dpex.system.interrupts`
-            del self._hand[0]
+    @property
+    def _read(self) -> list[Any]:
+        return self._engine.schedule.undelivered
 
-    def check_end(self) -> None:
-        """See `Draws.check_end`: an exception of a signal handler ends no reading."""
+    @property
+    def length(self) -> int:
+        """The number of batches that the reading engine keeps."""
+        return len(self._read) // 2
 
-    def forget(self, number: int) -> None:
-        """Drop batches before ``number``, which were delivered and are not needed again."""
-        while len(self.drawn) > 1 and self.drawn[0][1] < number:
-            self.drawn.popleft()
-        self.delivered(number)
-
-    def _has_next(self) -> bool:
-        hand = self._hand
-        if hand or self.is_over:
-            return bool(hand)
-        read: list[Any] = []
+    def draw(self, end: int, limit_s: float = 0.0) -> None:
+        """Take batches before number ``end`` that are there already, or come within ``limit_s`` seconds."""
+        deadline = monotonic() + limit_s if limit_s else 0.0
         try:
-            if not self._engine.next_if_ready(read):
-                return False
+            while self._first + self.length < end and not self.is_over:
+                wait = self._engine.read_ahead()
+                if wait is not None:
+                    if not limit_s or monotonic() > deadline:
+                        return
+                    wait()
         except StopIteration:
             self.is_over = True
-            return False
-        except IteratorClosedError:
-            raise
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            hand += (FailedRead(error),)
-            return True
-        except BaseException:  # without a call: see `dpex.system.interrupts`
-            self._engine.returned += read
-            raise
-        count, pickle = read[0]
-        hand += (RawSamples(count, pickle),)
-        self.largest_bytes = max(self.largest_bytes, len(pickle))
-        return True
 
-    def delivered(self, first: int) -> None:
-        """Note that batches before number ``first`` were delivered, and are not needed again."""
-        forwarded = self._engine.schedule.forwarded
-        while forwarded and self._first < first:
+    def indices(self, first: int, end: int) -> list[Any]:
+        """Return the batches from number ``first`` to ``end`` that are there, in place of indices."""
+        return [self._raw(value) for value in self._read[::2][first - self._first : end - self._first]]
+
+    def _raw(self, value: Any) -> RawSamples | FailedRead:
+        if isinstance(value, FailedRead):
+            return value
+        if isinstance(value, Exception):
+            return FailedRead(value)
+        count, pickle = value
+        self.largest_bytes = max(self.largest_bytes, len(pickle))
+        return RawSamples(count, pickle)
+
+    def check_end(self) -> None:
+        """See `Draws.check_end`: no exception ends a reading early."""
+
+    def forget(self, number: int) -> None:
+        """Drop batches before ``number``, which the decoding engine has delivered."""
+        read = self._read
+        while read and self._first < number:
             self._first += 1  # without a call until both have changed: see `dpex.system.interrupts`
-            del forwarded[0]
+            del read[:2]
 
     def point(self, first: int) -> ResumePoint | None:
         """Return where the reading is once the batches before number ``first`` were delivered.
 
-        None: see `dpex.engine.engine.Engine.point`.
+        None: see `dpex.engine.engine.Engine.point`, or the reading began anew and has not come so far within `POINT_S`.
         """
-        self.delivered(first)
-        return self._engine.point()
+        self.draw(first, POINT_S)
+        self.forget(first)
+        return self._engine.point() if self._first == first else None
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when there may be more; none once it is over."""

@@ -167,6 +167,16 @@ class Draws:
             return
         self._note(drawn, state)
 
+    @property
+    def length(self) -> int:
+        """The number of indices that are kept."""
+        return len(self.drawn)
+
+    def indices(self, first: int, end: int) -> list[Any]:
+        """Return the indices of batches from number ``first`` to ``end`` that were drawn."""
+        at = first - self.drawn[0][1] if self.drawn else 0
+        return [self.drawn[place][0] for place in range(at, min(at + end - first, len(self.drawn)))]
+
     def has(self, number: int) -> bool:
         """Return True if the index of batch ``number`` was drawn."""
         return bool(self.drawn) and self.drawn[-1][1] >= number

@@ -19,14 +19,14 @@ import select
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.delivery import ERRORS, OF_WORKERS, Delivery, raise_from
-from dpex.engine.drawing import Drawing, ReadBatches
+from dpex.engine.drawing import POINT_S, Drawing, ReadBatches
 from dpex.engine.draws import Draws
 from dpex.engine.pass_state import passing_over
 from dpex.engine.pools import ANY, Pools
@@ -75,32 +75,12 @@ _NO_STATE = (
     "continue, and reading its first {batches} batches again would take about {seconds:.1f} s. Begin a new epoch; give "
     "the dataset or its iterator state_dict() and load_state_dict() to go on after such an exception"
 )
-POINT_S = 1.0
-"""Seconds that `Engine.point` waits for the thread that is in ``next()``."""
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
     "persistent_workers=True, which keeps the first iterator, "
     "make a new DpexDataLoader here"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokenBy:
-    """The text of the exception that broke off a change: the frames of its traceback would keep the iterator.
-
-    Attributes:
-        text: The traceback as Python prints it.
-        is_interrupt: A handler of a signal raised it.
-    """
-
-    text: str
-    is_interrupt: bool
-
-    @classmethod
-    def of(cls, error: BaseException) -> BrokenBy:
-        """Return the text of ``error``."""
-        return cls(text="".join(traceback.format_exception(error)), is_interrupt=is_interrupt(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +129,7 @@ class Engine:
     """See the module.
 
     Attributes:
-        returned: What `next` has delivered and an exception kept from the consumer: value, batch, value, batch.
+        state: Everything that the pass decides; a renewal replaces it.
     """
 
     def __init__(self, plan: EnginePlan, sizes: Sizes) -> None:
@@ -159,12 +139,13 @@ class Engine:
         self._turn = threading.RLock()
         """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
         self._lock = threading.RLock()
-        self.returned: list[Any] = []
         self._wakeup = Wakeup()
         self._closed = False
         self._is_changing = self._is_active = False
         """A change of the state has begun and not ended. If no call is active, an exception has broken it off."""
-        self._broken_by: BrokenBy | None = None
+        self._broken_by = logging.INFO, ""
+        """The level at which the exception that broke off a change is logged, and its traceback as text: the frames of
+        the exception itself would keep the iterator."""
         self._has_logged_renewal = False
         self._consumer = 0
         self._collected_at = 0.0
@@ -185,12 +166,12 @@ class Engine:
         self._pools = pools
         self._delivery = Delivery(self._plan, state, pools, self._tally)
         self._view = EngineView(self._plan, state, pools, self._tally)
-        self._state, self._placement = state, state.placement
+        self.state, self._placement = state, state.placement
 
     @property
     def schedule(self) -> Schedule:
         """The tickets of the present epoch."""
-        return self._state.schedule
+        return self.state.schedule
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -212,14 +193,13 @@ class Engine:
                 next_point = self._renew(begins_epoch=True)
                 resume = resume or next_point
             self._is_changing = True
-            self.returned.clear()
-            self._state.begin_epoch(resume, began)
+            self.state.begin_epoch(resume, began)
             self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
             self._drawing.begin(source)
             if resume is not None and resume.ahead:
-                self._drawing.pass_over(self._state, resume.ahead)
+                self._drawing.pass_over(self.state, resume.ahead)
             self._tally.begin_pass(began)
             self._consumer = get_native_id()
             self._fill()
@@ -262,8 +242,8 @@ class Engine:
         """Put the next batch into ``out``, which is empty.
 
         Consumers in several threads come one after the other, and each batch goes to one of them. If an exception comes
-        out that is none of those below, the caller puts the contents of ``out`` into ``returned``, and the next call
-        resumes the pass behind what was delivered (see `dpex.system.interrupts`).
+        out that is none of those below, the caller puts the contents of ``out`` into `Schedule.undelivered`, and the
+        next call resumes the pass (see `dpex.system.interrupts`).
 
         Raises:
             StopIteration: at the end.
@@ -279,13 +259,10 @@ class Engine:
             try:
                 if gpu is not None:
                     mark = gpu.enter(starting=tally.starting)
-                while not out:
-                    with self._lock:
-                        wait = self._step(out, entered)
-                    if wait is not None:
-                        if gpu is not None:
-                            mark = gpu.block(mark)
-                        wait()
+                while (wait := self._step(out, entered)) is not None:
+                    if gpu is not None:
+                        mark = gpu.block(mark)
+                    wait()
                 if type(out[0]) in ERRORS:
                     raise_from(out, self._tally.errors)
             except StopIteration:
@@ -304,20 +281,13 @@ class Engine:
                 if self._pools.timeline is not None:
                     self._pools.timeline.call(entered, now, over)
 
-    def next_if_ready(self, out: list[Any]) -> bool:
-        """As `next`, but without a wait: return False, and put nothing into ``out``, if the batch is not there yet.
+    def read_ahead(self) -> Callable[[], Any] | None:
+        """Deliver the next batch, or its error, into `Schedule.undelivered`, or return the wait for it.
 
         Nothing of it is measured: the caller measures its own wait.
         """
         with self._turn:
-            while not out:
-                with self._lock:
-                    wait = self._step(out, monotonic())
-                if wait is not None:
-                    return False
-            if type(out[0]) in ERRORS:
-                raise_from(out, self._tally.errors)
-        return True
+            return self._step(None, monotonic())
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when workers have something to report."""
@@ -330,37 +300,42 @@ class Engine:
         if self._closed and not isinstance(error, IteratorClosedError):
             raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
 
-    def _step(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
+    def _step(self, out: list[Any] | None, entered: float) -> Callable[[], Any] | None:
         """Attend to the next batch; after a change that an exception broke off, with a new state and new workers."""
-        if self._is_changing:
-            if self._is_active:
-                raise InternalError("next() was called by a signal handler that interrupted next() of this iterator")
-            if not self._closed:
-                self._renew()
-        self._is_changing = self._is_active = True
-        try:
-            wait = self._attend(out, entered)
-        except (StopIteration, DpexError):
+        with self._lock:
+            if self._is_changing:
+                if self._is_active:
+                    raise InternalError("next() was called by a signal handler that interrupted next() of its iterator")
+                if not self._closed:
+                    self._renew()
+            self._is_changing = self._is_active = True
+            try:
+                wait = self._attend(out, entered)
+            except (StopIteration, DpexError):
+                self._is_changing = False
+                raise
+            except BaseException as error:
+                level = logging.INFO if is_interrupt(error) else logging.WARNING
+                self._broken_by = level, "".join(traceback.format_exception(error))
+                raise
+            finally:
+                self._is_active = False
             self._is_changing = False
-            raise
-        except BaseException as error:
-            self._broken_by = BrokenBy.of(error)
-            raise
-        finally:
-            self._is_active = False
-        self._is_changing = False
-        return wait
+            return wait
 
-    def _attend(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
+    def _attend(self, out: list[Any] | None, entered: float) -> Callable[[], Any] | None:
         """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
             if not self._closed:
                 self._wakeup.clear()
+        schedule = self.schedule
         if self._closed:
-            raise StopIteration if self.schedule.finished else self._why_closed()
-        if self.returned:
-            self._take_back()
+            raise StopIteration if schedule.finished else self._why_closed()
+        if out is None:
+            out = schedule.undelivered
+        elif schedule.deliver_again(out):
+            return None
         if self._placement.instructions:
             self._pools.perform()
             self._pools.raise_fatal()
@@ -374,7 +349,7 @@ class Engine:
 
     def _seek(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
         """Hand out the next batch in turn, or return the wait for it."""
-        schedule, delivery, pinner = self._state.schedule, self._delivery, self._plan.pinner
+        schedule, delivery, pinner = self.state.schedule, self._delivery, self._plan.pinner
         while True:
             if pinner is not None and (wait := delivery.wait_for_pinning(pinner, entered)) is not None:
                 return wait
@@ -392,14 +367,105 @@ class Engine:
                 self._prepare_to_wait()
                 return self._wait_for_results(entered)
 
-    # -- renewal -------------------------------------------------------------------------------------------------
+    # -- tickets to workers, results back ------------------------------------------------------------------------
 
-    def _take_back(self) -> None:
-        """Let batches that did not reach the consumer wait for their delivery again."""
-        returned = self.returned
-        while returned:
-            self._state.schedule.take_back(returned[-1], returned[-2])
-            del returned[-2:]
+    def _fill(self, starving: bool = False) -> None:
+        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
+        state = self.state
+        room = state.room(starving)
+        if room:
+            began = monotonic()
+            self._drawing.draw(state, room)
+            self._tally.busy(SAMPLER, began, monotonic())
+            state.placement.incomplete.clear()
+        if state.has_to_send(starving):
+            began = monotonic()
+            try:
+                state.issue(self._collected_at, starving=starving)
+                self._pools.perform()
+            except OSError:  # no descriptor is left: an error once the consumer lacks a batch
+                if starving:
+                    raise
+            self._tally.busy(DISPATCH, began, monotonic())
+
+    def _collect(self) -> bool:
+        """Take in what the pools report. Return True if there was anything."""
+        self._collected_at = now = monotonic()
+        heard = self._pools.collect(now)
+        if heard:
+            state = self.state
+            if state.rules.is_due:
+                state.learn()
+            if state.placement.dirty:
+                state.issue(now, starving=not state.schedule.ready)
+                self._pools.perform()
+            self._tally.busy(DISPATCH, now, monotonic())
+        return heard
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def _prepare_to_wait(self) -> None:
+        """Do what a wait for workers needs to end, and what there is time for meanwhile.
+
+        Raises:
+            WorkerDiedError: The wait would not end, as no worker is left and none can be had.
+        """
+        state, sizes = self.state, self._placement.sizes
+        state.consumer_waits(self._cpus if REMOTE in self._pools.by_name else 1, monotonic())
+        self._pools.perform()
+        self._pools.raise_fatal()
+        if self._placement.sizes is not sizes:  # others take over
+            self._fill(starving=True)
+
+    @cached_property
+    def _cpus(self) -> int:
+        return static_worker_count()
+
+    def _wait_for_results(self, entered: float) -> Callable[[], Any]:
+        """Return the wait for workers of a call that began at ``entered``. It lasts `TICK_S` at the most.
+
+        Raises:
+            BatchTimeoutError: The call has taken too long already.
+        """
+        limit = TICK_S
+        if math.isfinite(self.state.late.due_at):
+            limit = min(limit, max(0.0, self.state.late.due_at - monotonic()))
+        if self._plan.timeout_s > 0:
+            left = entered + self._plan.timeout_s - monotonic()
+            if left <= 0:
+                raise self._delivery.timed_out()
+            limit = min(limit, left)
+        reading = self._drawing.descriptors()
+        watched = self._pools.descriptors()
+        self._wakeup.watch(watched + reading if reading and self.state.room(starving=True) else watched)
+        self._tally.block(monotonic(), self._cause(), self._idle_ratio())
+        return partial(self._wakeup.sleep, limit)
+
+    def _cause(self) -> int:
+        """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""
+        schedule = self.state.schedule
+        if schedule.ready:
+            return STRAGGLER
+        if not self._placement.running():
+            return STARTUP
+        if self._drawing.awaits_reading(schedule):
+            return READ
+        self._pools.awaited = schedule.next_number if self._plan.in_order else ANY
+        return NONE_YET
+
+    def _idle_ratio(self) -> float:
+        """Return the part of the workers that have nothing to do."""
+        schedule, workers = self.state.schedule, self._placement.running()
+        if self._plan.logicals:
+            at_work = schedule.at_work
+        else:
+            load = self._placement.load
+            at_work = schedule.pending() + sum(
+                min(load[name], pool.at_work()) for name, pool in self._pools.by_name.items()
+            )
+        return max(0.0, 1.0 - at_work / workers) if workers else 0.0
+
+    # -- renewal -------------------------------------------------------------------------------------------------
 
     def _renew(self, *, begins_epoch: bool = False) -> ResumePoint | None:
         """Resume the pass behind what was delivered, as a later run does, with a new state and new workers.
@@ -415,9 +481,8 @@ class Engine:
         Raises:
             InterruptedStreamError: A stream without a state would have to be read again for long.
         """
-        plan, former = self._plan, self._state
-        self._take_back()
-        point = former.point(is_drawn=True)
+        plan, former = self._plan, self.state
+        point = former.point()
         if begins_epoch:
             point = point.next_epoch()
         elif plan.iterable:
@@ -454,47 +519,12 @@ class Engine:
         return passing_over(point, self._drawing.any_index)
 
     def _log_renewal(self) -> None:
-        broken_by, self._broken_by = self._broken_by, None
-        if broken_by is None or self._has_logged_renewal:
-            return
-        self._has_logged_renewal = True
-        level = logging.INFO if broken_by.is_interrupt else logging.WARNING
-        logger.log(level, "the pass is resumed with new workers after an exception in next():\n%s", broken_by.text)
+        level, text = self._broken_by
+        if text and not self._has_logged_renewal:
+            self._has_logged_renewal = True
+            logger.log(level, "the pass is resumed with new workers after an exception in next():\n%s", text)
 
-    # -- tickets to workers, results back ------------------------------------------------------------------------
-
-    def _fill(self, starving: bool = False) -> None:
-        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
-        state = self._state
-        room = state.room(starving)
-        if room:
-            began = monotonic()
-            self._drawing.draw(state, room)
-            self._tally.busy(SAMPLER, began, monotonic())
-            state.placement.incomplete.clear()
-        if state.has_to_send(starving):
-            began = monotonic()
-            try:
-                state.issue(self._collected_at, starving=starving)
-                self._pools.perform()
-            except OSError:  # no descriptor is left: an error once the consumer lacks a batch
-                if starving:
-                    raise
-            self._tally.busy(DISPATCH, began, monotonic())
-
-    def _collect(self) -> bool:
-        """Take in what the pools report. Return True if there was anything."""
-        self._collected_at = now = monotonic()
-        heard = self._pools.collect(now)
-        if heard:
-            state = self._state
-            if state.rules.is_due:
-                state.learn()
-            if state.placement.dirty:
-                state.issue(now, starving=not state.schedule.ready)
-                self._pools.perform()
-            self._tally.busy(DISPATCH, now, monotonic())
-        return heard
+    # -- the thread that pins --------------------------------------------------------------------------------------
 
     def listen(self) -> list[int]:
         """In the thread that pins: take in a few batches and hand them over; returns the descriptors to watch.
@@ -508,69 +538,6 @@ class Engine:
             if self._delivery.overhear(pinner):
                 self._wakeup.ring()
             return self._pools.descriptors() if self._delivery.may_overhear(pinner) else []
-
-    # -- waits ---------------------------------------------------------------------------------------------------
-
-    def _prepare_to_wait(self) -> None:
-        """Do what a wait for workers needs to end, and what there is time for meanwhile.
-
-        Raises:
-            WorkerDiedError: The wait would not end, as no worker is left and none can be had.
-        """
-        state, sizes = self._state, self._placement.sizes
-        state.consumer_waits(self._cpus if REMOTE in self._pools.by_name else 1, monotonic())
-        self._pools.perform()
-        self._pools.raise_fatal()
-        if self._placement.sizes is not sizes:  # others take over
-            self._fill(starving=True)
-
-    @cached_property
-    def _cpus(self) -> int:
-        return static_worker_count()
-
-    def _wait_for_results(self, entered: float) -> Callable[[], Any]:
-        """Return the wait for workers of a call that began at ``entered``. It lasts `TICK_S` at the most.
-
-        Raises:
-            BatchTimeoutError: The call has taken too long already.
-        """
-        limit = TICK_S
-        if math.isfinite(self._state.late.due_at):
-            limit = min(limit, max(0.0, self._state.late.due_at - monotonic()))
-        if self._plan.timeout_s > 0:
-            left = entered + self._plan.timeout_s - monotonic()
-            if left <= 0:
-                raise self._delivery.timed_out()
-            limit = min(limit, left)
-        reading = self._drawing.descriptors()
-        watched = self._pools.descriptors()
-        self._wakeup.watch(watched + reading if reading and self._state.room(starving=True) else watched)
-        self._tally.block(monotonic(), self._cause(), self._idle_ratio())
-        return partial(self._wakeup.sleep, limit)
-
-    def _cause(self) -> int:
-        """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""
-        schedule = self._state.schedule
-        if schedule.ready:
-            return STRAGGLER
-        if not self._placement.running():
-            return STARTUP
-        if self._drawing.awaits_reading(schedule):
-            return READ
-        self._pools.awaited = schedule.next_number if self._plan.in_order else ANY
-        return NONE_YET
-
-    def _idle_ratio(self) -> float:
-        """Return the part of the workers that have nothing to do."""
-        schedule, workers = self._state.schedule, self._placement.running()
-        if self._plan.logicals:
-            at_work = schedule.at_work
-        else:
-            load = self._placement.load
-            at_work = schedule.pending() + sum(
-                min(load[name], pool.at_work()) for name, pool in self._pools.by_name.items()
-            )
-        return max(0.0, 1.0 - at_work / workers) if workers else 0.0
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
@@ -614,13 +581,13 @@ class Engine:
             self._is_granting = True
             try:
                 request = self._requests[-1]
-                self._state.resize(request)
+                self.state.resize(request)
                 self._pools.perform()
             finally:
                 self._is_granting = False
             if self._requests[-1] is request:
                 self._requests.pop()
-        self._state.settle_prefetch()
+        self.state.settle_prefetch()
         if self._pools.by_name:
             self._fill()
 
@@ -642,9 +609,14 @@ class Engine:
 
         None: the engine has been busy for `POINT_S`, which only a slow sampler can cause.
         """
-        points: list[ResumePoint] = []
-        with_lock(self._lock, lambda is_idle: points.extend(self._points()) if is_idle else None, POINT_S)
-        return points[0] if points else None
+        points: list[ResumePoint | None] = [None]
+
+        def note(is_idle: bool) -> None:
+            if is_idle:
+                points[0] = self._drawing.with_reading(self.state.point())
+
+        with_lock(self._lock, note, POINT_S)
+        return points[0]
 
     def ask_states(self, wait_s: float = 0.0) -> None:
         """Have workers report the states of datasets from now on.
@@ -656,14 +628,14 @@ class Engine:
             if self._closed:
                 return
             if self._is_changing:
-                self._state.logicals.asks_states = True  # the next call renews the workers, which are asked then
+                self.state.logicals.asks_states = True  # the next call renews the workers, which are asked then
                 return
             self._change(partial(self._ask_states, wait_s))
 
     def _ask_states(self, wait_s: float) -> None:
-        self._state.logicals.ask_states()
+        self.state.logicals.ask_states()
         self._pools.perform()
-        self._await(lambda: not self._state.logicals.untold, wait_s)
+        self._await(lambda: not self.state.logicals.untold, wait_s)
 
     def unreported(self, wait_s: float = 0.0) -> int:
         """Wait until each logical worker has reported a state; return how many have not within ``wait_s`` seconds.
@@ -674,13 +646,13 @@ class Engine:
             if self._closed:
                 return 0
             if not self._is_changing:
-                self._change(lambda: self._await(lambda: not self._state.logicals.unreported(), wait_s))
-            return self._state.logicals.unreported()
+                self._change(lambda: self._await(lambda: not self.state.logicals.unreported(), wait_s))
+            return self.state.logicals.unreported()
 
     def begin_with(self, state: bytes) -> None:
         """Start each logical worker from ``state``, before the first batch."""
         with self._lock:
-            for log in self._state.logicals.logs:
+            for log in self.state.logicals.logs:
                 log.told(*START, state)
 
     def _await(self, is_done: Callable[[], bool], wait_s: float) -> None:
@@ -689,12 +661,6 @@ class Engine:
             select.select(self._pools.descriptors(), (), (), left_s)
             if self._pools.overhear():
                 self._wakeup.ring()
-
-    def _points(self) -> Iterator[ResumePoint]:
-        self._take_back()
-        point = self._drawing.with_reading(self._state.point())
-        if point is not None:
-            yield point
 
     def look(self) -> EngineLook:
         """For the tuner, from its thread: does not wait for the consumer."""
@@ -710,7 +676,7 @@ class Engine:
 
     def first_logical_worker(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""
-        return min(self._state.logicals.placed_on(place), default=self._plan.logicals)
+        return min(self.state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:
         """The pool of that name, if it was ever needed."""

@@ -191,20 +191,20 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
         torch's own ``__next__`` calls functions after it has the batch, and would lose it to a signal handler.
         """
-        hand: list[Any] = []
+        out: list[Any] = []
         try:
             if is_profiled():  # the mark takes as long as a tiny batch
                 with torch.autograd.profiler.record_function(self._profile_name):
-                    self._next_into(hand)
+                    self._next_into(out)
             else:
-                self._next_into(hand)
+                self._next_into(out)
             self._num_yielded += 1
             if self._length is not None and self._num_yielded > self._length:
                 warnings.warn(self._too_long(self._length), stacklevel=2)
         except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
-            self._engine.returned += hand
+            self._engine.state.schedule.undelivered += out
             raise
-        return hand[0]
+        return out[0]
 
     @property
     def _length(self) -> int | None:
@@ -222,12 +222,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
         )
 
-    def _next_into(self, hand: list[Any]) -> None:
+    def _next_into(self, out: list[Any]) -> None:
         feed = self._feed
         if feed is not None:
             feed.check_open()
         try:
-            self._engine.next(hand)
+            self._engine.next(out)
         except StopIteration:
             self._recorder.has_finished = True
             if self._engine.schedule.finished and not self._persistent_workers:

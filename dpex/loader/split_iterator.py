@@ -44,7 +44,7 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
     ) -> None:
         readers = Sizes(local=int(loader.num_workers), remote=0, prefetch=None)
         self._reader = _DpexDataLoaderIter(_reading(loader), make_pool, readers, resume=_read_part(resume))
-        self._goes_on, self._is_in_order = resume, bool(loader.in_order)
+        self._goes_on = resume
         super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, sizes, *others, **options)
         self._dataset_kind = DatasetKind.Iterable  # torch's `__next__` warns of wrong lengths
 
@@ -57,7 +57,7 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
 
     def _new_draws(self, resume: PassState | None) -> Any:
         point = point_for(resume)
-        return ReadBatches(self._reader._engine, 0 if point is None else point.first, in_order=self._is_in_order)
+        return ReadBatches(self._reader._engine, 0 if point is None else point.first)
 
     def _new_recorder(self, loader: Any) -> PassRecorder:
         return self._reader._recorder

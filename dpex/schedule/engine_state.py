@@ -143,7 +143,7 @@ class EngineState:
         placement, former = self.placement, self.schedule
         while sends := [instruction for instruction in placement.instructions if isinstance(instruction, Send)]:
             self._take_back(sends[0])
-        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in former.undelivered())
+        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in former.made())
         if unwanted:
             placement.instructions.append(Discard(unwanted))
         self.logicals.new_epoch(self.epoch, former)
@@ -188,28 +188,25 @@ class EngineState:
 
     # -- questions -----------------------------------------------------------------------------------------------
 
-    def point(self, *, is_drawn: bool = False) -> ResumePoint:
-        """Return where this epoch stands. It may be called wherever an exception broke off a change of this state.
-
-        ``is_drawn``: Batches that another pass has drawn count as delivered (see `Schedule.forward`).
-        """
-        first, ahead = self.schedule.position(is_drawn=is_drawn)
+    def point(self) -> ResumePoint:
+        """Return where this epoch stands. It may be called wherever an exception broke off a change of this state."""
+        first, ahead = self.schedule.position()
         return ResumePoint(
             epoch=max(0, self.epoch),
             first=first,
             ahead=ahead,
-            turn=self._turn(first, is_drawn),
-            logicals=tuple(self._logical_point(queue, is_drawn) for queue in range(self._count)),
+            turn=self._turn(first),
+            logicals=tuple(self._logical_point(queue) for queue in range(self._count)),
         )
 
-    def _turn(self, first: int, is_drawn: bool) -> int:
+    def _turn(self, first: int) -> int:
         """Return the logical worker whose turn it is at batch ``first``."""
         if not self._iterable:
             return first % max(1, self._count)
-        return self.schedule.queue_of(first, is_drawn=is_drawn)
+        return self.schedule.queue_of(first)
 
-    def _logical_point(self, queue: int, is_drawn: bool) -> LogicalPoint:
-        next_of_queue, delivered, has_ended = self.schedule.standing(queue, is_drawn=is_drawn)
+    def _logical_point(self, queue: int) -> LogicalPoint:
+        next_of_queue, delivered, has_ended = self.schedule.standing(queue)
         return self.logicals.logs[queue].point(self.epoch, next_of_queue, delivered=delivered, has_ended=has_ended)
 
     def succeed(self, former: EngineState) -> None:
@@ -219,8 +216,6 @@ class EngineState:
         self.late.made_again = former.late.made_again
         self.placement.why_no_remote = former.placement.why_no_remote
         self.logicals.asks_states = former.logicals.asks_states
-        if former.schedule.forwarded is not None:
-            self.schedule.forward(former.schedule.forwarded)
 
     def room(self, starving: bool) -> int:
         """Return how many tickets should be drawn now; if ``starving``, also where they do not fill a message."""

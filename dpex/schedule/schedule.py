@@ -62,22 +62,11 @@ class MadeBatch(NamedTuple):
     nbytes: int = 0
 
 
-class Opened:
-    """The payload of a batch that was opened before."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        """Return the batch."""
-        return self.value
-
-
 _made_batch_of: Callable[..., MadeBatch] = tuple.__new__
 """Makes a `MadeBatch` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
 RETURNED_AT_MOST: Final = 4
-"""Delivered batches that may come again: an exception of a signal handler keeps one or two from the training loop."""
+"""Delivered batches that may come again, as an exception kept them from the training loop: one or two."""
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
 
@@ -105,8 +94,9 @@ class Schedule:
         self._ready: dict[int, MadeBatch] = {}
         self.next_number = 0
         """With ``in_order``, the number of the batch whose turn it is."""
-        self.forwarded: deque[tuple[int, int]] | None = None
-        """Number and queue of batches that the other pass has not delivered yet; see `forward`."""
+        self.undelivered: list[Any] = []
+        """Batches that were delivered and have not reached the consumer: value, batch, value, batch. The position of
+        the pass is before them."""
         self._dropped = 0
         self._sampler_ended = False
 
@@ -175,33 +165,25 @@ class Schedule:
         ticket = self.draw(index)
         self._close(ticket)
 
-    def position(self, *, is_drawn: bool = False) -> tuple[int, frozenset[int]]:
-        """Return the number of the next batch, and of those after it that were delivered before it, out of order.
-
-        ``is_drawn``: Batches in ``forwarded`` count as delivered, too; so it is in `queue_of` and `standing`.
-        """
+    def position(self) -> tuple[int, frozenset[int]]:
+        """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
+        kept = [batch.number for batch in self.undelivered[1::2]]
         if self.in_order:
             self.peek()
-            kept = self._kept(is_drawn)
-            return (kept[0][0] if kept else self.next_number), frozenset()
-        undelivered = self._open.keys() | self._ready.keys()
-        first = min(undelivered, default=self.drawn)
-        return first, frozenset(range(first, self.drawn)) - undelivered
+            return (kept[0] if kept else self.next_number), frozenset()
+        waiting = self._open.keys() | self._ready.keys() | set(kept)
+        first = min(waiting, default=self.drawn)
+        return first, frozenset(range(first, self.drawn)) - waiting
 
-    def _kept(self, is_drawn: bool) -> deque[tuple[int, int]]:
-        return deque() if is_drawn or self.forwarded is None else self.forwarded
-
-    def queue_of(self, number: int, *, is_drawn: bool = False) -> int:
+    def queue_of(self, number: int) -> int:
         """Return the queue of a ticket that is not delivered, or whose turn is next."""
-        kept = self._kept(is_drawn)
-        if kept and kept[0][0] == number:
-            return kept[0][1]
-        found = self._open.get(number) or self._ready.get(number)
+        batches = [batch for batch in self.undelivered[1::2] if batch.number == number]
+        found = self._open.get(number) or self._ready.get(number) or next(iter(batches), None)
         return self._turn if found is None else found.queue
 
-    def standing(self, queue: int, *, is_drawn: bool = False) -> tuple[int, int, bool]:
+    def standing(self, queue: int) -> tuple[int, int, bool]:
         """Return the first undelivered ticket of a queue, the number of delivered ones, and True if it has ended."""
-        kept = [number for number, of in self._kept(is_drawn) if of == queue]
+        kept = [batch.number for batch in self.undelivered[1::2] if batch.queue == queue]
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue] + kept
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
         delivered = self.delivered_of[queue] - len(kept)
@@ -317,41 +299,25 @@ class Schedule:
             self.next_number += 1  # dropped with its stream
         return None
 
-    def forward(self, forwarded: Iterable[tuple[int, int]] = ()) -> None:
-        """From now on, give batches to another pass, which makes other batches of them.
-
-        The position of this pass is before the batches in ``forwarded``. The other pass removes them, in order, as it
-        delivers.
-        """
-        self.forwarded = deque(forwarded)
-
-    def deliver(self, delivery: MadeBatch, value: Any = None, out: list[Any] | None = None) -> None:
+    def deliver(self, batch: MadeBatch, value: Any = None, out: list[Any] | None = None) -> None:
         """Deliver what `peek` returned, as ``value``: it goes into ``out``, and the batch behind it."""
-        number, queue = delivery.number, delivery.queue
-        if out is not None:  # from here on without a call: see `dpex.system.interrupts`
-            out += (value, delivery)
+        number, queue = batch.number, batch.queue
+        if out is not None:
+            out += (value, batch)  # without a call until all have changed: see `dpex.system.interrupts`
         del self._ready[number]
         self.delivered += 1
         self.delivered_of[queue] += 1
         if self.in_order:
             self.next_number = number + 1
-        if self.forwarded is not None:
-            self.forwarded += ((number, queue),)
 
-    def take_back(self, delivery: MadeBatch, value: Any) -> None:
-        """Let a batch that was delivered as ``value``, the latest one, wait for its delivery again."""
-        number, queue = delivery.number, delivery.queue
-        if number in self._ready or not self.delivered:
-            return
-        again = delivery._replace(payload=Opened(value))
-        waiting = {number: again, **self._ready}
-        self._ready = waiting  # from here on without a call: see `dpex.system.interrupts`
-        self.delivered -= 1
-        self.delivered_of[queue] -= 1
-        if self.in_order:
-            self.next_number = number
-        if self.forwarded:
-            del self.forwarded[-1]
+    def deliver_again(self, out: list[Any]) -> bool:
+        """Put a batch that did not reach the consumer into ``out``. Return False if there is none."""
+        undelivered = self.undelivered
+        if not undelivered:
+            return False
+        out += undelivered[:2]  # without a call until both have changed
+        del undelivered[:2]
+        return True
 
     def upcoming(self, most: int) -> list[MadeBatch]:
         """Return the batches that the next ``most`` calls of `pop` would return now."""
@@ -365,7 +331,7 @@ class Schedule:
                 found.append(self._ready[number])
         return found
 
-    def undelivered(self) -> list[MadeBatch]:
+    def made(self) -> list[MadeBatch]:
         """Return all batches that are made and not delivered, also those behind one that is not made yet."""
         return list(self._ready.values())
 

@@ -12,7 +12,7 @@ import pytest
 from places import TickError, raising_handler
 from torch.utils.data import IterableDataset
 
-from dpex import DpexDataLoader, InterruptedStreamError
+from dpex import DpexDataLoader, InterruptedStreamError, decode_in_workers
 from dpex.engine.engine import Engine
 
 ROWS = 40
@@ -100,3 +100,38 @@ def test_a_long_stream_without_a_state_is_an_error(monkeypatch: pytest.MonkeyPat
             with pytest.raises(InterruptedStreamError, match="state_dict"):
                 next(iterator)
         assert rest_of(iter(loader)) == list(range(ROWS))
+
+
+def test_the_state_of_a_decoded_stream_after_an_interrupted_reading() -> None:
+    """The reading starts anew behind the batches that were decoded and delivered, not behind those that were read."""
+
+    def loader() -> DpexDataLoader[Any]:
+        stream = decode_in_workers(Stateful(), int)
+        return DpexDataLoader(stream, batch_size=4, num_workers=1, seeding="batch")
+
+    def trace(frame: FrameType, _event: str, _: Any) -> None:
+        if frame.f_code is FILLING and "read_ahead" in {each.f_code.co_name for each in outer(frame)}:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+
+    with loader() as interrupted:
+        interrupted.state_dict()
+        iterator = iter(interrupted)
+        seen = [*next(iterator).tolist(), *next(iterator).tolist()]
+        sys.settrace(trace)
+        with pytest.raises(TickError):
+            while True:
+                seen += next(iterator).tolist()
+        seen += next(iterator).tolist()
+        state = interrupted.state_dict()
+        assert seen + rest_of(iterator) == list(range(ROWS))
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert seen + rest_of(iter(resumed)) == list(range(ROWS))
+
+
+def outer(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames that called ``frame``."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

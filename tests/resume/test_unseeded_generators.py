@@ -128,5 +128,5 @@ def test_no_state_is_reported_without_generators() -> None:
         with DpexDataLoader(dataset, num_workers=1) as made:
             batches = iter(made)
             next(batches)
-            reported[name] = batches._engine._state.logicals.logs[0].point(0, 0).state is not None  # type: ignore[attr-defined]
+            reported[name] = batches._engine.state.logicals.logs[0].point(0, 0).state is not None  # type: ignore[attr-defined]
     assert reported == {"plain": False, "drawing": True}

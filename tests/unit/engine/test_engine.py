@@ -148,22 +148,22 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     for number in range(8):
         pool.says_made(number, decoded([], number))
     assert taken(engine) == "batch 0"
-    engine._state.rules.group = 3
+    engine.state.rules.group = 3
     engine._collected_at = math.inf
-    issue, asked = engine._state.issue, 0
+    issue, asked = engine.state.issue, 0
 
     def counting(*arguments: Any, **options: Any) -> None:
         nonlocal asked
         asked += 1
         issue(*arguments, **options)
 
-    monkeypatch.setattr(engine._state, "issue", counting)
+    monkeypatch.setattr(engine.state, "issue", counting)
     for number in range(1, 6):
         assert taken(engine) == f"batch {number}"
     assert asked == 1  # when there was room for 3
-    assert engine._state.placement.dirty == engine._state.placement.incomplete == ({0, 1} if logicals else {0})
+    assert engine.state.placement.dirty == engine.state.placement.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
-    assert (sorted(pool.numbers_sent), engine._state.placement.dirty) == (list(range(15)), set())
+    assert (sorted(pool.numbers_sent), engine.state.placement.dirty) == (list(range(15)), set())
     engine.close()
 
 
