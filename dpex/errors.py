@@ -86,11 +86,11 @@ class CapturedGraphError(DpexError, RuntimeError):
 
 
 class InterruptedSamplerError(DpexError, RuntimeError):
-    """A signal handler's exception came out of a sampler that is a generator, so the epoch ends early."""
+    """An exception of a handler came out of a sampler that is a generator, so the epoch ends early."""
 
 
 class InterruptedStreamError(DpexError, RuntimeError):
-    """An exception interrupted ``next()`` of a stream without a state, so the epoch ends early."""
+    """An exception came in the middle of ``next()`` of a stream without a state, so the epoch ends early."""
 
 
 class ShippingError(DpexError, TypeError):

@@ -32,7 +32,7 @@ from dpex.device import tree
 from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
 from dpex.errors import CapturedGraphError
 from dpex.schedule.seeding import mix64
-from dpex.system.interrupts import is_interrupt
+from dpex.system.signals import reraise_if_from_handler
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
 
 Transform = Callable[[Any], Any]
@@ -254,8 +254,7 @@ class Feed:
             try:
                 self._transformed(arrival)
             except Exception as error:
-                if is_interrupt(error):
-                    raise
+                reraise_if_from_handler(error)
                 arrival.error, arrival.is_done = error, True
         if arrival in self._to_transform:
             self._to_transform.remove(arrival)

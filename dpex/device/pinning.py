@@ -24,7 +24,7 @@ from dpex.device.feed import Ahead, Arrival, Feed
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import is_interrupt
+from dpex.system.signals import reraise_if_from_handler
 from dpex.system.wakeup import Wakeup
 from dpex.worker.fetch import Failure
 
@@ -68,8 +68,7 @@ class _Job:
         try:
             self._value = self._payload()
         except Exception as error:
-            if is_interrupt(error):
-                raise
+            reraise_if_from_handler(error)
             self._error = error
         self._payload = _nothing
 

@@ -17,7 +17,7 @@ from dpex.measure.consumer_time import H2D, Tally
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.schedule import MadeBatch
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import is_interrupt
+from dpex.system.signals import reraise_if_from_handler
 from dpex.worker.decoded_stream import FailedRead
 from dpex.worker.fetch import Failure
 
@@ -53,8 +53,7 @@ class Delivery:
             if type(value) is Failure:
                 value.wrapper.reraise()
         except Exception as error:
-            if is_interrupt(error):
-                raise
+            reraise_if_from_handler(error)
             value = FailedRead(error)
         self.opened_s = monotonic() - began
         self._state.schedule.deliver(batch, value, out)
@@ -116,5 +115,5 @@ def raise_from(out: list[Any], errors: Counter[str]) -> None:
     if type(error) is FailedRead:
         error = error.error
         errors["batch"] += 1
-    del out[:]  # without a call from here on: see `dpex.system.interrupts`
+    del out[:]  # without a call from here on: see `dpex.system.signals`
     raise error

@@ -175,7 +175,7 @@ class ReadBatches:
         """Drop batches before ``number``, which the decoding engine has delivered."""
         read = self._read
         while read and self._first < number:
-            self._first += 1  # without a call until both have changed: see `dpex.system.interrupts`
+            self._first += 1  # without a call until both have changed: see `dpex.system.signals`
             del read[:2]
 
     def point(self, first: int) -> ResumePoint | None:

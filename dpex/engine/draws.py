@@ -1,4 +1,4 @@
-"""The indices of one pass, each taken out of the sampler once, whatever a signal handler interrupts.
+"""The indices of one pass, each taken out of the sampler once, whatever an exception breaks off.
 
 An index goes from the sampler into `Draws.drawn` within one call into C code, and stays there until its batch is
 delivered. torch's samplers run no code of Python meanwhile, but as they begin (`dpex.engine.samplers.in_c`). Where a
@@ -24,11 +24,11 @@ from torch.utils.data import DistributedSampler
 from dpex.engine.samplers import SamplerStart, are_known, generators_of, in_c, indices_from, samplers_within
 from dpex.errors import InterruptedSamplerError
 from dpex.schedule.names import attribute
-from dpex.system.interrupts import is_interrupt, taken
+from dpex.system.signals import is_from_handler, reraise_if_from_handler, taken
 from dpex.system.user_warnings import is_first, warn
 
 _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
-_INTERRUPTED = (
+_ENDED = (
     "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "
     "{drawn} batches and no more. Those not yet returned come with the next calls of next(). Begin a new epoch for all "
     "batches; to go on after such an exception, use a sampler whose iterator is no generator"
@@ -101,8 +101,8 @@ class Draws:
         self.first = self._settled = 0
         self._due: float = 1
         self._lost_to: str | None = None
-        """The class name of the exception of a signal handler that came out of the latest draw: the exception itself
-        would keep the iterator by the frames of its traceback."""
+        """The class name of the exception of a handler that came out of the latest draw. The frames of the exception
+        itself would keep the iterator."""
 
     def begin_at(self, first: int, begun: BegunDraws) -> None:
         """Draw batch ``first`` and all others behind it from a sampler that was begun there."""
@@ -124,6 +124,7 @@ class Draws:
         try:
             if self._lost_to is not None and not self._goes_on():
                 return
+            self._lost_to = "an exception"  # until the draw is complete, or its exception is known
             if self._indices is None:
                 self._begin(first)
             assert self._indices is not None
@@ -131,10 +132,9 @@ class Draws:
                 self._draw_singly(self._indices, first, end)
             else:
                 drawn.extend(zip(islice(self._indices, max(0, end - first)), range(first, end), strict=False))
+            self._lost_to = None
         except BaseException as error:
-            self._lost_to = error.__class__.__name__  # without a call: see `dpex.system.interrupts`
-            if not is_interrupt(error):
-                self._lost_to = None
+            self._lost_to = type(error).__name__ if is_from_handler(error) else None
             raise
 
     def _draw_singly(self, indices: Iterator[Any], first: int, end: int) -> None:
@@ -159,8 +159,7 @@ class Draws:
         try:
             state = copy.deepcopy(self._stateful.state_dict())
         except Exception as error:
-            if is_interrupt(error):
-                raise
+            reraise_if_from_handler(error)
             self._due = math.inf
             if is_first(_CANNOT_TELL):
                 warn(f"{_CANNOT_TELL}: {error!r}")
@@ -187,32 +186,30 @@ class Draws:
         while len(drawn) > 1 and drawn[0][1] < number:
             drawn.popleft()
 
-    # -- interrupts ----------------------------------------------------------------------------------------------
+    # -- exceptions ----------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Raise if the sampler has ended with an exception of a signal handler, once.
+        """Raise if the sampler has ended with an exception of a handler, once.
 
         Raises:
             InterruptedSamplerError: The sampler would have had more.
         """
-        kind = self._lost_to
-        if kind is not None:
+        if self._lost_to is not None:
             drawn = self.drawn[-1][1] + 1 if self.drawn else self.first
-            lost = InterruptedSamplerError(_INTERRUPTED.format(kind=kind, drawn=drawn))
+            error = InterruptedSamplerError(_ENDED.format(kind=self._lost_to, drawn=drawn))
             self._lost_to = None
-            raise lost
+            raise error
 
     def _goes_on(self) -> bool:
-        """Return False if the latest draw was interrupted and has ended the sampler for good."""
+        """Return False if the exception of the latest draw has ended the sampler for good."""
         if self._is_known:
             self._indices = None
         elif isinstance(self._source, GeneratorType) and self._source.gi_frame is None:
             return False
-        self._lost_to = None
         return True
 
     def _begin(self, first: int) -> None:
-        """Begin to draw, or resume at batch ``first`` after an interrupt."""
+        """Begin to draw, or resume at batch ``first`` after an exception."""
         sampler, start = self._index_sampler, self.start
         is_new = start is None
         if start is None:
@@ -228,7 +225,7 @@ class Draws:
         """Draw batch ``first`` and those behind it from the random states before the first draw.
 
         torch's global generator is put back, and so are the epochs of samplers. That is one call into C code, so that
-        no signal handler leaves a part of them. A generator that belongs to a sampler stays as these draws leave it.
+        no exception leaves a part of them. A generator that belongs to a sampler stays as these draws leave it.
         """
         sampler = self._index_sampler
         samplers = [each for _, each in samplers_within(sampler)]

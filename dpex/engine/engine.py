@@ -47,8 +47,9 @@ from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
-from dpex.system.interrupts import is_interrupt, watch, with_lock
+from dpex.system.processes import watch
 from dpex.system.run_queue import own_queue_s
+from dpex.system.signals import is_from_handler, with_lock
 from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ TOLD_S = 1.0
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
 READ_AGAIN_S = 1.0
-"""Seconds for which a stream without a state is read again after an interrupt. If it would take longer, an error says
+"""Seconds for which a stream without a state is read again after an exception. If it would take longer, an error says
 so: the user can give the dataset a state."""
 _NO_STATE = (
     "an exception interrupted next(), so the workers were ended. This stream has no state from which others could "
@@ -223,7 +224,7 @@ class Engine:
         self._wakeup.close()
 
     def inherited(self) -> None:
-        """See `dpex.system.interrupts`: here it only knows that it is closed. Its workers are the parent's."""
+        """See `dpex.system.processes`: here it only knows that it is closed. Its workers are the parent's."""
         self._closed = True
         self._lock, self._turn = threading.RLock(), threading.RLock()
 
@@ -243,7 +244,7 @@ class Engine:
 
         Consumers in several threads come one after the other, and each batch goes to one of them. If an exception comes
         out that is none of those below, the caller puts the contents of ``out`` into `Schedule.undelivered`, and the
-        next call resumes the pass (see `dpex.system.interrupts`).
+        next call resumes the pass.
 
         Raises:
             StopIteration: at the end.
@@ -298,7 +299,7 @@ class Engine:
         if isinstance(error, OF_WORKERS):
             self._tally.errors["worker"] += 1
         if self._closed and not isinstance(error, IteratorClosedError):
-            raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
+            raise self._why_closed() from error  # a handler, or another thread, has closed it just now
 
     def _step(self, out: list[Any] | None, entered: float) -> Callable[[], Any] | None:
         """Attend to the next batch; after a change that an exception broke off, with a new state and new workers."""
@@ -315,7 +316,7 @@ class Engine:
                 self._is_changing = False
                 raise
             except BaseException as error:
-                level = logging.INFO if is_interrupt(error) else logging.WARNING
+                level = logging.INFO if is_from_handler(error) else logging.WARNING
                 self._broken_by = level, "".join(traceback.format_exception(error))
                 raise
             finally:

@@ -1,6 +1,6 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
-A batch that a signal handler interrupts by an exception is made again by the next call of ``next()``. Of a stream, what
+A batch that an exception of a handler breaks off is made again by the next call of ``next()``. Of a stream, what
 was read for that batch is lost, as with torch.
 
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
@@ -34,8 +34,8 @@ from dpex.schedule.sample_policy import SamplePolicy
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import cuda_stall
-from dpex.system.interrupts import is_interrupt
 from dpex.system.run_queue import own_queue_s
+from dpex.system.signals import is_from_handler
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.batch_seeding import InProcessMaker
@@ -145,7 +145,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            if isinstance(error, Exception) and not is_interrupt(error):
+            if isinstance(error, Exception) and not is_from_handler(error):
                 self._recorder.raised(error, has_index=self._draws.has(self._number))
             if meter is not None:
                 meter.leave(error)
@@ -206,7 +206,7 @@ class _UnmarkedInProcessIterator(InProcessIterator):
         if is_profiled():
             return super().__next__()
         data = self._next_data()
-        self._num_yielded += 1  # without a call until it is returned: see `dpex.system.interrupts`
+        self._num_yielded += 1  # without a call until it is returned: see `dpex.system.signals`
         return data
 
 

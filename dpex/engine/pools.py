@@ -34,7 +34,7 @@ from dpex.schedule.events import (
     ToWorker,
 )
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
-from dpex.system.interrupts import is_interrupt
+from dpex.system.signals import reraise_if_from_handler
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.sample_guard import SampleErrors
 
@@ -220,8 +220,7 @@ class Pools:
         try:
             self._ask(scale)
         except Exception as error:
-            if is_interrupt(error):
-                raise
+            reraise_if_from_handler(error)
             self._placement.scale_refused(scale, str(error))
             if not scale.optional:
                 raise
@@ -245,8 +244,7 @@ class Pools:
             try:
                 value()
             except Exception as error:  # it cannot be decoded, and is not wanted
-                if is_interrupt(error):
-                    raise
+                reraise_if_from_handler(error)
 
     def _say(self, instruction: Notice) -> None:
         if instruction.once and not is_first(instruction.once):
@@ -294,8 +292,7 @@ def _end(pool: WorkerPool) -> None:
     try:
         pool.close(0.0)
     except Exception as error:  # a change of it was broken off
-        if is_interrupt(error):
-            raise
+        reraise_if_from_handler(error)
 
 
 _PERFORM: dict[type[Instruction], Callable[[Pools, Any], None]] = {

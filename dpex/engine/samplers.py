@@ -5,7 +5,7 @@ before the first draw and a number of batches describe a place in a pass, and no
 (`indices_from`).
 
 torch's samplers are generators of Python, and a generator ends with the first exception that comes out of it. `in_c`
-yields the same items and runs no code of Python between two of them, so that no signal handler raises there.
+yields the same items and runs no code of Python between two of them, so that no handler raises there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from dpex._torch import InfiniteConstantSampler
 from dpex.schedule.names import attribute
-from dpex.system.interrupts import taken
+from dpex.system.signals import taken
 from dpex.worker.states import GLOBAL, global_states, set_global_states
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -189,7 +189,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def __next__(self) -> Any:
         """Return the next batch, with torch's mark for profilers and its warning of wrong lengths.
 
-        torch's own ``__next__`` calls functions after it has the batch, and would lose it to a signal handler.
+        torch's own ``__next__`` calls functions after it has the batch, and would lose it to an exception of a handler.
         """
         out: list[Any] = []
         try:
@@ -201,7 +201,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             self._num_yielded += 1
             if self._length is not None and self._num_yielded > self._length:
                 warnings.warn(self._too_long(self._length), stacklevel=2)
-        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.signals`
             self._engine.state.schedule.undelivered += out
             raise
         return out[0]

@@ -303,7 +303,7 @@ class Schedule:
         """Deliver what `peek` returned, as ``value``: it goes into ``out``, and the batch behind it."""
         number, queue = batch.number, batch.queue
         if out is not None:
-            out += (value, batch)  # without a call until all have changed: see `dpex.system.interrupts`
+            out += (value, batch)  # without a call until all have changed: see `dpex.system.signals`
         del self._ready[number]
         self.delivered += 1
         self.delivered_of[queue] += 1

@@ -68,7 +68,7 @@ def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any, own: Ow
         current.seed = outer
         try:
             before.put_back()
-        except BaseException:  # of a signal handler, which came in between
+        except BaseException:  # of a handler, which came in between
             before.put_back()
             raise
 
@@ -89,7 +89,7 @@ class TicketSeeds:
             first = number - number % _AT_ONCE
             key = epoch_key(self._base_seed, epoch)
             seeds = _ticket_seeds(key, first)
-            self._epoch, self._first, self._seeds = epoch, first, seeds  # at once: see `dpex.system.interrupts`
+            self._epoch, self._first, self._seeds = epoch, first, seeds  # at once: see `dpex.system.signals`
             at = number - first
         return self._seeds[at]
 

@@ -28,7 +28,7 @@ from waiting import until
 
 import dpex
 from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
-from dpex.system.interrupts import is_interrupt
+from dpex.system.signals import is_from_handler
 from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.setup import modes_here
 
@@ -110,7 +110,7 @@ def interrupted(iterator: Any, spacing: int) -> tuple[list[torch.Tensor], int]:
 
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_batch_comes_once_whatever_is_interrupted(kind: str) -> None:
+def test_every_batch_comes_once_whatever_is_from_handlered(kind: str) -> None:
     wanted = stacked(loader_of(kind))
     got, ticks = interrupted(iter(loader_of(kind)), 1)
     assert ticks > ROWS // 4
@@ -200,7 +200,7 @@ def fingerprints() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("handler")
-def test_generators_and_threads_are_as_they_were_whatever_is_interrupted() -> None:
+def test_generators_and_threads_are_as_they_were_whatever_is_from_handlered() -> None:
     process = InProcessMaker(7, modes_here())
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -342,8 +342,8 @@ def test_what_a_handler_raises_is_known_by_its_traceback(handler: Callable[..., 
     try:
         with pytest.raises(TickError) as caught:
             signal.raise_signal(signal.SIGUSR1)
-        assert is_interrupt(caught.value)
+        assert is_from_handler(caught.value)
     finally:
         signal.signal(signal.SIGUSR1, former)
-    assert not is_interrupt(caught.value)  # by now it is nobody's handler
-    assert is_interrupt(KeyboardInterrupt())
+    assert not is_from_handler(caught.value)  # by now it is nobody's handler
+    assert is_from_handler(KeyboardInterrupt())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Iterator
@@ -119,9 +120,10 @@ def test_the_state_of_a_decoded_stream_after_an_interrupted_reading() -> None:
         iterator = iter(interrupted)
         seen = [*next(iterator).tolist(), *next(iterator).tolist()]
         sys.settrace(trace)
-        with pytest.raises(TickError):
+        with contextlib.suppress(TickError):
             while True:
                 seen += next(iterator).tolist()
+        assert len(seen) < ROWS
         seen += next(iterator).tolist()
         state = interrupted.state_dict()
         assert seen + rest_of(iterator) == list(range(ROWS))

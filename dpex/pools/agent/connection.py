@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from dpex.errors import DpexError
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import pidfd
+from dpex.system.processes import pidfd
 from dpex.transport.frames import CompressionError, FrameError, FrameWriter, receive
 
 SECRET_BYTES = 32

@@ -54,7 +54,7 @@ from dpex.pools.local.fork_server import (
 from dpex.pools.local.object_sharing import Sharing
 from dpex.pools.local.plain_part import Joining, PlainPart
 from dpex.pools.local.worker_process import WorkerPlan
-from dpex.system.interrupts import pidfd
+from dpex.system.processes import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 from dpex.transport.memory import memory_file

@@ -35,7 +35,7 @@ from dpex.pools.local import forking
 from dpex.pools.local.object_sharing import Sharing
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import pidfd
+from dpex.system.processes import pidfd
 from dpex.transport.arena import forget_inherited
 
 MESSAGE_BYTES = 1 << 18

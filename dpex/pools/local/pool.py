@@ -578,7 +578,7 @@ class LocalPool:
     def successor(self, workers: int) -> LocalPool | None:
         """End all workers, and return a pool with others in their place. None: there must be a new pool.
 
-        This one may be in any state, as an exception of a signal handler broke off a change of it.
+        This one may be in any state, as an exception broke off a change of it.
         """
         if self._closed or self.failed is not None or not self._source.ready:
             return None

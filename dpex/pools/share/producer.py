@@ -38,7 +38,7 @@ from dpex.pools.share.meeting import Facts, difference, other_order, peer
 from dpex.schedule.events import PoolEvent, WorkerGone, WorkerUp, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
-from dpex.system.interrupts import pidfd
+from dpex.system.processes import pidfd
 from dpex.transport.arena import Segment, SegmentSpec
 from dpex.transport.codec import slots_of
 from dpex.transport.frames import FrameReader, FrameWriter

@@ -56,7 +56,7 @@ ABSENCES_APART = 10
 SHARE = 0.006
 """Part of the loop's time that marks may take, for loops whose batches are mostly ready."""
 MOST_COST_S = 5e-4
-"""Marks that took longer were interrupted by something else, or were the first."""
+"""Marks that took longer were delayed by other work, or were the first."""
 SPREAD = 0.618
 """Pauses between marks vary by the multiples of this, modulo 1, so that they are in step with no rhythm of the loop."""
 FADING = 0.9

@@ -1,8 +1,8 @@
-"""Lose no batch to an exception of a signal handler, see when the process forks, and see a process end.
+"""Lose no batch to an exception of a signal handler.
 
-Ctrl-C in a notebook is an exception of a signal handler, and so is a time limit by SIGALRM. CPython runs handlers in
-the main thread, as a function begins, after a call, and at each turn of a loop; an exception of theirs comes out there.
-A program that catches it and goes on must find every batch, each once.
+Ctrl-C in a notebook is such an exception, and so is a time limit by SIGALRM. CPython runs handlers in the main thread,
+as a function begins, after a call, and at each turn of a loop; an exception of theirs comes out there. A program that
+catches it and goes on must find every batch, each once.
 
 The engine does not repair a change that such an exception broke off. It resumes the pass as a later run does, with new
 workers (`Engine._renew`). That needs only what was delivered, and the indices that were drawn. So two rules are enough,
@@ -11,21 +11,15 @@ in the few places that name this module:
 * A batch is delivered, and put into the caller's list, without a call in between (`Schedule.deliver`).
 * An index goes from a sampler straight into a container (`dpex.engine.draws`): `deque.extend` over `islice` makes the
   call and keeps its result without a turn of the interpreter in between.
-
-A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a
-lock that another thread held during the fork is never released there. So `watch` calls a method of such objects in each
-child, before any of the child's own code runs. Comparing process ids instead would cost a system call for each batch.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat
 from traceback import walk_tb
-from typing import Any, Protocol
+from typing import Any
 
 
 def taken(iterator: Iterator[Any], count: int | None = None) -> Iterator[Any]:
@@ -49,7 +43,7 @@ def with_lock(lock: Any, body: Callable[[bool], None], limit_s: float = 0.0) -> 
             lock.release()
 
 
-def is_interrupt(error: BaseException) -> bool:
+def is_from_handler(error: BaseException) -> bool:
     """Return True if a signal handler raised this error, so that the interrupted code may be sound."""
     if not isinstance(error, Exception):
         return True
@@ -57,43 +51,14 @@ def is_interrupt(error: BaseException) -> bool:
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
 
 
+def reraise_if_from_handler(error: Exception) -> None:
+    """Raise ``error`` again if a handler raised it: only errors of the code itself may be kept or dropped."""
+    if is_from_handler(error):
+        raise error
+
+
 def _code_of(handler: Any) -> Any:
     """The code that runs, of a function, a method, a `functools.partial` or an object that can be called."""
     function = getattr(handler, "func", handler)
     function = getattr(function, "__func__", function)
     return getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def pidfd(pid: int) -> int:
-    """Return a descriptor that turns readable when that process ends; -1 if the system has no such descriptor."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
-
-
-class ProcessOwned(Protocol):
-    """Something that belongs to the process that made it."""
-
-    def inherited(self) -> None:
-        """Run in a forked child of the owner. Take no lock: another thread of the parent may hold it."""
-
-
-_owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()
-
-
-def watch(owned: ProcessOwned) -> None:
-    """Call ``owned.inherited()`` in each process that is forked from this one while ``owned`` lives."""
-    _owned.add(owned)
-
-
-def _tell_all() -> None:
-    for owned in list(_owned):
-        owned.inherited()
-    _owned.clear()
-
-
-os.register_at_fork(after_in_child=_tell_all)

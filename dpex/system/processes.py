@@ -1,0 +1,44 @@
+"""See a process end, and see when this one forks.
+
+A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a
+lock that another thread held during the fork is never released there. So `watch` calls a method of such objects in each
+child, before any of the child's own code runs. Comparing process ids instead would cost a system call for each batch.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+def pidfd(pid: int) -> int:
+    """Return a descriptor that turns readable when that process ends; -1 if the system has no such descriptor."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+class ProcessOwned(Protocol):
+    """Something that belongs to the process that made it."""
+
+    def inherited(self) -> None:
+        """Run in a forked child of the owner. Take no lock: another thread of the parent may hold it."""
+
+
+_owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()
+
+
+def watch(owned: ProcessOwned) -> None:
+    """Call ``owned.inherited()`` in each process that is forked from this one while ``owned`` lives."""
+    _owned.add(owned)
+
+
+def _tell_all() -> None:
+    for owned in list(_owned):
+        owned.inherited()
+    _owned.clear()
+
+
+os.register_at_fork(after_in_child=_tell_all)
