@@ -54,7 +54,7 @@ def producer(tmp_path: Path) -> Iterator[tuple[Producer, socket.socket]]:
 def heard(producer: Producer, client: socket.socket, tickets: bytes) -> list[Subscriber]:
     """Have the producer read the frames of a training that asks for these tickets; return the trainings it accepts."""
     writer = FrameWriter(client)
-    writer.put(("open", 1, (FACTS, 0)))
+    writer.put(("open", 1, (FACTS, 0, 0)))
     writer.put(("tickets", None, 0, 0, tickets))
     assert writer.flush()
     producer._accept()
