@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
 from torch.utils.data import DataLoader
@@ -41,9 +41,12 @@ from dpex.system.ray_package import require_ray
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
     from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
+    from dpex.diagnose.job import JobDiagnosis
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
     from dpex.schedule.prefetch import Sizes
@@ -385,7 +388,13 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         closed; None where no metrics are served."""
         return self._runtime.metrics_url
 
-    def diagnose(self, *, reset: bool = False) -> Diagnosis:
+    @overload
+    def diagnose(self, *, reset: bool = False, group: None = None) -> Diagnosis: ...
+
+    @overload
+    def diagnose(self, *, reset: bool = False, group: ProcessGroup) -> JobDiagnosis: ...
+
+    def diagnose(self, *, reset: bool = False, group: Any = None) -> Diagnosis | JobDiagnosis:
         """Explain why training waits for data, if it does, where the time goes, and what would change it.
 
         It may be called from any thread, also in the middle of an epoch. With ``num_workers=0``, ``seeding="worker"``
@@ -394,6 +403,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Args:
             reset: Whether the next diagnosis is about what comes from now on. Otherwise it is about all epochs since
                 the loader was made.
+            group: A process group, such as ``torch.distributed.group.WORLD``. The diagnosis is then that of the job:
+                which rank starves it, since when, why, and what that costs all ranks. It is a collective, which all
+                ranks of the group must call.
 
         Returns:
             A verdict with its evidence, what to do first, and what would end the wait. It shows itself as a report of
@@ -414,7 +426,11 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         found = source.diagnose()
         if reset:
             self._runtime.counters.restart()
-        return found
+        if group is None:
+            return found
+        from dpex.diagnose.gathering import of_group
+
+        return of_group(found, group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest pass stands, by the batches that it has delivered.

@@ -78,7 +78,8 @@ class WorkerConfig:
         share_rank: The data-parallel rank of this process, as a number or as a dimension of a ``DeviceMesh``, such as
             ``mesh["dp"]``. The ranks of a job with the same value share their batches, as tensor- or context-parallel
             ranks do, which all read the same. None: no two ranks of a job share.
-        share_bytes: The maximum number of bytes of batches that are kept for trainings behind the first; 1 GiB.
+        share_bytes: The maximum number of bytes of batches that are kept for trainings behind the first.
+            None: 1 GiB, and 256 MiB with ``share_rank``, as the ranks of a job meet in each step.
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
             ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second, and a dataset
             is asked only after ``state_dict()`` or ``load_state_dict()`` of the loader was called.
@@ -99,7 +100,7 @@ class WorkerConfig:
     memory_budget: int | str | None = None
     share: str | None = None
     share_rank: Any = None
-    share_bytes: int = 1 << 30
+    share_bytes: int | None = None
     snapshot_every_n_steps: int | None = None
     share_objects: bool = True
 
@@ -119,6 +120,8 @@ class WorkerConfig:
         require(
             "share_rank", is_rank, "a whole number of at least 0, or mesh['dp'] of a DeviceMesh, beside share='name'"
         )
+        if self.share_bytes is None:
+            object.__setattr__(self, "share_bytes", 1 << (30 if self.share_rank is None else 28))
         require("share_bytes", _is_whole(self.share_bytes, 1), "a positive number of bytes")
         require("share_objects", isinstance(self.share_objects, bool), "True or False")
         require(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -128,7 +128,7 @@ def text(found: Diagnosis) -> str:
     facts, verdict = found.facts, found.verdict
     lines = [f"dpex diagnosis of {headline(facts)}", "", f"{verdict.title.upper()}: {verdict.sentence}"]
     told = [part for line in lines for part in wrapped(line)]
-    told += _listed(evidence(facts, verdict))
+    told += listed(evidence(facts, verdict))
     told += ["", *wrapped(f"First: {advice(found)}")]
     if found.end_of_stall:
         told += ["", *wrapped(f"To end the stall: {found.end_of_stall}")]
@@ -155,11 +155,12 @@ def full(found: Diagnosis) -> str:
     """The screen, and all tables below it."""
     lines = [text(found)]
     for section in sections(found):
-        lines += ["", section.title, *_table(section), *_listed(section.lines)]
+        lines += ["", section.title, *table(section), *listed(section.lines)]
     return "\n".join(lines)
 
 
-def _listed(lines: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
+def listed(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines as a list, wrapped."""
     for line in lines:
         first, *rest = wrapped(line, COLUMNS - 4)
         yield f"  - {first}"
@@ -172,7 +173,8 @@ def wrapped(text: str, columns: int = COLUMNS) -> list[str]:
     return [line.replace("\u00a0%", " %") for line in lines] or [""]
 
 
-def _table(section: ReportSection) -> Iterator[str]:
+def table(section: ReportSection) -> Iterator[str]:
+    """Yield the rows of a section as aligned columns."""
     rows = [section.header, *section.rows] if section.rows else []
     if not rows:
         return
@@ -315,6 +317,7 @@ def plain(found: Diagnosis) -> dict[str, Any]:
     facts, verdict = found.facts, found.verdict
     shown = {"title": verdict.title, "is_sure": verdict.is_sure, **_plain(verdict), "shares": dict(verdict.shares)}
     measured = _plain(facts)
+    del measured["batch_waits"]
     measured |= {name: _plain(getattr(facts, name)) for name in _CALCULATED}
     for pool in measured["pools"].values():
         pool.pop("services_s")

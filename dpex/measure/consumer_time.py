@@ -33,6 +33,7 @@ from dpex.measure.ledger import Seqlock
 from dpex.measure.record import Record, counter
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS, StageSums, Sums
+from dpex.measure.waits import WaitLog
 
 if TYPE_CHECKING:
     from dpex.schedule.prefetch import Sizes
@@ -111,6 +112,7 @@ class Tally:
         idle_ratio: Share of the workers that were idle when the present wait began.
         head_idle_s: Waits with later batches ready, each times its ``idle_ratio``.
         other_idle_s: All other waits, each times its ``idle_ratio``.
+        log: The wait for each of the latest batches.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
         unended_s: Seconds of the last step of each pass that was broken off, as far as it counts.
@@ -118,7 +120,7 @@ class Tally:
 
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at", "errors"),
-        *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
+        *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "log", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
         *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "stepped", "steps", "transfer_s"),
         *("unended_s", "waited_s", "waits", "work_s", "_before", "_latest", "_queued_before_s"),
@@ -141,6 +143,7 @@ class Tally:
         self._before = (0.0, 0.0)
         self._latest: BatchTimes | None = None
         self.queue = queue
+        self.log = WaitLog()
         self.queued_s = 0.0
         self._queued_before_s: float | None = None
 
@@ -177,7 +180,7 @@ class Tally:
         """End the call at ``now``, or the pass if ``over``. Opening its batch took ``opened_s``; None: no batch."""
         seqlock = self.seqlock
         seqlock.changes |= 1
-        entered = self.entered_at
+        entered, waited_s = self.entered_at, 0.0
         self.entered_at = 0.0
         self.inside_s += now - entered
         if self._queued_before_s is not None:
@@ -199,6 +202,7 @@ class Tally:
         self.returned_at = 0.0 if over else now
         if opened_s is not None:
             self.delivered_at = now
+            self.log.add(waited_s, now)
         seqlock.changes = (seqlock.changes | 1) + 1
 
     def _leave_queue(self, before_s: float) -> None:
@@ -346,6 +350,7 @@ class Tally:
             steps=tuple(self.steps),
             stepped_s=self.work_s,
             delivered_at=self.delivered_at,
+            batch_waits=self.log.read(),
             head_idle_s=self.head_idle_s,
             other_idle_s=self.other_idle_s,
             loop_queued_s=self.queued_s,

@@ -212,5 +212,10 @@ def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **m
     return _field(Rule(join, join, _as_it_is), what, unit, more, default=())
 
 
+def log(what: str, empty: Callable[[], Any], join: Callable[[Any, Any], Any], since: Callable[[Any, Any], Any]) -> Any:
+    """Declare what was noted one by one. ``join``: of two records; ``since``: what is new since an earlier one."""
+    return _field(Rule(join, join, since), what, "", {}, default_factory=empty)
+
+
 def _field(rule: Rule, what: str, unit: Unit, more: Mapping[str, Any], **default: Any) -> Any:
     return field(**default, metadata={_DECLARED: Quantity(rule=rule, help=what, unit=unit, **more)})

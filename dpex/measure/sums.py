@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
+from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
 from dpex.measure.sampling import FailedSample, SlowIndex, merged
+from dpex.measure.waits import Waits
 
 SERVICES_KEPT = 1024
 """Times of single batches that are kept when those of several iterators come together: the latest ones."""
@@ -376,6 +377,7 @@ class Sums(Record):
     )
     slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
     latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)
+    batch_waits: Waits = log("The wait for each of the latest batches.", Waits, Waits.then, Waits.since)  # noqa: RUF009
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")
     others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
     pids: tuple[int, ...] = level("Processes that are local workers.", default=())

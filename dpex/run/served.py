@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import platform
 import shlex
 import sys
 import weakref
@@ -26,6 +27,8 @@ from torch.utils.data import get_worker_info
 from dpex._torch import DatasetKind
 from dpex.dataloader import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
+from dpex.diagnose.gathering import of_launch
+from dpex.diagnose.job import JobDiagnosis, RankReport
 from dpex.diagnose.what_if import TUNERS
 from dpex.loader.proxies import describe, proxy_of, why_not
 from dpex.measure.readable import percent, rounded
@@ -197,24 +200,37 @@ def report_all(options: RunOptions) -> None:
     try:
         found = [(one, one.source.diagnose()) for one in served]
         found = sorted((pair for pair in found if pair[1].facts.batches), key=lambda pair: -pair[1].facts.wall_s)
+        job = _job(options, found) if options.command == "diagnose" else None
         for _, diagnosis in found:
-            write(options, diagnosis)
+            write(options, diagnosis, job if diagnosis is found[0][1] else None)
         shown = [pair for pair in found if pair[0].rank == 0]
         if shown and not options.quiet:
-            print("\n".join(lines(options, shown)), file=sys.stderr, flush=True)
+            print("\n".join(lines(options, shown, job)), file=sys.stderr, flush=True)
     except Exception as error:
         print(f"dpex {options.command}: no report: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def lines(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> Iterator[str]:
-    """Return the lines to print. ``found`` begins with the loader in which most time passed."""
+def _job(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> JobDiagnosis | None:
+    """Return the verdict on all ranks of the launch, in rank 0."""
+    reports = [(one.words, RankReport.of(told, one.rank, platform.node(), full=options.full)) for one, told in found]
+    try:
+        return of_launch(reports, os.environ)
+    except Exception as error:
+        print(f"dpex diagnose: the reports of the ranks are not merged: {error}", file=sys.stderr)
+        return None
+
+
+def lines(
+    options: RunOptions, found: Sequence[tuple[Served, Diagnosis]], job: JobDiagnosis | None = None
+) -> Iterator[str]:
+    """Return the lines to print. ``found`` begins with the loader in which most time passed, which ``job`` is about."""
     for one, diagnosis in found[:_SHOWN]:
         yield f"dpex {options.command}: {_line(one, diagnosis)}"
     if len(found) > _SHOWN:
         yield f"dpex {options.command}: {len(found) - _SHOWN} more loaders were served, in which less time passed"
     diagnosis = found[0][1]
     yield ""
-    yield diagnosis.full if options.full else str(diagnosis)
+    yield str(job) if job is not None else diagnosis.full if options.full else str(diagnosis)
     yield from command_lines(options, diagnosis)
 
 
@@ -259,14 +275,16 @@ def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
     return ["dpex finds that by itself, and adapts it as the work changes:", f"  {command}"]
 
 
-def write(options: RunOptions, diagnosis: Diagnosis) -> None:
+def write(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:
     """Write the report where ``--html`` and ``--json`` ask for it; other ranks only write names with ``{rank}``."""
 
     def page(path: Path) -> None:
-        diagnosis.write_html(path, command_lines(options, diagnosis))
+        of_job = [] if job is None else [job.sentence, f"First: {job.advice}"]
+        diagnosis.write_html(path, [*of_job, *command_lines(options, diagnosis)])
 
     def data(path: Path) -> None:
-        path.write_text(json.dumps(diagnosis.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        told = diagnosis.to_dict() | ({} if job is None else {"job": job.to_dict()})
+        path.write_text(json.dumps(told, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
     asked: tuple[tuple[str | None, Callable[[Path], None]], ...] = ((options.html, page), (options.json, data))
     for name, write_to in asked:

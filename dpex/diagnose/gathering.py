@@ -1,0 +1,71 @@
+"""Bring the reports of a job's ranks together: as a collective, or at the end of a launch by torchrun.
+
+The processes of a launch end one after another, and their process group may be gone. torchrun, which `accelerate
+launch` uses too, keeps a key-value store for them at ``MASTER_ADDR`` and ``MASTER_PORT`` until the last has ended.
+Ranks write their reports there, as JSON, and rank 0 reads them, on all nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dpex.diagnose.job import JobDiagnosis, RankReport, judge
+from dpex.system.clock import monotonic
+from dpex.system.cpus import rank
+
+if TYPE_CHECKING:
+    from dpex.diagnose.diagnosis import Diagnosis
+
+PATIENCE_S = 10.0
+"""Seconds for which rank 0 waits at its end for the reports of the others."""
+
+
+def of_group(found: Diagnosis, group: Any) -> JobDiagnosis:
+    """Return the verdict on the ranks of a process group, on each of them. All must call this."""
+    import torch.distributed as dist
+
+    own = RankReport.of(found, dist.get_rank(), platform.node())
+    reports: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(reports, own.sent(), group=group)
+    return judge([own if one["rank"] == own.rank else RankReport(**one) for one in reports])
+
+
+def of_launch(found: Sequence[tuple[str, RankReport]], environ: Mapping[str, str]) -> JobDiagnosis | None:
+    """Return the verdict on the ranks of a launch in rank 0; None in other ranks, and where torchrun has no store.
+
+    Args:
+        found: Loaders of this process in words, the most important first, each with its report.
+        environ: The environment that the launcher made.
+
+    Raises:
+        RuntimeError: The store cannot be reached.
+    """
+    ranks = int(environ.get("WORLD_SIZE", "1"))
+    if ranks < 2 or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
+    keys = [f"dpex/diagnosis/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}" for number in range(ranks)]
+    if rank(environ):
+        store.set(keys[rank(environ)], json.dumps([(words, report.sent()) for words, report in found]))
+        return None
+    if not found:
+        return None
+    words, own = found[0]
+    reports, missing, deadline = [own], [], monotonic() + PATIENCE_S
+    for number in range(1, ranks):
+        try:
+            store.wait([keys[number]], timedelta(seconds=max(0.1, deadline - monotonic())))
+        except RuntimeError:
+            missing.append(number)
+            continue
+        alike = [RankReport(**one) for said, one in json.loads(store.get(keys[number])) if said == words]
+        reports += [max(alike, key=lambda one: one.batches)] if alike else []
+        missing += [] if alike else [number]
+    return judge(reports, missing)

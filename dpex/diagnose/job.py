@@ -1,0 +1,299 @@
+"""Which rank of a job starves it, since when, why, and what that costs all ranks. Pure.
+
+In a job whose ranks meet in each step, as under DDP, the ranks wait in their steps for the slowest. So each rank's own
+report shows a training-bound run, but for the rank that has no batch. Batch *k* of a loader is step *k* of the job. Its
+loss is the longest wait of any rank for its batch *k*. If a rank never waited, step *k* would lose the longest wait of
+the others. The difference is the rank's part of the loss.
+
+Of two ranks whose workers are equally slow only one waits: that whose workers are late. The other has batches ready.
+So a rank is *slow*, too, whose workers take as long for a batch (busy seconds over workers) as makes half of the loss.
+
+1. At least `MAIN` of the loss is one rank's, and no other is slow: this rank starves the job.
+2. Else at least `HALF` of the loss is that of single ranks, by turns, and times of batches differ by `UNEVEN`: the
+   straggler moves. A slow machine is slow in each step. So a straggler that moves means batches that cost differently.
+3. Else the slow ranks starve the job: all alike, those of a node, or several.
+
+The start of each pass is left out. A loss below `LIMIT` of the time is none. One of several ranks is none below
+`SMALL`: if all wait for a CPU now and then, the longest of their waits is that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dpex.diagnose.report import ReportSection, listed, table, wrapped
+from dpex.diagnose.verdict import FEW_BATCHES, LIMIT, SMALL
+from dpex.measure.readable import duration, percent, plural, rounded
+
+if TYPE_CHECKING:
+    from dpex.diagnose.diagnosis import Diagnosis
+
+MAIN, HALF = 2 / 3, 1 / 2
+"""Parts of the loss: two ranks that take turns at random have about a half each."""
+UNEVEN = 2.0
+"""Times the mean batch that the slowest twentieth of the batches takes at least."""
+WINDOWS, SHORTEST = 40, 5
+"""The number of windows in which the beginning is looked for, and the batches of a window at least."""
+STEADY = 0.8
+"""A rank starves the job since a window from which on it does so in this part of the windows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What a rank tells the others.
+
+    Attributes:
+        node: The name of its machine.
+        batch_s: Seconds of a step of the job: a wait and a step of this rank.
+        step_s: Seconds of this rank's step.
+        supply_s: Seconds in which its workers make a batch: those of one worker, over the number of workers.
+        unevenness: The time of the slowest twentieth of its batches, over the mean.
+        wait_ratio: Share of its time in ``next()``.
+        title, sentence, advice, text: Of its own diagnosis, which is ``text``.
+        first: The number of the first batch of ``waits``.
+        waits: Seconds of its wait for each of the latest batches.
+        ago_s: Seconds since each of these batches, for the rank itself only.
+    """
+
+    rank: int
+    node: str
+    batches: int
+    batch_s: float
+    step_s: float
+    supply_s: float
+    unevenness: float
+    wait_ratio: float
+    title: str
+    sentence: str
+    advice: str
+    text: str
+    first: int
+    waits: Sequence[float]
+    ago_s: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, found: Diagnosis, rank: int, node: str, *, full: bool = False) -> RankReport:
+        """Return the report of this rank. Waits that queued kernels of a GPU covered are left out in proportion."""
+        facts, waits = found.facts, found.facts.batch_waits
+        stall, wait = facts.gpu_stall_ratio, facts.running_wait_ratio
+        covered = 1.0 if stall is None or wait <= 0 else min(1.0, stall / wait)
+        last = waits.at[-1] if waits.at else 0.0
+        services = sorted(facts.services_s) or [0.0]
+        mean_s = max(1e-9, sum(services) / len(services))
+        return cls(
+            rank=rank,
+            node=node,
+            batches=facts.batches,
+            batch_s=facts.running_s / max(1, facts.batches),
+            step_s=facts.work_s / max(1, facts.batches),
+            supply_s=facts.busy_s / max(1, facts.tickets) / max(1, facts.workers),
+            unevenness=services[int(0.95 * len(services))] / mean_s,
+            wait_ratio=facts.running_wait_ratio,
+            title=found.verdict.title,
+            sentence=found.verdict.sentence,
+            advice=found.advice,
+            text=found.full if full else str(found),
+            first=waits.first,
+            waits=[round(covered * wait_s, 5) for wait_s in waits.seconds],
+            ago_s=[last - at for at in waits.at],
+        )
+
+    def sent(self) -> dict[str, Any]:
+        """Return what other ranks need, for JSON."""
+        return {**vars(self), "ago_s": ()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDiagnosis:
+    """The verdict on a job. ``str()`` is the report, with that of the rank that matters.
+
+    Attributes:
+        verdict: "rank" (one or several), "node", "moving", "alike", "none" (loading does not limit the job) or
+            "too-early".
+        culprits: The ranks that starve the job.
+        since: The number of the batch from which on they do; None where no rank does.
+        until: The number of the batch up to which they did; None: to the end.
+        lost_ratio: The part of all ranks' time that is lost to loading, 0 to 1.
+        lost_s: Seconds that each batch costs all ranks.
+        shares: The part of the loss that each rank alone causes, by rank.
+        sentence: The verdict in one or two sentences.
+        advice: What to do first.
+        ranks: The reports of all ranks.
+        missing: Ranks that did not report.
+        ago_s: Seconds from the batch ``since`` to the last one.
+    """
+
+    verdict: str
+    culprits: tuple[int, ...] = ()
+    since: int | None = None
+    until: int | None = None
+    lost_ratio: float = 0.0
+    lost_s: float = 0.0
+    shares: dict[int, float]
+    sentence: str
+    advice: str
+    ranks: tuple[RankReport, ...]
+    missing: tuple[int, ...] = ()
+    ago_s: float | None = None
+
+    @property
+    def worst(self) -> RankReport:
+        """The report of the rank that waits most, of those that starve the job if any do."""
+        among = [one for one in self.ranks if one.rank in self.culprits] or self.ranks
+        return max(among, key=lambda one: sum(one.waits))
+
+    def __str__(self) -> str:
+        nodes = len({one.node for one in self.ranks})
+        batches = max(one.batches for one in self.ranks)
+        head = f"dpex diagnosis of the job: {plural(len(self.ranks), 'rank')} on {plural(nodes, 'node')}"
+        lines = [f"{head}, {batches} batches each", "", *wrapped(self.sentence), *table(self._table())]
+        if self.missing:
+            lines += listed([f"No report came from rank {', '.join(map(str, self.missing))}."])
+        lines += ["", *wrapped(f"First: {self.advice}"), "", f"The report of rank {self.worst.rank}:", ""]
+        return "\n".join([*lines, self.worst.text])
+
+    __repr__ = __str__
+
+    def _table(self) -> ReportSection:
+        header = ("rank", "node", "wait", "step", "costs the job", "by itself")
+        rows = tuple(
+            (str(one.rank), one.node, percent(one.wait_ratio), duration(one.step_s), percent(cost), one.title)
+            for one in sorted(self.ranks, key=lambda one: -sum(one.waits))[:8]
+            for cost in [self.shares.get(one.rank, 0.0) * self.lost_ratio]
+        )
+        return ReportSection(title="", header=header, rows=rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict for programs; each rank without its waits."""
+        left_out = ("waits", "ago_s", "text", "first")
+        ranks = [{name: value for name, value in vars(one).items() if name not in left_out} for one in self.ranks]
+        return {**vars(self), "shares": {str(rank): part for rank, part in self.shares.items()}, "ranks": ranks}
+
+
+def judge(ranks: Sequence[RankReport], missing: Sequence[int] = ()) -> JobDiagnosis:
+    """Conclude from the reports of all ranks. That of this process has the times of its batches."""
+    first = max(one.first for one in ranks)
+    count = max(0, min(one.first + len(one.waits) for one in ranks) - first)
+    waits = {one.rank: one.waits[first - one.first :][:count] for one in ranks}
+    lost = [max(each) for each in zip(*waits.values(), strict=True)]
+    shares = {rank: _part(_gains(waits, {rank}, lost), lost) for rank in waits}
+    batch_s = max(1e-9, sum(one.batch_s for one in ranks) / len(ranks))
+    lost_s = sum(lost) / max(1, count)
+    ratio = min(1.0, lost_s / batch_s)
+    slow = {one.rank for one in ranks if one.supply_s - (batch_s - lost_s) >= HALF * lost_s}
+    verdict, culprits = _verdict(ranks, len(lost), ratio, shares, slow)
+    since = until = ago_s = None
+    if culprits:
+        since, until = _period(_gains(waits, set(culprits), lost), lost, batch_s)
+        ago = next((one.ago_s[first - one.first :] for one in ranks if one.ago_s), ())
+        ago_s, since, until = ago[since] if ago else None, first + since, None if until is None else first + until
+    found = JobDiagnosis(
+        verdict=verdict,
+        culprits=culprits,
+        since=since,
+        until=until,
+        lost_ratio=ratio,
+        lost_s=lost_s,
+        shares=shares,
+        sentence="",
+        advice="",
+        ranks=tuple(ranks),
+        missing=tuple(missing),
+        ago_s=ago_s,
+    )
+    return _told(found, batch_s)
+
+
+def _verdict(
+    ranks: Sequence[RankReport], batches: int, ratio: float, shares: dict[int, float], slow: set[int]
+) -> tuple[str, tuple[int, ...]]:
+    if batches < FEW_BATCHES:
+        return "too-early", ()
+    worst = max(ranks, key=lambda one: shares[one.rank])
+    is_alone = shares[worst.rank] >= MAIN and slow <= {worst.rank}
+    if ratio < (LIMIT if is_alone else SMALL):
+        return "none", ()
+    uneven = max(one.unevenness for one in ranks if one.rank in slow | {worst.rank})
+    if not is_alone and sum(shares.values()) >= HALF and uneven >= UNEVEN:
+        return "moving", ()
+    members = {worst.rank} if is_alone else slow | {rank for rank, part in shares.items() if part >= HALF}
+    if not members or len(members) == len(ranks):
+        return "alike", ()
+    nodes = {one.node for one in ranks if one.rank in members}
+    is_node = len(nodes) == 1 and members == {one.rank for one in ranks if one.node in nodes} and len(members) > 1
+    return ("node" if is_node else "rank"), tuple(sorted(members))
+
+
+def _gains(waits: dict[int, Sequence[float]], of: Collection[int], lost: Sequence[float]) -> list[float]:
+    """Return what each step would gain if these ranks never waited."""
+    others = [one for rank, one in waits.items() if rank not in of]
+    return (
+        [all_s - max(each, default=0.0) for all_s, each in zip(lost, zip(*others, strict=True), strict=True)]
+        if (others)
+        else list(lost)
+    )
+
+
+def _part(gains: Sequence[float], lost: Sequence[float]) -> float:
+    return sum(gains) / max(1e-12, sum(lost))
+
+
+def _period(gains: Sequence[float], lost: Sequence[float], batch_s: float) -> tuple[int, int | None]:
+    """Return the batch from which on the ranks with these gains starve the job, and that up to which; None: the end."""
+    size = max(SHORTEST, len(lost) // WINDOWS)
+    starts = range(0, len(lost), size)
+    parts = [(gains[at : at + size], lost[at : at + size]) for at in starts]
+    starved = [_part(*part) >= HALF and sum(part[1]) >= LIMIT * batch_s * len(part[1]) for part in parts]
+    for at, is_starved in enumerate(starved):
+        if is_starved and sum(starved[at:]) >= STEADY * len(starved[at:]):
+            return starts[at], None
+    if not any(starved):
+        return 0, None
+    last = len(starved) - starved[::-1].index(True)
+    return starts[starved.index(True)], min(len(lost), last * size)
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _told(found: JobDiagnosis, batch_s: float) -> JobDiagnosis:
+    worst, others = found.worst, [one for one in found.ranks if one.rank not in found.culprits]
+    costs = f"Each batch costs all ranks {duration(found.lost_s)}, {percent(found.lost_ratio)} of their time."
+    without = f"Without it the job would make {rounded(1 / max(1e-9, batch_s - found.lost_s))} batches/s instead of "
+    rate = f"{without}{rounded(1 / batch_s)}."
+    advice = f"on rank {worst.rank}: {worst.advice}"
+    if found.verdict == "too-early":
+        sentence, advice = "TOO EARLY TO SAY: too few batches were measured on all ranks.", "Let training run longer."
+    elif found.verdict == "none":
+        sentence = f"LOADING DOES NOT LIMIT THE JOB: waits for batches cost it {percent(found.lost_ratio)} of its time."
+        advice = "Look at the training step. A step that is slow on one rank shows in a profiler, not here."
+    elif found.verdict == "moving":
+        turns = ", ".join(f"rank {rank} {percent(part)}" for rank, part in found.shares.items() if part >= LIMIT)
+        sentence = (
+            f"THE STRAGGLER MOVES: the ranks wait for data by turns ({turns} of the loss), so no machine is slow, but "
+            f"batches cost differently. {costs} {rate}"
+        )
+        advice = f"A larger `prefetch_factor` evens out batches that cost differently. {advice[:1].upper()}{advice[1:]}"
+    elif found.verdict == "alike":
+        sentence = f"LOADING LIMITS ALL RANKS ALIKE: they wait for data at the same time. {costs} {rate}"
+    else:
+        who = f"RANK {' AND '.join(map(str, found.culprits))}" if found.verdict == "rank" else f"NODE {worst.node}"
+        is_one = found.verdict == "node" or len(found.culprits) == 1
+        starve, it = ("STARVES", "it waits") if is_one else ("STARVE", "they wait")
+        step = next((f": {duration(one.step_s)} instead of {duration(worst.step_s)}" for one in others), "")
+        sentence = (
+            f"{who} {starve} THE JOB, {_when(found)}: {it} for data, and the other ranks wait in their steps{step}. "
+            f"{costs} {rate} The cause is {worst.title}: {worst.sentence}"
+        )
+    return replace(found, sentence=sentence, advice=advice)
+
+
+def _when(found: JobDiagnosis) -> str:
+    if found.until is not None:
+        return f"from batch {found.since} to {found.until}"
+    if not found.since:
+        return "in all batches"
+    ago = "" if found.ago_s is None else f", {found.ago_s:.0f} s before the latest"
+    return f"since batch {found.since}{ago}"
