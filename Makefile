@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.dpex-installed
 DEMO_STAMP := $(VENV)/.demo-installed
 DOCS_STAMP := $(VENV)/.docs-installed
+# Other versions than the pinned ones: `make test VENV=.venv-3.13 PYTHON=python3.13 CONSTRAINTS= TORCH='torch==2.4.*' WITHOUT=ray`.
+CONSTRAINTS ?= --constraint constraints.txt
+TORCH ?=
+WITHOUT ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 SPEED_ARGS ?=
@@ -45,7 +49,8 @@ venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]' $(if $(TORCH),'$(TORCH)') $(CONSTRAINTS)
+	$(if $(WITHOUT),$(BIN)/python -m pip uninstall --quiet --yes $(WITHOUT))
 	touch $@
 
 # What the demo needs: torch, Ray and dpex, without the packages of tests and documents.

@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from multiprocessing import resource_sharer
 from pathlib import Path
 
@@ -26,6 +28,8 @@ with contextlib.suppress(ImportError):  # `make test-gpu` does without
 
 ONE_MARK = ("ray", "alone", "long")
 """Marks by which a run of `python -m tests` chooses a few modules."""
+NEEDS_RAY = re.compile(r"mark\.ray\b|^ *(import|from) ray\b|\"ray[a-z._]*\"", re.MULTILINE)
+"""A module whose text has this is left out where Ray is not installed, as in the runs of CI without it."""
 LAST = "frameworks"
 """Folder of the tests that import large packages. Afterwards each fork of their process copies more page tables."""
 
@@ -37,10 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import modules in which no test has the mark that the run asks for."""
-    asked = str(config.option.markexpr).split(" ")[0]
-    is_module = collection_path.name.startswith("test_")
-    return True if is_module and asked in ONE_MARK and f"mark.{asked}" not in collection_path.read_text() else None
+    """Leave out modules that have no test with the mark that the run asks for, or that need a Ray that is missing."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    asked, text = str(config.option.markexpr).split(" ")[0], collection_path.read_text()
+    needs_ray = NEEDS_RAY.search(text) is not None and not list(metadata.distributions(name="ray"))
+    return True if needs_ray or (asked in ONE_MARK and f"mark.{asked}" not in text) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +91,15 @@ def test_a_class_that_was_changed_and_run_again_is_the_one_that_counts(kernel: K
 def test_a_loader_is_shown(kernel: Kernel) -> None:
     shown = kernel.run("loader = DpexDataLoader(Numbers(), 4, num_workers='auto', name='mine')\nlist(loader)\nloader")
     assert "DpexDataLoader mine" in shown["text/html"]
+
+
+def test_the_notebook_of_the_examples_runs(kernel: Kernel) -> None:
+    notebook = json.loads((Path(__file__).parents[2] / "examples" / "notebook.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in cells)
+    shown = [kernel.run("".join(cell["source"])) for cell in cells]
+    assert "batches/s" in shown[1]["text/plain"]
+    assert "expected" in shown[3]["text/plain"]
+    assert "dpex diagnosis of stored" in shown[4]["text/plain"]
+    assert "dpex-diagnosis" in shown[4]["text/html"]
+    assert 'num_workers="auto"' in shown[5]["text/plain"].replace("&quot;", '"')
