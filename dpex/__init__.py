@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpex.diagnose.verdict import Evidence, Verdict
     from dpex.diagnose.what_if import Prediction
     from dpex.errors import (
+        AsyncError,
         BatchTimeoutError,
         CacheError,
         CapturedGraphError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
     from dpex.transport.compact import compact
+    from dpex.worker.async_dataset import AsyncDataset
     from dpex.worker.batch_seeding import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
 
@@ -76,12 +78,15 @@ _NAMES = {
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
     "dpex.transport.compact": ("compact",),
+    "dpex.worker.async_dataset": ("AsyncDataset",),
     "dpex.worker.batch_seeding": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
 }
 """The public names by the module that defines them; `dpex.errors` defines the others."""
 
 __all__ = [
+    "AsyncDataset",
+    "AsyncError",
     "AutotuneConfig",
     "BatchTimeoutError",
     "CacheError",

@@ -7,6 +7,7 @@ is a `DpexError`, and also the built-in error in brackets, which code written fo
 
     DpexError
     ├── OptionError(ValueError)         an option of dpex, or an argument of a call, makes no sense
+    ├── AsyncError(RuntimeError)        an asynchronous dataset, or a wrapper of one, is used as it cannot work
     ├── CacheError(RuntimeError)        a cache of samples cannot be used, or what it is to keep is random
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
@@ -44,6 +45,10 @@ class DpexError(Exception):
 
 class OptionError(DpexError, ValueError):
     """An option has a value that makes no sense; the message holds the value and what is accepted."""
+
+
+class AsyncError(DpexError, RuntimeError):
+    """An asynchronous dataset, or a wrapper of one, is used as it cannot work; the message names it and the remedy."""
 
 
 class CacheError(DpexError, RuntimeError):

@@ -86,6 +86,8 @@ class WorkerConfig:
         share_objects: Workers read the Python objects of the dataset (strings, numbers, tuples, lists, dicts) without
             copying them, on CPython 3.12 or later, where the dataset has enough of them. False: each worker has a copy
             of the objects that it reads, and unpickles the dataset for itself where it is not forked.
+        concurrency: The maximum number of samples of an asynchronous dataset (``async def __getitem__``) that a worker,
+            or the training process with ``num_workers=0``, loads at the same time. It bounds the open connections.
 
     Raises:
         OptionError: A value is not one of these. It is a ValueError.
@@ -103,6 +105,7 @@ class WorkerConfig:
     share_bytes: int | None = None
     snapshot_every_n_steps: int | None = None
     share_objects: bool = True
+    concurrency: int = 64
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
@@ -123,6 +126,7 @@ class WorkerConfig:
         if self.share_bytes is None:
             object.__setattr__(self, "share_bytes", 1 << (30 if self.share_rank is None else 28))
         require("share_bytes", _is_whole(self.share_bytes, 1), "a positive number of bytes")
+        require("concurrency", _is_whole(self.concurrency, 1), "a whole number of samples of at least 1")
         require("share_objects", isinstance(self.share_objects, bool), "True or False")
         require(
             "snapshot_every_n_steps", every is None or _is_whole(every), "a number of batches of at least 0, or None"

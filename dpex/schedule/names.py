@@ -5,6 +5,9 @@ Apart from the code that uses them, as folders of many layers share them.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 INLINE: Final = "inline"
@@ -46,3 +49,42 @@ def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
         return isinstance(thing, kinds)
     except Exception:
         return False
+
+
+# -- asynchronous datasets ---------------------------------------------------------------------------------------------
+
+_READING = ("__getitem__", "__getitems__")
+_MOST_WRAPPERS = 8
+"""Datasets around a dataset that are looked through."""
+
+
+def is_asynchronous(dataset: Any) -> bool:
+    """Return True if the dataset has an ``async def __getitem__`` or ``__getitems__``, or one that it wraps has.
+
+    Wrappers are those that hand on what they read, as torch's `Subset`, `ConcatDataset` and `StackDataset`.
+    """
+    return any(map(_is_async_itself, (dataset, *inner_datasets(dataset, only_torchs=True))))
+
+
+def _is_async_itself(dataset: Any) -> bool:
+    methods = (inspect.getattr_static(type(dataset), name, None) for name in _READING)
+    return any(inspect.iscoroutinefunction(each) or getattr(each, "is_asynchronous", False) for each in methods)
+
+
+def inner_datasets(dataset: Any, *, only_torchs: bool = False, levels: int = _MOST_WRAPPERS) -> Iterator[Any]:
+    """Yield the datasets in the attributes ``dataset`` and ``datasets``, at any depth.
+
+    Args:
+        dataset: The outer dataset.
+        only_torchs: Look only into classes whose ``__getitem__`` is torch's own.
+        levels: The largest depth.
+    """
+    method = inspect.getattr_static(type(dataset), "__getitem__", None)
+    if not levels or (only_torchs and not getattr(method, "__module__", "").startswith("torch.utils.data")):
+        return
+    held = attribute(dataset, "__dict__") or {}
+    several = held.get("datasets", ())
+    several = several.values() if isinstance(several, dict) else several if isinstance(several, (list, tuple)) else ()
+    for each in chain(several, (held["dataset"],) if "dataset" in held else ()):
+        yield each
+        yield from inner_datasets(each, only_torchs=only_torchs, levels=levels - 1)

@@ -19,6 +19,7 @@ threads of the dataset's own may ask for it as well (`batch_seed`).
 
 from __future__ import annotations
 
+import contextvars
 import os
 import random
 import threading
@@ -127,6 +128,8 @@ class CurrentBatch:
 
 
 current = CurrentBatch()
+seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpex-batch-seed", default=None)
+"""The seed of the batch of a sample that an event loop loads beside those of other batches."""
 
 
 def batch_seed() -> int:
@@ -161,7 +164,9 @@ def batch_seed() -> int:
         >>> noise(0) == noise(2)
         True
     """
-    seed = current.seed
+    seed = seed_of_sample.get()
+    if seed is None:
+        seed = current.seed
     if seed is None and not current.is_per_batch:
         worker = get_worker_info()
         seed = None if worker is None else worker.seed

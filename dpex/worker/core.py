@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,6 +39,9 @@ from dpex.worker.states import (
     state_of,
     unpack_state,
 )
+
+if TYPE_CHECKING:
+    from dpex.worker.async_samples import AsyncSamples
 
 
 class WorkerCore:
@@ -124,6 +128,24 @@ class WorkerCore:
                 return StreamEnd(), NO_TIMES
             return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIMES
 
+    @property
+    def samples(self) -> AsyncSamples | None:
+        """What loads samples at the same time, if several batches may be made at the same time (`make_beside`)."""
+        logical = self._current
+        return None if self._seeds is None or logical is None or logical.fetcher is None else logical.fetcher.samples
+
+    async def make_beside(self, number: int, index: Any, epoch: int) -> tuple[Any, BatchTimes]:
+        """As `make`, while other batches are made."""
+        logical, seeds = self._current, self._seeds
+        assert logical is not None
+        assert seeds is not None
+        try:
+            if logical.epoch != epoch:
+                logical.new_pass(epoch)
+            return await logical.fetcher.fetch_beside(number, index, seeds.of(number, epoch))  # type: ignore[union-attr]
+        except Exception:
+            return Failure(ExceptionWrapper(where=where(logical.number))), NO_TIMES
+
     def _park(self) -> None:
         if self._current is not None:
             self._current.park()
@@ -143,6 +165,12 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
     torch.manual_seed(seed)
     np.random.seed(generate_numpy_seed(base_seed, worker_id))
     return seed
+
+
+def _await(coroutine: Coroutine[Any, Any, Any]) -> None:
+    from dpex.worker.async_loop import loop_of_process
+
+    loop_of_process().run(coroutine)
 
 
 class Logical:
@@ -186,7 +214,9 @@ class Logical:
         begun = LogicalState() if state is None else unpack_state(state)
         try:
             if setup.worker_init_fn is not None:
-                setup.worker_init_fn(self.number)
+                initialising: Any = setup.worker_init_fn(self.number)
+                if isinstance(initialising, Coroutine):
+                    _await(initialising)
             if not setup.iterable:
                 if own is None or setup.worker_init_fn is not None:  # which may have put others there
                     own = OwnGenerators(setup.dataset, setup.collate_fn)
@@ -229,7 +259,7 @@ class Logical:
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
         self.epoch = epoch
-        self.fetcher = Fetcher(self._setup, self._timer)
+        self.fetcher = Fetcher(self._setup, self._timer, own=self.own, former=self.fetcher)
 
     @property
     def has_dataset_state(self) -> bool:

@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,10 +21,16 @@ from dpex._torch import collate as torch_collate
 from dpex.measure.batch_times import CACHE_USE, NOT_ENCODED, BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
+from dpex.schedule.names import is_asynchronous
 from dpex.transport.arena import Arena
+from dpex.worker.batch_seeding import current
+from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
-from dpex.worker.states import DatasetState, load_state
+from dpex.worker.states import DatasetState, KeptStates, load_state
+
+if TYPE_CHECKING:
+    from dpex.worker.async_samples import AsyncSamples
 
 
 class StreamEnd:
@@ -120,6 +127,8 @@ class Fetcher:
     Args:
         setup: The loader.
         timer: Times the transforms now and then. It belongs to the worker, and outlives the pass.
+        own: The generators that lie in the dataset.
+        former: The fetcher of the pass before, whose samples may still be under way.
         cpu: The clock of the CPU seconds of batches: that of a thread where workers are threads.
     """
 
@@ -128,9 +137,13 @@ class Fetcher:
         setup: WorkerSetup,
         timer: TicketTimer | None = None,
         *,
+        own: OwnGenerators | None = None,
+        former: Fetcher | None = None,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self._cpu = cpu
+        self._setup = setup
+        self._own = own
         self._dataset = dataset = setup.dataset
         self._collate_fn = setup.collate_fn
         self._auto_collation = setup.auto_collation
@@ -142,7 +155,24 @@ class Fetcher:
         self._timer = timer or TicketTimer(is_on=False)
         self._clock = SampleClock()
         self._guard = SampleGuard(dataset, setup.samples, setup.base_seed) if setup.samples.is_on else None
+        self._failed: tuple[tuple[str, str], ...] = ()
+        self.samples: AsyncSamples | None = None if former is None else former.samples
+        """Loads samples at the same time; None: the dataset is not asynchronous, as far as is known."""
+        if self.samples is None and not setup.iterable and is_asynchronous(dataset):
+            self._load_at_once()
         CACHE_USE.take()  # of batches that were made elsewhere before this process was forked
+
+    def _load_at_once(self) -> AsyncSamples:
+        from dpex.worker.async_samples import AsyncSamples
+
+        self.samples = AsyncSamples(
+            self._dataset,
+            auto_collation=self._auto_collation,
+            concurrency=self._setup.concurrency,
+            own=self._own,
+            guard=self._guard,
+        )
+        return self.samples
 
     @property
     def stream(self) -> Any:
@@ -190,7 +220,7 @@ class Fetcher:
             )
         load_ratio, collate_ratio = self._ratios
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
-        failed = self._guard.taken() if self._guard is not None else ()
+        failed = () if self._guard is None else self._guard.taken() if self.samples is None else self._failed
         loaded = (samples, load_s, load_s * load_ratio, collate_s, collate_s * collate_ratio, (), slowest, failed)
         return batch, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 
@@ -206,6 +236,31 @@ class Fetcher:
         return batch, timer.finished(self._dataset, times)
 
     def _from_map(self, index: Any) -> Any:
+        if self.samples is not None:
+            return self._at_once(self.samples, index)
+        data = self._one_by_one(index)
+        first = data[0] if type(data) is list and data else data
+        if type(first) is CoroutineType:  # of a wrapper that hands on what it reads
+            for each in data if type(data) is list else (data,):
+                each.close()
+            return self._at_once(self._load_at_once(), index)
+        return data
+
+    def _at_once(self, samples: AsyncSamples, index: Any) -> Any:
+        """Return the samples of a batch. Under ``seeding="worker"`` its seed is drawn as any number is."""
+        if current.seed is not None:
+            data, batch = samples.load(index, current.seed)
+        else:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            kept = KeptStates(self._own)
+            try:
+                data, batch = samples.load(index, seed)
+            finally:
+                kept.put_back()
+        self._failed = tuple(batch.failed)
+        return data
+
+    def _one_by_one(self, index: Any) -> Any:
         dataset, guard = self._dataset, self._guard
         if guard is not None:
             return guard.samples(index) if self._auto_collation else guard.sample(index)
@@ -214,6 +269,32 @@ class Fetcher:
         if getattr(dataset, "__getitems__", None):
             return dataset.__getitems__(index)
         return self._clock.samples(dataset, index) if self._clock.is_on else [dataset[i] for i in index]
+
+    async def fetch_beside(self, number: int, index: Any, seed: int) -> tuple[Any, BatchTimes]:
+        """As `fetch`, of ticket ``number`` with this seed, while other batches are made.
+
+        The seconds of loading are those of all samples over the samples that a worker may load at the same time, or the
+        CPU seconds of the process since the batch before if these are more: what the batch takes of a worker.
+        """
+        from dpex.worker.async_samples import BatchLoad
+
+        samples, batch = self.samples, BatchLoad(seed, number)
+        assert samples is not None
+        data = await samples.awaited(index, batch)
+        began, cpu_began = time.perf_counter(), self._cpu()
+        samples.collating(seed)
+        current.seed = seed
+        try:
+            made = self._collate_fn(data)
+        finally:
+            samples.collated(seed)
+        ended, cpu_ended = time.perf_counter(), self._cpu()
+        load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
+        load_s = max(batch.seconds / samples.slots.most, load_cpu_s)
+        count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
+        slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and count > 1 else ()
+        loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))
+        return made, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 
     def _from_stream(self, index: Any) -> Any:
         assert self._iterator is not None

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -45,7 +45,7 @@ LEAST = 10
 _PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
 
 
-class _HangsError(Exception):
+class HangsError(Exception):
     """Loading the sample hung in several workers."""
 
 
@@ -66,6 +66,16 @@ class SampleGuard:
         self._in_bulk = getattr(dataset, "__getitems__", None)
         self._failed: list[tuple[str, str]] = []
 
+    @property
+    def tolerates(self) -> bool:
+        """True if batches are made without samples that fail."""
+        return self._policy.tolerates
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds that loading a sample may take."""
+        return self._policy.timeout_s
+
     def taken(self) -> tuple[tuple[str, str], ...]:
         """Return index and error of the samples that failed since the last call."""
         if not self._failed:
@@ -75,7 +85,7 @@ class SampleGuard:
 
     def samples(self, index: Any) -> Any:
         """Return the samples of a batch: a list, or the value that the dataset returned for all of them."""
-        left_out, wanted = _apart(index)
+        left_out, wanted = apart(index)
         if self._in_bulk is not None and not left_out:
             data = self._bulk(wanted)
             if data is not None:
@@ -84,7 +94,7 @@ class SampleGuard:
 
     def sample(self, index: Any) -> Any:
         """Return a sample that is a batch by itself."""
-        left_out, wanted = _apart(index)
+        left_out, wanted = apart(index)
         return self._one_by_one([wanted], left_out)[0]
 
     def _bulk(self, wanted: Any) -> Any:
@@ -108,16 +118,16 @@ class SampleGuard:
         for place, each in enumerate(wanted):
             try:
                 if place in left_out:
-                    raise _HangsError(left_out[place])
+                    raise HangsError(left_out[place])
                 data.append(self._load(each, place))
             except Exception as error:
                 if not self._policy.tolerates:
                     raise
-                self._note(each, error)
+                self._failed.append(self.described(each, error))
                 errors[place] = error
                 data.append(None)
-        if errors:
-            self._fill(data, wanted, errors)
+        for place, candidates in self.filling(data, wanted, errors).items():
+            data[place] = self._another(candidates, place, errors[place])
         return data
 
     def _load(self, index: Any, place: int) -> Any:
@@ -133,29 +143,39 @@ class SampleGuard:
     def _get(self, index: Any) -> Any:
         return self._dataset[index] if self._in_bulk is None else self._in_bulk([index])[0]
 
-    def _note(self, index: Any, error: Exception) -> None:
-        what = str(error) if isinstance(error, _HangsError) else f"{type(error).__name__}: {error}"
-        self._failed.append((as_text(index), what[:_MOST_LETTERS]))
+    def described(self, index: Any, error: Exception) -> tuple[str, str]:
+        """Return index and error of a sample that failed, as text."""
+        what = str(error) if isinstance(error, HangsError) else f"{type(error).__name__}: {error}"
+        return as_text(index), what[:_MOST_LETTERS]
 
     # -- replacements ----------------------------------------------------------------------------------------------
 
-    def _fill(self, data: list[Any], wanted: Sequence[Any], errors: dict[int, Exception]) -> None:
+    def filling(self, data: list[Any], wanted: Sequence[Any], errors: Collection[int]) -> dict[int, Iterator[int]]:
+        """Put samples of the batch in the places of those that failed.
+
+        Return the places that take another sample of the dataset, each with the indices to try.
+        """
         good = [place for place in range(len(data)) if place not in errors]
-        for place, error in errors.items():
+        others: dict[int, Iterator[int]] = {}
+        for place in errors:
             if self._policy.on_error == "skip" and good:
                 data[place] = data[min(good, key=lambda other: (other - place) % len(data))]
             else:
-                data[place] = self._another(wanted, place, error)
+                others[place] = self._candidates(wanted, place)
+        return others
 
-    def _another(self, wanted: Sequence[Any], place: int, error: Exception) -> Any:
-        """Return another sample of the dataset, or raise the error of the sample if all that are tried fail."""
+    def _candidates(self, wanted: Sequence[Any], place: int) -> Iterator[int]:
         size = self._size(wanted[place])
         for attempt in range(TRIES if size else 0):
-            drawn = random.Random(f"{self._seed}/{wanted[0]!r}/{wanted[place]!r}/{place}/{attempt}").randrange(size)
+            yield random.Random(f"{self._seed}/{wanted[0]!r}/{wanted[place]!r}/{place}/{attempt}").randrange(size)
+
+    def _another(self, candidates: Iterator[int], place: int, error: Exception) -> Any:
+        """Return another sample of the dataset, or raise the error of the sample if all that are tried fail."""
+        for drawn in candidates:
             try:
                 return self._load(drawn, place)
             except Exception as another:
-                self._note(drawn, another)
+                self._failed.append(self.described(drawn, another))
         raise error
 
     def _size(self, index: Any) -> int:
@@ -167,7 +187,7 @@ class SampleGuard:
             return 0
 
 
-def _apart(index: Any) -> tuple[Any, Any]:
+def apart(index: Any) -> tuple[Any, Any]:
     """Return the places to leave out with their reasons, and the index itself."""
     return (index.places, index.index) if isinstance(index, LeavingOut) else ({}, index)
 

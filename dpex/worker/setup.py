@@ -105,6 +105,7 @@ class WorkerSetup:
         snapshot_every: Batches between two reports of a logical worker's state; None: reports come by time.
         samples: The treatment of samples that fail.
         modes: torch's modes in which batches are made; None: the worker keeps its own, as torch's workers do.
+        concurrency: Samples of an asynchronous dataset that a worker loads at the same time, at most.
         sharing: Have workers share the dataset's objects; None: they do not.
     """
 
@@ -122,6 +123,7 @@ class WorkerSetup:
     snapshot_every: int | None = None
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
+    concurrency: int = 64
     sharing: ObjectSharing | None = None
 
 

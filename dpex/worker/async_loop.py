@@ -1,0 +1,265 @@
+"""The event loop of a process, which loads the samples of asynchronous datasets.
+
+A process has one (`loop_of_process`), made when it is first needed, so a fork inherits none. Clients that a dataset
+opens in ``__getitem__`` belong to this loop, and live until the process ends or closes the loop.
+
+In a thread that runs another loop (Jupyter, asyncio programs) a helper thread runs this one, while the thread waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import torch
+
+from dpex.errors import AsyncError
+from dpex.schedule.names import inner_datasets
+from dpex.system.user_warnings import warn
+from dpex.worker import sample_guard
+from dpex.worker.async_states import SampleStates, turns
+from dpex.worker.setup import modes_here
+
+_CLOSE_S = 2.0
+"""Seconds that a dataset's ``aclose()`` and the tasks that are left may take at the end."""
+
+
+class Step:
+    """One sample, or one batch of an ``async def __getitems__``, while it is loaded.
+
+    Attributes:
+        states: Its random states, put in place before each step; None: it has the process's.
+        place: Its place in the batch.
+        index: Its index.
+        samples: The number of samples that are loaded at once.
+        number: The number of its ticket.
+        given: What the dataset has returned already, to be awaited; None: reading it has not begun.
+        is_late: It was cancelled as it took too long.
+        is_dropped: It was cancelled as its batch failed or ends.
+    """
+
+    __slots__ = ("given", "index", "is_dropped", "is_late", "number", "place", "samples", "states")
+
+    def __init__(
+        self, states: SampleStates | None, *, place: int, index: Any, number: int, samples: int = 1, given: Any = None
+    ) -> None:
+        self.states = states
+        self.place = place
+        self.index = index
+        self.number = number
+        self.samples = samples
+        self.given = given
+        self.is_late = self.is_dropped = False
+
+
+of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-sample", default=None)
+"""The sample to which a task belongs. Tasks that a sample starts inherit it."""
+
+
+class Stepping:
+    """Awaits a coroutine, with the random states of a sample in each step."""
+
+    __slots__ = ("_coroutine", "_loop", "_sample")
+
+    def __init__(self, coroutine: Any, sample: Step, loop: SampleLoop) -> None:
+        self._coroutine, self._sample, self._loop = coroutine, sample, loop
+
+    def __await__(self) -> Iterator[Any]:
+        sample, states, loop = self._sample, self._sample.states, self._loop
+        step, value = self._coroutine.send, None
+        while True:
+            if states is not None:
+                turns.enter(states)
+            if loop.is_watched:
+                loop.begin_step(sample)
+            try:
+                waits_for = step(value)
+            except StopIteration as end:
+                return end.value
+            finally:
+                if loop.is_watched:
+                    loop.end_step()
+            try:
+                value = yield waits_for
+                step = self._coroutine.send
+            except BaseException as error:
+                step, value = self._coroutine.throw, error
+
+
+async def _in_steps(coroutine: Any, sample: Step, loop: SampleLoop) -> Any:
+    return await Stepping(coroutine, sample, loop)
+
+
+class SampleLoop:
+    """The event loop of a process.
+
+    Attributes:
+        loop: The loop.
+        is_ending: All that runs is cancelled.
+        is_watched: `begin_step` and `end_step` are called at each step.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._new_task)
+        self.is_ending = False
+        self.is_watched = sample_guard.watch_of_process is not None
+        self._shows_ticket: Any = None
+        self._closers: dict[int, weakref.ref[Any]] = {}
+        self._turn = threading.Lock()
+
+    def _new_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        sample = of_task.get()
+        if sample is not None:
+            coroutine = _in_steps(coroutine, sample, self)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def show_tickets(self, show: Any) -> None:
+        """Have ``show`` called with the number of the ticket before each step, and with None after it."""
+        self._shows_ticket = show
+        self.is_watched = True
+
+    def begin_step(self, sample: Step) -> None:
+        """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked."""
+        if self._shows_ticket is not None:
+            self._shows_ticket(sample.number)
+        if sample_guard.watch_of_process is not None:
+            sample_guard.watch_of_process.begin(sample.place, sample.index, sample.samples)
+
+    def end_step(self) -> None:
+        """Note that the step has ended."""
+        if sample_guard.watch_of_process is not None:
+            sample_guard.watch_of_process.end()
+        if self._shows_ticket is not None:
+            self._shows_ticket(None)
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of a coroutine, which is cancelled if an exception interrupts this thread.
+
+        Raises:
+            AsyncError: This is called in a sample that the loop loads: it would wait for itself.
+        """
+        running = asyncio._get_running_loop()
+        if running is self.loop:
+            coroutine.close()
+            raise AsyncError(
+                "an asynchronous dataset was read synchronously inside a sample that the event loop is loading, which "
+                "would wait for itself: await it there, or give the inner loader workers of its own"
+            )
+        if running is not None:
+            return self._in_thread(coroutine)
+        with self._turn:
+            return self._run(coroutine)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = self.loop.create_task(coroutine)
+        try:
+            return self.loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                self.is_ending = True
+                task.cancel()
+                with contextlib.suppress(BaseException):
+                    self.loop.run_until_complete(task)
+                self.is_ending = False
+            raise
+
+    def _in_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run in a helper thread that has the modes and the context of this thread."""
+        modes, threads, context = modes_here(), torch.get_num_threads(), contextvars.copy_context()
+        results: list[Any] = []
+        errors: list[BaseException] = []
+
+        def body() -> None:
+            torch.set_num_threads(threads)
+            try:
+                with modes.enter(), self._turn:
+                    results.append(self._run(coroutine))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=context.run, args=(body,), name="dpex-samples", daemon=True)
+        thread.start()
+        try:
+            thread.join()
+        except BaseException:
+            self.is_ending = True
+            self.loop.call_soon_threadsafe(self._cancel_all)
+            thread.join(_CLOSE_S)
+            self.is_ending = False
+            raise
+        if errors:
+            raise errors.pop()
+        return results[0]
+
+    def _cancel_all(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    def closes(self, dataset: Any) -> None:
+        """Await ``aclose()`` of the dataset, and of those that it wraps, before the loop ends; keep none of them."""
+        for each in (dataset, *inner_datasets(dataset)):
+            if inspect.iscoroutinefunction(getattr(type(each), "aclose", None)):
+                with contextlib.suppress(TypeError):  # it has slots and no room for a weak reference
+                    self._closers[id(each)] = weakref.ref(each)
+
+    def close(self) -> None:
+        """End the clients of datasets, the tasks that are left, and the loop."""
+        if not self.loop.is_closed():
+            self.run(self._end())
+            self.loop.close()
+
+    async def _end(self) -> None:
+        closers, self._closers = list(self._closers.values()), {}
+        for dataset in filter(None, (find() for find in closers)):
+            try:
+                await asyncio.wait_for(dataset.aclose(), _CLOSE_S)
+            except Exception as error:
+                warn(f"aclose() of {type(dataset).__name__} failed, so its clients may not be closed: {error!r}")
+        self.is_ending = True
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_CLOSE_S)
+        await self.loop.shutdown_asyncgens()
+
+
+_here: tuple[int, SampleLoop] | None = None
+_inherited: list[SampleLoop] = []
+"""Loops of a parent process, never closed: that would remove what the parent waits for from the epoll they share."""
+
+
+def loop_of_process() -> SampleLoop:
+    """Return the loop of this process."""
+    global _here
+    pid = os.getpid()
+    if _here is None or _here[0] != pid:
+        if _here is None:
+            atexit.register(close_loop_of_process)
+        else:
+            _inherited.append(_here[1])
+        _here = pid, SampleLoop()
+    return _here[1]
+
+
+def close_loop_of_process() -> None:
+    """End the loop of this process, if it has one."""
+    global _here
+    if _here is not None and _here[0] == os.getpid():
+        (_, one), _here = _here, None
+        one.close()

@@ -1,0 +1,408 @@
+"""Loads the samples of asynchronous datasets: those of a batch, and of several batches, at the same time.
+
+**Random numbers.** Each sample has random states of its own (`async_states`), and the collate function those of the
+batch. Nothing is exchanged until a draw was seen. The generators are compared after each batch. Once a sample has drawn,
+batches that were under way are loaded again, with exchanged states from then on. A dataset that draws nothing pays for
+the comparison only.
+
+**Order.** Results are awaited in the order of the samples. So the error of a batch is that of the first sample, in
+order, that fails. Those before it are awaited; those behind it are cancelled and awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from dpex.errors import AsyncError, SampleTimeoutError
+from dpex.measure.sampling import as_text
+from dpex.schedule.seeding import ticket_seed
+from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
+from dpex.worker.async_states import SampleStates, turns
+from dpex.worker.batch_seeding import seed_of_sample, seed_ticket
+from dpex.worker.own_generators import OwnGenerators
+from dpex.worker.sample_guard import HangsError, SampleGuard, apart
+
+_CANCELLED = (
+    "loading sample {} was cancelled by the dataset itself, so its batch fails: have the dataset catch the "
+    "CancelledError of the task or client that it awaits"
+)
+
+
+class Slots:
+    """Bounds the samples that a process loads at the same time, to ``most``. The first to ask is the first to load.
+
+    Attributes:
+        open: Samples that are not loaded yet, those that wait included.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.open = 0
+        self._used = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._room: asyncio.Future[None] | None = None
+
+    async def take(self, count: int) -> None:
+        """Wait for ``count`` slots."""
+        if not self._waiting and self._fits(count):
+            self._used += count
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, count))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(count)
+            raise
+
+    def _fits(self, count: int) -> bool:
+        return not self._used or self._used + count <= self.most
+
+    def give(self, count: int) -> None:
+        """Give ``count`` slots back."""
+        self._used -= count
+        while self._waiting:
+            turn, wanted = self._waiting[0]
+            if not turn.done():
+                if not self._fits(wanted):
+                    return
+                self._used += wanted
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def loaded(self, count: int) -> None:
+        """Note that ``count`` samples of a batch are loaded, or have failed."""
+        self.open -= count
+        if self._room is not None and self.open < self.most and not self._room.done():
+            self._room.set_result(None)
+
+    async def room(self) -> None:
+        """Wait until samples of another batch could be loaded."""
+        while self.open >= self.most:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+
+class BatchLoad:
+    """A batch that is being loaded.
+
+    Attributes:
+        seed: Its seed.
+        number: The number of its ticket.
+        seconds: Of its samples, each from its slot to its end, summed.
+        slowest: Seconds of the slowest sample, and its place.
+        failed: Index and error of the samples that failed and were replaced.
+    """
+
+    def __init__(self, seed: int, number: int) -> None:
+        self.seed = seed
+        self.number = number
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to load it, perhaps again."""
+        self.seconds = 0.0
+        self.slowest: tuple[float, int] = (0.0, -1)
+        self.failed: list[tuple[str, str]] = []
+
+    def took(self, sample: Step, seconds: float) -> None:
+        """Note the seconds of a sample."""
+        self.seconds += seconds * sample.samples
+        if seconds > self.slowest[0]:
+            self.slowest = seconds, sample.place
+
+
+class AsyncSamples:
+    """Loads the batches of one dataset.
+
+    Args:
+        dataset: A map-style dataset.
+        auto_collation: An index is a list of samples.
+        concurrency: Samples at the same time, at most.
+        own: The generators that lie in the dataset.
+        guard: Treats samples that fail; None: their errors are those of their batches.
+
+    Attributes:
+        slots: Those of the samples.
+        is_exact: Samples draw, so each has states of its own.
+        cpu_since: CPU seconds of the process when it ended the batch before.
+    """
+
+    def __init__(
+        self, dataset: Any, *, auto_collation: bool, concurrency: int, own: OwnGenerators | None, guard: SampleGuard | None
+    ) -> None:
+        self._dataset = dataset
+        self._auto_collation = auto_collation
+        self._bulk: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
+        self.own = own
+        self._guard = guard
+        self._loop = loop_of_process()
+        self._loop.closes(dataset)
+        self._under_way = 0
+        self._noticed = 0
+        """Times that draws were noticed while states were not exchanged."""
+        self.is_exact = bool(own)
+        self.slots = Slots(concurrency)
+        self.cpu_since = 0.0
+
+    def load(self, index: Any, seed: int) -> tuple[Any, BatchLoad]:
+        """Load a batch alone; return its samples and what they took. The generators are as `collating` leaves them."""
+        batch = BatchLoad(seed, 0)
+        data = self._loop.run(self.awaited(index, batch))
+        self.collating(seed)
+        return data, batch
+
+    async def awaited(self, index: Any, batch: BatchLoad) -> Any:
+        """Return the samples of a batch. It is loaded again if it turns out that samples draw."""
+        if not self._under_way:
+            self.cpu_since = time.process_time()
+            await asyncio.sleep(0)  # connections that were closed while no batch was loaded are noticed
+            if not self.is_exact:
+                turns.mark(batch.seed)
+        self._under_way += 1
+        try:
+            while True:
+                noticed = self._noticed
+                batch.begin()
+                try:
+                    data = await self._samples(index, batch)
+                except Exception:
+                    if self._has_stayed(noticed):
+                        raise
+                else:
+                    if self._has_stayed(noticed):
+                        return data
+        finally:
+            self._under_way -= 1
+
+    def _has_stayed(self, noticed: int) -> bool:
+        """Return True unless samples have drawn from generators that all share since ``noticed``."""
+        if not self.is_exact and turns.drew():
+            self.is_exact = True
+            self._noticed += 1
+        return noticed == self._noticed
+
+    def collating(self, seed: int) -> None:
+        """Seed the generators for the collate function of a batch."""
+        turns.leave()
+        seed_ticket(seed)
+        if self.own:
+            self.own.seed(seed)
+
+    def collated(self, seed: int) -> None:
+        """Note that the collate function has returned, which may have drawn."""
+        if not self.is_exact:
+            turns.mark(seed)
+
+    # -- the samples of a batch ----------------------------------------------------------------------------------------
+
+    async def _samples(self, index: Any, batch: BatchLoad) -> Any:
+        left_out, wanted = apart(index)
+        if self._guard is not None and self._guard.tolerates:
+            return await self._tolerant(left_out, wanted, batch)
+        if not self._auto_collation:
+            return (await self._together([self._one(wanted)], [wanted], batch))[0]
+        if self._bulk is None:
+            return await self._together([self._one(each) for each in wanted], wanted, batch)
+        return await self._in_bulk(wanted, batch)
+
+    def _one(self, index: Any) -> Callable[[], Any]:
+        return lambda: self._dataset[index]
+
+    async def _in_bulk(self, wanted: Any, batch: BatchLoad) -> Any:
+        """Return what ``__getitems__`` gives: a batch with the states of its seed, or a list of what is to be awaited."""
+        assert self._bulk is not None
+        data = self._bulk(wanted)
+        if inspect.isawaitable(data):
+            states = self._states(batch.seed)
+            sample = Step(
+                states, place=0, index=wanted, number=batch.number, samples=max(1, len(wanted)), given=data
+            )
+            return await self._begun(lambda: data, sample, batch)
+        if type(data) is list and any(map(_awaits, data)):
+            return await self._together([partial(_same, each) for each in data], wanted, batch, given=data)
+        return data
+
+    def _states(self, seed: int) -> SampleStates | None:
+        return SampleStates(seed, self.own) if self.is_exact else None
+
+    def _begun(self, get: Callable[[], Any], sample: Step, batch: BatchLoad) -> asyncio.Task[Any]:
+        """Return a task that loads a sample."""
+        self.slots.open += sample.samples
+        task = self._loop.loop.create_task(self._load(get, sample, batch))
+        task.add_done_callback(partial(self._ended, sample))
+        return task
+
+    def _ended(self, sample: Step, _: Any) -> None:
+        """Note the end of a task, which may have been cancelled before it began."""
+        if inspect.iscoroutine(sample.given):
+            sample.given.close()
+        self.slots.loaded(sample.samples)
+
+    async def _together(
+        self,
+        gets: Sequence[Callable[[], Any]],
+        wanted: Any,
+        batch: BatchLoad,
+        errors: dict[int, Exception] | None = None,
+        given: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Return the samples that ``gets`` give, loaded at the same time.
+
+        Args:
+            gets: Functions that begin to read a sample each.
+            wanted: Their indices.
+            batch: Their batch.
+            errors: Receives the error of each sample that fails, by place; None: the first one is raised.
+            given: What the dataset has returned for them already; None: nothing.
+        """
+        samples = [
+            Step(
+                self._states(ticket_seed(batch.seed, at)),
+                place=at,
+                index=wanted[at],
+                number=batch.number,
+                given=None if given is None else given[at],
+            )
+            for at in range(len(gets))
+        ]
+        tasks = [self._begun(get, sample, batch) for get, sample in zip(gets, samples, strict=True)]
+        loaded: list[Any] = []
+        try:
+            for at, task in enumerate(tasks):
+                try:
+                    loaded.append(await task)
+                except Exception as error:
+                    if errors is None:
+                        raise
+                    errors[at] = error
+                    loaded.append(None)
+        except BaseException:
+            for sample, task in zip(samples, tasks, strict=True):
+                sample.is_dropped = True
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return loaded
+
+    async def _load(self, get: Callable[[], Any], sample: Step, batch: BatchLoad) -> Any:
+        """Load a sample, in a task of its own."""
+        count, limit = min(sample.samples, self.slots.most), None
+        await self.slots.take(count)
+        began = time.perf_counter()
+        try:
+            of_task.set(sample)
+            seed_of_sample.set(batch.seed)
+            limit = self._limit(sample)
+            return await Stepping(_read(get), sample, self._loop)
+        except asyncio.CancelledError as error:
+            if sample.is_late:
+                raise self._too_late(sample) from error
+            if sample.is_dropped or self._loop.is_ending:
+                raise
+            raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
+        finally:
+            if limit is not None:
+                limit.cancel()
+            batch.took(sample, time.perf_counter() - began)
+            self.slots.give(count)
+            if sample.states is not None:
+                turns.over(sample.states)
+
+    # -- samples that fail or take too long ----------------------------------------------------------------------------
+
+    def _limit(self, sample: Step) -> asyncio.TimerHandle | None:
+        timeout_s = None if self._guard is None else self._guard.timeout_s
+        if timeout_s is None:
+            return None
+        task = asyncio.current_task()
+
+        def cancel() -> None:
+            sample.is_late = True
+            task.cancel()  # type: ignore[union-attr]
+
+        return self._loop.loop.call_later(timeout_s * sample.samples, cancel)
+
+    def _too_late(self, sample: Step) -> SampleTimeoutError:
+        assert self._guard is not None
+        return SampleTimeoutError(
+            f"loading sample {as_text(sample.index)} took longer than timeout_s={self._guard.timeout_s:g} of the "
+            "SamplePolicy, so it was cancelled: have the dataset give up earlier, or allow more"
+        )
+
+    async def _tolerant(self, left_out: Any, wanted: Any, batch: BatchLoad) -> Any:
+        """Return the samples of a batch. Others take the place of those that fail, as without an event loop."""
+        if self._auto_collation and self._bulk is not None and not left_out:
+            try:
+                return await self._in_bulk(wanted, batch)
+            except Exception:  # then each is loaded alone, to find those that fail
+                batch.begin()
+        each = list(wanted) if self._auto_collation else [wanted]
+        errors: dict[int, Exception] = {}
+        gets = [partial(_hangs, left_out[at]) if at in left_out else self._alone(each[at]) for at in range(len(each))]
+        data = await self._together(gets, each, batch, errors)
+        guard = self._guard
+        assert guard is not None
+        batch.failed += [guard.described(each[at], error) for at, error in errors.items()]
+        others = guard.filling(data, each, errors)
+        for at, candidates in others.items():
+            data[at] = await self._another(at, candidates, errors[at], batch)
+        return data if self._auto_collation else data[0]
+
+    async def _another(self, place: int, candidates: Any, error: Exception, batch: BatchLoad) -> Any:
+        for drawn in candidates:
+            failed: dict[int, Exception] = {}
+            instead = BatchLoad(ticket_seed(batch.seed, place), batch.number)
+            found = await self._together([self._alone(drawn)], [drawn], instead, failed)
+            if not failed:
+                return found[0]
+            assert self._guard is not None
+            batch.failed.append(self._guard.described(drawn, failed[0]))
+        raise error
+
+    def _alone(self, index: Any) -> Callable[[], Any]:
+        """Return a function that begins to read one sample, of a dataset that may read only several."""
+        bulk = self._bulk
+        return self._one(index) if bulk is None else lambda: _first_of(bulk([index]))
+
+
+def _hangs(why: str) -> Any:
+    raise HangsError(why)
+
+
+def _same(given: Any) -> Any:
+    return given
+
+
+async def _first_of(several: Any) -> Any:
+    found = await several if inspect.isawaitable(several) else several
+    return await _read(lambda: found[0])
+
+
+def _awaits(sample: Any) -> bool:
+    """Return True if a sample is to be awaited, or has parts that are (`StackDataset`)."""
+    if type(sample) in (tuple, list):
+        return any(map(inspect.isawaitable, sample))
+    if type(sample) is dict:
+        return any(map(inspect.isawaitable, sample.values()))
+    return inspect.isawaitable(sample)
+
+
+async def _read(get: Callable[[], Any]) -> Any:
+    """Return a sample, with all awaited that is to be. Parts are awaited in order, so that draws are, too."""
+    sample = get()
+    if inspect.isawaitable(sample):
+        return await sample
+    kind = type(sample)
+    if kind in (tuple, list):
+        return kind([await part if inspect.isawaitable(part) else part for part in sample]) if _awaits(sample) else sample
+    if kind is dict and _awaits(sample):
+        return {name: await part if inspect.isawaitable(part) else part for name, part in sample.items()}
+    return sample
