@@ -36,6 +36,7 @@ from dpex.options import (
     checked,
     with_hints,
 )
+from dpex.schedule.names import is_asynchronous
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.system.ray_package import require_ray
 from dpex.system.user_warnings import warn
@@ -95,7 +96,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
             place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for
-            ``"auto"``.
+            ``"auto"`` and for asynchronous datasets.
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
             the number is tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the
             default. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an
@@ -188,7 +189,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             left_out = [option for option, value in given.items() if value in (None, DEFAULTS[option])]
             given |= {option: made_from.settings[option] for option in left_out}
         is_auto = num_workers == "auto" or (made_from is not None and made_from.is_auto_for(num_workers))
-        options = checked(given, is_auto=is_auto)
+        options = checked(given, is_auto=is_auto or is_asynchronous(dataset))
         options["device"] = parsed_device(options["device"])
         vars(self).update(options)
         streams = streams_of(self, dataset, made_from) if is_auto else None

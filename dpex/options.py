@@ -353,7 +353,7 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any
 
     Args:
         given: Options by name. None in place of a value with fields is its default.
-        is_auto: True if ``num_workers`` is ``"auto"``.
+        is_auto: True if ``num_workers`` is ``"auto"``, or the dataset is asynchronous: torch's seeds are not wanted.
 
     Raises:
         OptionError: An option has a value that is not accepted, alone or beside another one.

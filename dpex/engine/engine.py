@@ -105,6 +105,8 @@ class EnginePlan:
     metered: bool = False
     pass_batches: int = 0
     """Batches of a whole pass, 0 if unknown."""
+    lanes: int = 1
+    """Batches that a worker makes at the same time."""
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 
@@ -115,6 +117,7 @@ class EnginePlan:
             logical=self.logicals > 0,
             may_group=self.may_group,
             memory_budget=self.memory_budget,
+            lanes=self.lanes,
         )
         return EngineState(
             logicals=self.logicals,

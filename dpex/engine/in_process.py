@@ -28,7 +28,7 @@ from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.events import Notice, Raise
-from dpex.schedule.names import INLINE
+from dpex.schedule.names import INLINE, is_asynchronous
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.stats import LoaderStats
@@ -82,7 +82,12 @@ class InProcessIterator(SingleProcessDataLoaderIter):
             self._dataset_fetcher.collate_fn = ArenaCollate(
                 arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False, threads=threads
             )
-        if loader.sample_policy.tolerates:
+        if loader._dataset_kind == DatasetKind.Map and is_asynchronous(self._dataset):
+            own = OwnGenerators(self._dataset, self._collate_fn)
+            self._dataset_fetcher = AsyncFetcher(
+                self._dataset_fetcher, loader.sample_policy, int(self._base_seed), own, loader.worker_config.concurrency
+            )
+        elif loader.sample_policy.tolerates:
             self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, loader.sample_policy, int(self._base_seed))
         recorder = self._recorder = PassRecorder(loader, int(self._base_seed))
         self._draws = recorder.begin(self._sampler_iter, resume, self._begun)
@@ -174,13 +179,37 @@ class GuardedFetcher(MapDatasetFetcher):
         """See torch's."""
         guard, index = self._guard, possibly_batched_index
         data = guard.samples(index) if self.auto_collation else guard.sample(index)
+        self._count(len(data) if self.auto_collation else 1, guard.taken())
+        return self.collate_fn(data)
+
+    def _count(self, samples: int, failed: tuple[tuple[str, str], ...]) -> None:
+        """Count the samples of a batch; warn of those that failed, or raise an error if they are too many."""
         self._made += 1
-        said = self.errors.made((0, self._made), len(data) if self.auto_collation else 1, guard.taken())
+        said = self.errors.made((0, self._made), samples, failed)
         for one in said:
             if isinstance(one, Notice):
                 warn(one.text)
             elif isinstance(one, Raise):
                 raise one.error
+
+
+class AsyncFetcher(GuardedFetcher):
+    """torch's fetcher for an asynchronous dataset: the samples of a batch are loaded at the same time."""
+
+    def __init__(self, torchs: Any, policy: SamplePolicy, seed: int, own: OwnGenerators, concurrency: int) -> None:
+        from dpex.worker.async_samples import AsyncSamples
+
+        super().__init__(torchs, policy, seed)
+        guard = self._guard if policy.is_on else None
+        auto_collation = self.auto_collation
+        self._samples = AsyncSamples(
+            self.dataset, auto_collation=auto_collation, concurrency=concurrency, own=own, guard=guard
+        )
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """See torch's."""
+        data, batch = self._samples.load_drawn(possibly_batched_index)
+        self._count(len(data) if type(data) is list else 1, tuple(batch.failed))
         return self.collate_fn(data)
 
 

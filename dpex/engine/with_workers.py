@@ -20,7 +20,7 @@ from dpex.engine.pass_state import PassRecorder, begin_pass, point_for, worker_s
 from dpex.engine.samplers import draws_ahead_safely
 from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
-from dpex.schedule.names import LOCAL
+from dpex.schedule.names import LOCAL, is_asynchronous, lanes
 from dpex.schedule.placement import Place
 from dpex.system.gpu.stall import SHARE, cuda_stall
 from dpex.system.user_warnings import warn
@@ -97,6 +97,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 gpu=cuda_stall(SHARE),
                 metered=observers.metrics is not None,
                 pass_batches=_length(self._index_sampler),
+                lanes=self._lanes(loader, setup),
                 starts_anew=not self._persistent_workers,
             ),
             sizes,
@@ -146,8 +147,16 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
+            concurrency=loader.worker_config.concurrency,
             sharing=self._sharing(loader) if loader.worker_config.share_objects else None,
         )
+
+    def _lanes(self, loader: Any, setup: WorkerSetup) -> int:
+        """Return the batches that a worker makes at the same time. A given prefetch, or one that shows, stays."""
+        may_be_several = setup.per_batch_seed and not loader._prefetch_is_given and self._may_group(per_batch=True)
+        if not may_be_several or not is_asynchronous(setup.dataset):
+            return 1
+        return lanes(getattr(self._index_sampler, "batch_size", None) or 1, setup.concurrency)
 
     def _sharing(self, loader: Any) -> ObjectSharing:
         """Return the request to share the dataset's objects, with the search limited by the duration of an epoch."""

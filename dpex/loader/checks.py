@@ -12,6 +12,7 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.sizing import is_daemonic
+from dpex.schedule.names import is_asynchronous
 from dpex.system.ray_package import is_ray_connected
 
 
@@ -56,7 +57,7 @@ def check_samples(loader: Any) -> None:
         why = "a stream decides itself how it continues after an error: use a map-style dataset"
     elif sys.platform != "linux":
         why = f"dpex's own workers need Linux, and this is {sys.platform}"
-    elif policy.timeout_s is not None and loader.num_workers == 0:
+    elif policy.timeout_s is not None and loader.num_workers == 0 and not is_asynchronous(loader.dataset):
         why = "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
     if why:
         raise OptionError(f"{policy}: {why}; or leave it out")

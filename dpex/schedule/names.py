@@ -53,38 +53,49 @@ def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
 
 # -- asynchronous datasets ---------------------------------------------------------------------------------------------
 
+
+def lanes(batch_size: int, concurrency: int) -> int:
+    """Return the batches that a worker makes at the same time to load ``concurrency`` samples, at least two."""
+    return max(2, -(-concurrency // max(1, batch_size)))
+
+
 _READING = ("__getitem__", "__getitems__")
-_MOST_WRAPPERS = 8
-"""Datasets around a dataset that are looked through."""
+_NO_DATASETS = (str, bytes, bytearray, list, tuple, dict, range)
+_MOST_DATASETS = 64
+"""Objects in a dataset that are looked at."""
 
 
 def is_asynchronous(dataset: Any) -> bool:
-    """Return True if the dataset has an ``async def __getitem__`` or ``__getitems__``, or one that it wraps has.
+    """Return True if the dataset, or one that it wraps, has an ``async def __getitem__`` or ``__getitems__``.
 
-    Wrappers are those that hand on what they read, as torch's `Subset`, `ConcatDataset` and `StackDataset`.
+    An `AsyncDataset` in a wrapper that is not torch's does not count: that may read it synchronously.
     """
-    return any(map(_is_async_itself, (dataset, *inner_datasets(dataset, only_torchs=True))))
+    return any(
+        _is_async_itself(type(each)) and (is_torchs or not hasattr(type(each), "reads_either_way"))
+        for each, is_torchs in with_inner_datasets(dataset)
+    )
 
 
-def _is_async_itself(dataset: Any) -> bool:
-    methods = (inspect.getattr_static(type(dataset), name, None) for name in _READING)
-    return any(inspect.iscoroutinefunction(each) or getattr(each, "is_asynchronous", False) for each in methods)
+def _is_async_itself(kind: type) -> bool:
+    methods = (inspect.getattr_static(kind, name, None) for name in _READING)
+    return any(inspect.iscoroutinefunction(each) or hasattr(each, "is_asynchronous") for each in methods)
 
 
-def inner_datasets(dataset: Any, *, only_torchs: bool = False, levels: int = _MOST_WRAPPERS) -> Iterator[Any]:
-    """Yield the datasets in the attributes ``dataset`` and ``datasets``, at any depth.
+def with_inner_datasets(dataset: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield a dataset, and those that it holds as attributes or in ``datasets``, at any depth.
 
-    Args:
-        dataset: The outer dataset.
-        only_torchs: Look only into classes whose ``__getitem__`` is torch's own.
-        levels: The largest depth.
+    Each comes with True if nothing but wrappers of torch are around it, which hand on what they read.
     """
-    method = inspect.getattr_static(type(dataset), "__getitem__", None)
-    if not levels or (only_torchs and not getattr(method, "__module__", "").startswith("torch.utils.data")):
-        return
-    held = attribute(dataset, "__dict__") or {}
-    several = held.get("datasets", ())
-    several = several.values() if isinstance(several, dict) else several if isinstance(several, (list, tuple)) else ()
-    for each in chain(several, (held["dataset"],) if "dataset" in held else ()):
-        yield each
-        yield from inner_datasets(each, only_torchs=only_torchs, levels=levels - 1)
+    waiting, seen = [(dataset, True)], {id(dataset)}
+    for each, is_torchs in waiting:
+        yield each, is_torchs
+        method = inspect.getattr_static(type(each), "__getitem__", None)
+        is_torchs = is_torchs and getattr(method, "__module__", "").startswith("torch.utils.data")
+        held = attribute(each, "__dict__") or {}
+        several = held.get("datasets", ())
+        several = several.values() if is_a(several, dict) else several if is_a(several, (list, tuple)) else ()
+        for inner in chain(several, held.values()):
+            is_one = hasattr(type(inner), "__getitem__") and not is_a(inner, _NO_DATASETS)
+            if is_one and id(inner) not in seen and len(seen) < _MOST_DATASETS:
+                seen.add(id(inner))
+                waiting.append((inner, is_torchs))

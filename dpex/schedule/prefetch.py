@@ -10,6 +10,7 @@ as old as the prefetch. These are the exceptions:
 * ``memory_budget`` limits the tickets that are drawn. A made batch counts with its bytes, a ticket that is not made yet
   with those of the largest batch so far. The next batch may be larger than all before. So no worker has more than a few
   tickets then (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: only these can exceed the budget.
+* A worker of an asynchronous dataset makes several batches at the same time, so the prefetch is that many times larger.
 * A tuner's prefetch replaces these rules. An explicit prefetch limits it.
 
 Tiny batches (under `TINY_S`) are grouped, many tickets to a message. Where a tuner runs, or all workers are remote, the
@@ -69,12 +70,15 @@ class PrefetchRules:
         logical: Tickets belong to logical workers (``seeding="worker"``, streams).
         may_group: The user cannot notice in which portions the sampler is drawn.
         memory_budget: The most bytes in flight; None: no limit.
+        lanes: Batches that a worker makes at the same time. The prefetch is that many times as large.
 
     Attributes:
         is_capped: The memory budget allows less than would be in flight without it.
     """
 
-    def __init__(self, *, base_prefetch: int, logical: bool, may_group: bool, memory_budget: int | None) -> None:
+    def __init__(
+        self, *, base_prefetch: int, logical: bool, may_group: bool, memory_budget: int | None, lanes: int = 1
+    ) -> None:
         self.service_s = 0.0
         self.nbytes = 0.0
         self.group = 1
@@ -83,7 +87,8 @@ class PrefetchRules:
         """`within_budget` must be asked before tickets are drawn."""
         self.carried_bytes = 0
         """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
-        self._base_prefetch = base_prefetch
+        self._base_prefetch = base_prefetch * lanes
+        self._lanes = lanes
         self._logical = logical
         self._may_group = may_group
         self._memory_budget = memory_budget
@@ -127,7 +132,7 @@ class PrefetchRules:
         workers = max(1, sizes.local + sizes.remote)
         grouped = 4 * self.group * workers if self.group > 1 and self._may_widen(sizes) else 0
         if sizes.tuned_prefetch is not None:
-            prefetch = max(sizes.tuned_prefetch, grouped, workers if self._logical else 1)
+            prefetch = max(sizes.tuned_prefetch * self._lanes, grouped, workers if self._logical else 1)
             prefetch = min(prefetch, prefetch if sizes.prefetch is None else sizes.prefetch)
         elif sizes.prefetch is not None:
             prefetch = sizes.prefetch

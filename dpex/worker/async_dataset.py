@@ -33,6 +33,8 @@ class AsyncDataset:
         [[0, 10], [20, 30]]
     """
 
+    reads_either_way = True
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in ("__getitem__", "__getitems__"):

@@ -16,13 +16,13 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 import torch
 
 from dpex.errors import AsyncError
-from dpex.schedule.names import inner_datasets
+from dpex.schedule.names import with_inner_datasets
 from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
 from dpex.worker.async_states import SampleStates, turns
@@ -36,7 +36,7 @@ class Step:
     """One sample, or one batch of an ``async def __getitems__``, while it is loaded.
 
     Attributes:
-        states: Its random states, put in place before each step; None: it has the process's.
+        states: Its random states, put in place before each step; None: those of the process.
         place: Its place in the batch.
         index: Its index.
         samples: The number of samples that are loaded at once.
@@ -72,11 +72,11 @@ class Stepping:
     def __init__(self, coroutine: Any, sample: Step, loop: SampleLoop) -> None:
         self._coroutine, self._sample, self._loop = coroutine, sample, loop
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         sample, states, loop = self._sample, self._sample.states, self._loop
         step, value = self._coroutine.send, None
         while True:
-            if states is not None:
+            if states is not turns.holder:
                 turns.enter(states)
             if loop.is_watched:
                 loop.begin_step(sample)
@@ -212,7 +212,7 @@ class SampleLoop:
 
     def closes(self, dataset: Any) -> None:
         """Await ``aclose()`` of the dataset, and of those that it wraps, before the loop ends; keep none of them."""
-        for each in (dataset, *inner_datasets(dataset)):
+        for each, _ in with_inner_datasets(dataset):
             if inspect.iscoroutinefunction(getattr(type(each), "aclose", None)):
                 with contextlib.suppress(TypeError):  # it has slots and no room for a weak reference
                     self._closers[id(each)] = weakref.ref(each)

@@ -1,9 +1,8 @@
 """Loads the samples of asynchronous datasets: those of a batch, and of several batches, at the same time.
 
 **Random numbers.** Each sample has random states of its own (`async_states`), and the collate function those of the
-batch. Nothing is exchanged until a draw was seen. The generators are compared after each batch. Once a sample has drawn,
-batches that were under way are loaded again, with exchanged states from then on. A dataset that draws nothing pays for
-the comparison only.
+batch. Nothing is exchanged until a draw was seen: the generators are compared after each batch. Once a sample has
+drawn, batches that were under way are loaded again, with exchanged states from then on.
 
 **Order.** Results are awaited in the order of the samples. So the error of a batch is that of the first sample, in
 order, that fails. Those before it are awaited; those behind it are cancelled and awaited.
@@ -19,14 +18,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from dpex.errors import AsyncError, SampleTimeoutError
 from dpex.measure.sampling import as_text
 from dpex.schedule.seeding import ticket_seed
 from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
 from dpex.worker.async_states import SampleStates, turns
-from dpex.worker.batch_seeding import seed_of_sample, seed_ticket
+from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import HangsError, SampleGuard, apart
+from dpex.worker.states import KeptStates
 
 _CANCELLED = (
     "loading sample {} was cancelled by the dataset itself, so its batch fails: have the dataset catch the "
@@ -39,6 +41,7 @@ class Slots:
 
     Attributes:
         open: Samples that are not loaded yet, those that wait included.
+        on_room: Called when samples end and fewer than ``most`` are open.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +49,7 @@ class Slots:
         self.open = 0
         self._used = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._room: asyncio.Future[None] | None = None
+        self.on_room: Callable[[], object] = bool
 
     async def take(self, count: int) -> None:
         """Wait for ``count`` slots."""
@@ -80,14 +83,8 @@ class Slots:
     def loaded(self, count: int) -> None:
         """Note that ``count`` samples of a batch are loaded, or have failed."""
         self.open -= count
-        if self._room is not None and self.open < self.most and not self._room.done():
-            self._room.set_result(None)
-
-    async def room(self) -> None:
-        """Wait until samples of another batch could be loaded."""
-        while self.open >= self.most:
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
+        if self.open < self.most:
+            self.on_room()
 
 
 class BatchLoad:
@@ -136,7 +133,13 @@ class AsyncSamples:
     """
 
     def __init__(
-        self, dataset: Any, *, auto_collation: bool, concurrency: int, own: OwnGenerators | None, guard: SampleGuard | None
+        self,
+        dataset: Any,
+        *,
+        auto_collation: bool,
+        concurrency: int,
+        own: OwnGenerators | None,
+        guard: SampleGuard | None,
     ) -> None:
         self._dataset = dataset
         self._auto_collation = auto_collation
@@ -152,12 +155,25 @@ class AsyncSamples:
         self.slots = Slots(concurrency)
         self.cpu_since = 0.0
 
-    def load(self, index: Any, seed: int) -> tuple[Any, BatchLoad]:
-        """Load a batch alone; return its samples and what they took. The generators are as `collating` leaves them."""
-        batch = BatchLoad(seed, 0)
-        data = self._loop.run(self.awaited(index, batch))
-        self.collating(seed)
-        return data, batch
+    def load_drawn(self, index: Any) -> tuple[Any, BatchLoad]:
+        """Load a batch alone; return its samples and what they took.
+
+        Its seed is that of the batch that the process makes. Under ``seeding="worker"`` batches have none: it is drawn
+        from torch's generator, and the generators are otherwise as before.
+        """
+        seed = current.seed
+        if seed is not None:
+            batch = BatchLoad(seed, 0)
+            data = self._loop.run(self.awaited(index, batch))
+            self.collating(seed)
+            return data, batch
+        batch = BatchLoad(int(torch.empty((), dtype=torch.int64).random_().item()), 0)
+        kept = KeptStates(self.own)
+        try:
+            return self._loop.run(self.awaited(index, batch)), batch
+        finally:
+            turns.leave()
+            kept.put_back()
 
     async def awaited(self, index: Any, batch: BatchLoad) -> Any:
         """Return the samples of a batch. It is loaded again if it turns out that samples draw."""
@@ -217,14 +233,12 @@ class AsyncSamples:
         return lambda: self._dataset[index]
 
     async def _in_bulk(self, wanted: Any, batch: BatchLoad) -> Any:
-        """Return what ``__getitems__`` gives: a batch with the states of its seed, or a list of what is to be awaited."""
+        """Return what ``__getitems__`` gives. If that is to be awaited, all have the random states of the batch."""
         assert self._bulk is not None
         data = self._bulk(wanted)
         if inspect.isawaitable(data):
             states = self._states(batch.seed)
-            sample = Step(
-                states, place=0, index=wanted, number=batch.number, samples=max(1, len(wanted)), given=data
-            )
+            sample = Step(states, place=0, index=wanted, number=batch.number, samples=max(1, len(wanted)), given=data)
             return await self._begun(lambda: data, sample, batch)
         if type(data) is list and any(map(_awaits, data)):
             return await self._together([partial(_same, each) for each in data], wanted, batch, given=data)
@@ -402,7 +416,9 @@ async def _read(get: Callable[[], Any]) -> Any:
         return await sample
     kind = type(sample)
     if kind in (tuple, list):
-        return kind([await part if inspect.isawaitable(part) else part for part in sample]) if _awaits(sample) else sample
+        return (
+            kind([await part if inspect.isawaitable(part) else part for part in sample]) if _awaits(sample) else sample
+        )
     if kind is dict and _awaits(sample):
         return {name: await part if inspect.isawaitable(part) else part for name, part in sample.items()}
     return sample

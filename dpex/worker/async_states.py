@@ -63,6 +63,7 @@ class SampleStates:
         self._own = own
         self._words: _Words | None = None
         self._numpy: Any = None
+        self._own_states: dict[str, Any] = {}
 
     def put_in_place(self, spare: list[_Words]) -> None:
         """Set the generators to these states. A sample that has none yet takes a bit generator of ``spare``."""
@@ -101,10 +102,14 @@ class SampleStates:
 
 
 class Turns:
-    """Exchanges the states of the process's generators between samples. Used by the thread that runs the loop."""
+    """Exchanges the states of the process's generators between samples. Used by the thread that runs the loop.
+
+    Attributes:
+        holder: The states that are in place; None: those of the process.
+    """
 
     def __init__(self) -> None:
-        self._holder: SampleStates | None = None
+        self.holder: SampleStates | None = None
         self._spare: list[_Words] = []
         self._own: Any = None
         """The bit generator that the process has while samples wait."""
@@ -112,18 +117,16 @@ class Turns:
         """The bit generator that `mark` saw."""
         self._marks: Any = None
 
-    def enter(self, states: SampleStates) -> None:
-        """Put the states of a sample in place, before a step of it."""
-        if self._holder is states:
-            return
+    def enter(self, states: SampleStates | None) -> None:
+        """Put the states of a sample in place, before a step of it; None: those of the process."""
         self.leave()
-        if not states.is_over:
-            self._holder = states
+        if states is not None and not states.is_over:
+            self.holder = states
             states.put_in_place(self._spare)
 
     def leave(self) -> None:
         """Keep the states of the sample that has the generators, as other code draws now."""
-        holder, self._holder = self._holder, None
+        holder, self.holder = self.holder, None
         if holder is None:
             return
         holder.keep()
@@ -131,8 +134,8 @@ class Turns:
 
     def over(self, states: SampleStates) -> None:
         """End the states of a sample that is loaded."""
-        if self._holder is states:
-            self._holder = None
+        if self.holder is states:
+            self.holder = None
             self._give_to_process()
         states.end(self._spare)
 

@@ -27,7 +27,7 @@ from dpex.worker.batch_seeding import current
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
-from dpex.worker.states import DatasetState, KeptStates, load_state
+from dpex.worker.states import DatasetState, load_state
 
 if TYPE_CHECKING:
     from dpex.worker.async_samples import AsyncSamples
@@ -247,16 +247,7 @@ class Fetcher:
         return data
 
     def _at_once(self, samples: AsyncSamples, index: Any) -> Any:
-        """Return the samples of a batch. Under ``seeding="worker"`` its seed is drawn as any number is."""
-        if current.seed is not None:
-            data, batch = samples.load(index, current.seed)
-        else:
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())
-            kept = KeptStates(self._own)
-            try:
-                data, batch = samples.load(index, seed)
-            finally:
-                kept.put_back()
+        data, batch = samples.load_drawn(index)
         self._failed = tuple(batch.failed)
         return data
 
@@ -292,7 +283,7 @@ class Fetcher:
         load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
         load_s = max(batch.seconds / samples.slots.most, load_cpu_s)
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
-        slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and count > 1 else ()
+        slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and count > 1 and self._guard is None else ()
         loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))
         return made, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 

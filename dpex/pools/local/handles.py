@@ -33,8 +33,8 @@ from dpex.transport.memory import memory_file
 from dpex.worker.fetch import Failure, StreamEnd
 
 BOARD_ROWS = 4096
-"""As many workers as a pool may have at once, and more than a machine can run."""
-BOARD_BYTES = BOARD_ROWS * BOARD_ROW.size
+"""One more than the workers that a pool may have at once, which is more than a machine can run."""
+BOARD_BYTES = BOARD_ROWS * len(IDLE)
 _LEAVE = pickle.dumps(("leave",))
 _LONGEST_MESSAGE = 100 << 10
 """Bytes; a longer one goes as a file. A socket usually holds 208 KB (net.core.wmem_default), bookkeeping included."""
@@ -144,27 +144,27 @@ class Board:
     def __init__(self) -> None:
         self.fd = memory_file("dpex-board", BOARD_BYTES)
         self._memory = mmap.mmap(self.fd, BOARD_BYTES)
-        self._free = deque(range(CONTROL_ROW + BOARD_ROW.size, BOARD_BYTES, BOARD_ROW.size))
+        self._free = deque(range(CONTROL_ROW + len(IDLE), BOARD_BYTES, len(IDLE)))
         self._wanted_from = 0
 
     def take_row(self) -> int:
-        """A row for a new worker; the one that has been free for longest."""
+        """The rows of a new worker, by the first of them; those that have been free for longest."""
         row = self._free.popleft()
-        BOARD_ROW.pack_into(self._memory, row, *IDLE)
+        self._memory[row : row + len(IDLE)] = IDLE
         return row
 
     def give_row(self, row: int) -> None:
-        """Take back the row of a worker that has ended."""
+        """Take back the rows of a worker that has ended."""
         self._free.append(row)
 
-    def read(self, row: int) -> tuple[int, int | None]:
-        """The message a worker works on (0: none), and the number of the ticket in it."""
-        group, working_on = BOARD_ROW.unpack_from(self._memory, row)
-        return group, working_on - 1 if working_on else None
+    def read(self, row: int) -> tuple[list[int], int | None]:
+        """The messages that a worker holds, and the number of the ticket that it works on."""
+        rows = list(BOARD_ROW.iter_unpack(self._memory[row : row + len(IDLE)]))
+        return [group for group, _ in rows if group], rows[0][1] - 1 if rows[0][1] else None
 
     def is_idle(self, row: int) -> bool:
         """Return True if that worker waits for a message, or has just taken one."""
-        return BOARD_ROW.unpack_from(self._memory, row) == IDLE
+        return self._memory[row : row + len(IDLE)] == IDLE
 
     def want_from(self, group: int) -> None:
         """Tickets of messages before ``group`` are not made any more."""

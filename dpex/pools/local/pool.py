@@ -513,24 +513,26 @@ class LocalPool:
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
         """Return an epoch, the tickets of it that a worker holds, and the one it is working on."""
-        group, working_on = self._board.read(worker.row)
+        groups, working_on = self._board.read(worker.row)
         if self._queue is None:
-            epoch, tickets = self._epoch, [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
-            working_on = working_on if group >= self._first_group else None  # it may still make one of an earlier epoch
+            tickets = [ticket for (of, _), ticket in worker.held.items() if of == self._epoch]
+            if groups and groups[0] < self._first_group:
+                working_on = None  # it may still make one of an earlier epoch
         else:
-            epoch, tickets = self._queue.groups.get(group, (self._epoch, []))
-        return epoch, tuple([t.number for t in tickets]), working_on
+            held = [self._queue.groups[group] for group in groups if group in self._queue.groups]
+            tickets = [ticket for epoch, several in held if epoch == self._epoch for ticket in several]
+        return self._epoch, tuple([t.number for t in tickets]), working_on
 
     def _bury(self, worker: LocalWorkerHandle, events: tuple[PoolEvent, ...], *, crashed: bool = False) -> None:
         """Forget a worker and tell ``events`` of it."""
         self._hang_up(worker)
-        group, _ = self._board.read(worker.row)
-        groups = {} if self._queue is None else self._queue.groups
+        groups, _ = self._board.read(worker.row)
         del self._workers[worker.number]
         self._events += events
         self.counts.requested -= 1
         self.counts.running -= worker.is_up
-        groups.pop(group, None)
+        for group in groups if self._queue is not None else ():
+            self._queue.groups.pop(group, None)  # type: ignore[union-attr]
         self.crashes += crashed
         self._suspicious = self._suspicious or (crashed and self._queue is not None)
         self._is_short = True

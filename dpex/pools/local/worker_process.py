@@ -23,6 +23,7 @@ import resource
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from functools import partial
 from typing import Any
 
 from dpex._torch import ExceptionWrapper
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import as_text
 from dpex.schedule.progress import START
 from dpex.transport.arena import Arena, SegmentSpec
@@ -48,8 +50,8 @@ _RESULT_BYTES = 48 << 10
 """A longer result goes through a slot. Results that are longer together are sent at once."""
 _ERROR_END = 8000
 """Characters of the end of an error's text that are sent where the error itself cannot be."""
-_IDLE = struct.pack("ll", 0, 400_000)
-"""Seconds and microseconds without a message, after which a worker gives back the memory of free slots and what samples
+IDLE_S = 0.4
+"""Seconds without a message, after which a worker gives back the memory of free slots and what samples
 freed. Training steps of that length do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
 """Seconds for which results of tiny batches are kept at most, so that they go together."""
@@ -66,7 +68,10 @@ _PATIENCE_S = 5.0
 _LOOK_S = 0.01
 """Seconds between two attempts to send descriptors."""
 BOARD_ROW = struct.Struct("<QQ")
-"""The row of a worker: number of the message it works on, and 1 + the ticket's number (0: none)."""
+"""A row of a worker: number of a message that it holds, and 1 + the ticket that it works on (0: none)."""
+ROWS = 32
+"""Rows of a worker. One that makes several batches at the same time writes each message into a row of its own, and the
+ticket that it works on into the first."""
 CONTROL_ROW = 0
 """Row of the trainer: 1 once the workers shall end, and the first message that is still wanted."""
 _MESSAGE_BYTES = 96 << 10
@@ -78,7 +83,7 @@ _CANNOT_TELL = (
     "state_dict() of the dataset failed, so its state is not kept: a later run makes again what came before, and "
     "streams stay where they are"
 )
-IDLE = (0, 0)
+IDLE = bytes(ROWS * BOARD_ROW.size)
 NO_GROUP = 0
 """In place of the message of tickets that is done: this one is not yet."""
 
@@ -158,11 +163,12 @@ class SnapshotPace:
 
 
 class BoardRow:
-    """The row of a worker on the board, and the trainer's row, as that worker uses them."""
+    """The rows of a worker on the board, and the trainer's row, as that worker uses them. ``row``: its first one."""
 
     def __init__(self, board: mmap.mmap, row: int) -> None:
         self._board = board
         self._row = row
+        self._free = list(range(row + BOARD_ROW.size, row + len(IDLE), BOARD_ROW.size))
 
     def begin(self, group: int, number: int) -> None:
         """Write down the ticket that the worker works on, and its message."""
@@ -170,11 +176,32 @@ class BoardRow:
 
     def rest(self) -> None:
         """Write down that the worker waits for a message."""
-        BOARD_ROW.pack_into(self._board, self._row, *IDLE)
+        BOARD_ROW.pack_into(self._board, self._row, 0, 0)
 
-    def is_over(self) -> bool:
-        """Return True if workers are to end before their next ticket."""
-        return bool(self._board[CONTROL_ROW])
+    @property
+    def can_hold(self) -> bool:
+        """Return True if another message can be held."""
+        return bool(self._free)
+
+    def hold(self, group: int) -> int:
+        """Write down a message beside others that are held; return its row."""
+        row = self._free.pop()
+        BOARD_ROW.pack_into(self._board, row, group, 0)
+        return row
+
+    def show(self, number: int | None) -> None:
+        """Write down the ticket that the worker works on, beside the messages that it holds."""
+        BOARD_ROW.pack_into(self._board, self._row, 0, 0 if number is None else number + 1)
+
+    def release(self, row: int) -> None:
+        """Write down that the message of a row is done."""
+        BOARD_ROW.pack_into(self._board, row, 0, 0)
+        self._free.append(row)
+
+    def check_open(self) -> None:
+        """Raise BrokenPipeError if workers are to end before their next ticket."""
+        if self._board[CONTROL_ROW]:
+            raise BrokenPipeError("the trainer closed the loader")
 
     def wanted_from(self) -> int:
         """Return the first message that is still wanted."""
@@ -219,12 +246,18 @@ class LocalWorker:
                 self._send(("refused", why))
                 return
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
-        tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _IDLE)
+        tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_S * 1e6)))
         while True:
+            if self._shared_queue and self._core.samples is not None:
+                self._serve_several(tickets, buffer)
+                return
             try:
                 received = receive(tickets, buffer)
             except BlockingIOError:
-                self._rest(tickets)
+                self._give_back()
+                poller = select.poll()
+                poller.register(tickets, select.POLLIN)
+                poller.poll()
                 continue
             if received is None:
                 return
@@ -240,13 +273,35 @@ class LocalWorker:
                 self._send(("bye",))
                 return
 
-    def _rest(self, tickets: socket.socket) -> None:
-        """Give back memory that nothing needs, and sleep until a message comes."""
+    def _serve_several(self, tickets: socket.socket, buffer: memoryview) -> None:
+        """The loop for an asynchronous dataset, of which several batches are made at the same time."""
+        from dpex.pools.local.async_worker import AsyncWorker
+
+        def keep(epoch: int, number: int, made: Any, times: BatchTimes) -> None:
+            began = time.process_time()
+            self._keep(epoch, number, made, times, self._worker, lambda _: times.cpu_s + time.process_time() - began)
+
+        def read() -> Any:
+            received = receive(tickets, buffer, socket.MSG_DONTWAIT)
+            return None if received is None else read_ticket_message(*received)
+
+        worker = AsyncWorker(
+            self._core,
+            self._row,
+            tickets.fileno(),
+            read,
+            keep=keep,
+            flush=lambda group: self._flush(group or NO_GROUP),
+            idle_s=IDLE_S,
+            give_back=self._give_back,
+        )
+        if worker.serve():
+            self._send(("bye",))
+
+    def _give_back(self) -> None:
+        """Give back memory that nothing needs, as no message has come for a while."""
         self._arena.give_back()
         give_back()
-        poller = select.poll()
-        poller.register(tickets, select.POLLIN)
-        poller.poll()
 
     def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
         """Report a sample that takes too long. The watching thread calls this, and then ends the process."""
@@ -276,8 +331,7 @@ class LocalWorker:
         wanted_from = self._row.wanted_from() if self._shared_queue else 0
         last, count = tickets[-1][0], len(tickets)
         for number, index in tickets:
-            if self._row.is_over():
-                raise BrokenPipeError("the trainer closed the loader")
+            self._row.check_open()
             if group < wanted_from:
                 break
             self._row.begin(group, number)
@@ -295,9 +349,18 @@ class LocalWorker:
         self._row.rest()
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
-        """Make a ticket, and keep its result until the next flush; returns the time."""
+        """Make a ticket, and keep its result until the next flush; return the time."""
         entered = self._cpu.begin()
         made, times = self._core.make(number, index, logical, epoch)
+        return self._keep(epoch, number, made, times, logical, lambda now: self._cpu.end(now - entered))
+
+    def _keep(
+        self, epoch: int, number: int, made: Any, times: BatchTimes, logical: int, cpu_s: Callable[[float], float]
+    ) -> float:
+        """Encode a result, and keep it until the next flush; return the time.
+
+        ``cpu_s`` returns the CPU seconds of the ticket, which has ended at the time that it is given.
+        """
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
         nbytes = self._encoder.nbytes
@@ -305,8 +368,7 @@ class LocalWorker:
             self._largest = nbytes
             keep_for(nbytes)
         now = time.perf_counter()
-        cpu_s = self._cpu.end(now - entered)
-        self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s, nbytes, now)))
+        self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s(now), nbytes, now)))
         return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
@@ -403,6 +465,13 @@ class LocalWorker:
         return True
 
 
+def end_clients() -> None:
+    """Await ``aclose()`` of asynchronous datasets, if this process has read one."""
+    loops = sys.modules.get("dpex.worker.async_loop")
+    if loops is not None:
+        loops.close_loop_of_process()
+
+
 def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, worker: int, row: int) -> None:
     """Process body; ``fds`` are the worker's own socket, the board, and the shared ticket socket if there is one."""
     prepare_process()
@@ -416,4 +485,7 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
         current.begin_worker(is_per_batch=plan.setup.per_batch_seed)
         local_worker = LocalWorker(plan, worker, results, BoardRow(board, row))
         local_worker.collate.install()
-        local_worker.serve(tickets)
+        try:
+            local_worker.serve(tickets)
+        finally:
+            end_clients()

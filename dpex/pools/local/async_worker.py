@@ -1,0 +1,149 @@
+"""The loop of a worker whose dataset is asynchronous: it makes several batches at the same time.
+
+It takes a message of tickets while fewer samples than ``WorkerConfig.concurrency`` are not loaded yet. So a batch that
+waits for its last sample takes one slot of these, and not the place of a batch. Each message that it holds has a row on
+the board.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dpex.measure.batch_times import BatchTimes
+from dpex.worker.async_loop import loop_of_process
+from dpex.worker.core import WorkerCore
+
+if TYPE_CHECKING:
+    from dpex.pools.local.worker_process import BoardRow
+
+
+class AsyncWorker:
+    """Serves tickets until its socket ends or it is asked to leave.
+
+    Args:
+        core: Makes the batches.
+        row: The worker's rows on the board.
+        tickets: The descriptor of the socket that brings the messages, which other workers read, too.
+        read: Returns the next message without a wait, None at the end of the socket, or raises BlockingIOError.
+        keep: Encodes a result, of an epoch and a ticket, and keeps it until the next flush.
+        flush: Sends the results. Its argument is the message that is done with them, or None.
+        idle_s: Seconds without a message after which ``give_back`` is called.
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        row: BoardRow,
+        tickets: int,
+        read: Callable[[], Any],
+        *,
+        keep: Callable[[int, int, Any, BatchTimes], object],
+        flush: Callable[[int | None], None],
+        idle_s: float,
+        give_back: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._row = row
+        self._tickets = tickets
+        self._keep = keep
+        self._flush = flush
+        self._idle_s = idle_s
+        self._give_back = give_back
+        self._read = read
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._broken: BaseException | None = None
+        """The error with which the worker ends: the training process has ended, or closed the loader."""
+        self._has_news: asyncio.Event
+
+    def serve(self) -> bool:
+        """Serve; return True once it was asked to leave, and False at the end of the socket."""
+        loop = loop_of_process()
+        loop.show_tickets(self._row.show)
+        return bool(loop.run(self._serve()))
+
+    async def _serve(self) -> bool:
+        self._has_news = asyncio.Event()
+        is_leaving = False
+        while self._broken is None:
+            if not await self._has_room():
+                continue
+            try:
+                message = self._read()
+            except BlockingIOError:
+                await self._message()
+                continue
+            if message is None or message[0] == "leave":
+                is_leaving = message is not None
+                break
+            self._begin(*message[1:])
+            del message
+            await asyncio.sleep(0)  # so that its samples count as open
+        return await self._end(is_leaving=is_leaving)
+
+    async def _has_room(self) -> bool:
+        """Return True if another message can be taken; else wait for what may change that, and return False."""
+        samples = self._core.samples
+        assert samples is not None
+        if self._row.can_hold and samples.slots.open < samples.slots.most:
+            return True
+        samples.slots.on_room = self._has_news.set
+        self._has_news.clear()
+        await self._has_news.wait()
+        return False
+
+    async def _message(self) -> None:
+        """Wait for a message, which another worker may take, or for the end of a message that is made."""
+        loop, fd = asyncio.get_running_loop(), self._tickets
+        idle = None if self._under_way else loop.call_later(self._idle_s, self._give_back)
+        self._has_news.clear()
+        loop.add_reader(fd, self._has_news.set)
+        try:
+            await self._has_news.wait()
+        finally:
+            loop.remove_reader(fd)
+            if idle is not None:
+                idle.cancel()
+
+    def _begin(self, group: int, epoch: int, _: int, tickets: list[tuple[int, Any]]) -> None:
+        if group < self._row.wanted_from():
+            self._flush(group)
+            return
+        row, left = self._row.hold(group), [len(tickets)]
+        for number, index in tickets:
+            task = asyncio.get_running_loop().create_task(self._make(row, group, epoch, number, index, left))
+            self._under_way.add(task)
+            task.add_done_callback(self._made)
+
+    async def _make(self, row: int, group: int, epoch: int, number: int, index: Any, left: list[int]) -> None:
+        """Make a ticket of a message, of which ``left`` are not made."""
+        self._row.check_open()
+        made, times = await self._core.make_beside(number, index, epoch)
+        self._keep(epoch, number, made, times)
+        if self._core.samples is not None:
+            self._core.samples.cpu_since = time.process_time()
+        left[0] -= 1
+        self._flush(None if left[0] else group)
+        if not left[0]:
+            self._row.release(row)
+
+    def _made(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = self._broken or task.exception()
+        self._has_news.set()
+
+    async def _end(self, *, is_leaving: bool) -> bool:
+        """Finish what was taken if the worker was asked to leave; else cancel it."""
+        if not is_leaving:
+            loop_of_process().is_ending = True
+            for task in self._under_way:
+                task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        loop_of_process().is_ending = False
+        if self._broken is not None:
+            raise self._broken
+        return is_leaving

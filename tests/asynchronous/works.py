@@ -1,0 +1,95 @@
+"""Asynchronous datasets of the tests, and how their samples wait without a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import types
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from dpex import DpexDataLoader
+
+
+@types.coroutine
+def turn() -> Generator[None, None, None]:
+    """Let the other samples have a turn."""
+    yield
+
+
+async def nap() -> None:
+    """Wait for a number of turns that no seed determines, so that samples end in another order in each run."""
+    for _ in range(os.urandom(1)[0] % 6):
+        await turn()
+
+
+class Indices(Dataset[Any]):
+    """Sample: its index, after a nap."""
+
+    def __init__(self, count: int = 48) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def __getitem__(self, index: int) -> Any:
+        await nap()
+        return index
+
+
+class Draws(Indices):
+    """Sample: numbers of all generators, drawn before, between and after waits, from sample ``first`` on."""
+
+    def __init__(self, count: int = 48, first: int = 0, own: bool = False) -> None:
+        super().__init__(count)
+        self.first = first
+        self.own = (np.random.RandomState(3), random.Random(1), torch.Generator()) if own else ()
+
+    def _drawn(self) -> list[float]:
+        found = [np.random.randn(), random.gauss(0, 1), torch.randn(()).item()]
+        own = [
+            torch.rand((), generator=one).item() if isinstance(one, torch.Generator) else one.random()
+            for one in self.own
+        ]
+        return found + own
+
+    async def _child(self) -> float:
+        await nap()
+        return float(np.random.randn())
+
+    async def __getitem__(self, index: int) -> float:
+        found: list[float] = [float(index)]
+        for step in range(4):
+            if index % 3 != step and index >= self.first:
+                found += self._drawn()
+            await nap()
+            if index % 2 and index >= self.first:
+                found.append(await asyncio.create_task(self._child()))
+        if index >= self.first:
+            found.append(await asyncio.wait_for(self._child(), 60))
+        return sum((place + 1) * each for place, each in enumerate(found))
+
+
+def collate(samples: list[Any]) -> Any:
+    """Collate, and draw."""
+    return default_collate(samples), np.random.randn(), random.random(), torch.rand(()).item()
+
+
+def batches(dataset: Any, **options: Any) -> list[Any]:
+    """Return the batches of an epoch as plain values."""
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    with DpexDataLoader(dataset, **{"batch_size": 8, "seeding": "batch", "collate_fn": collate, **options}) as loader:
+        return [(batch[0].tolist(), *batch[1:]) for batch in loader]
+
+
+def indices(dataset: Any, **options: Any) -> list[Any]:
+    """Return the samples of an epoch, in order."""
+    with DpexDataLoader(dataset, **{"batch_size": 8, "collate_fn": list, **options}) as loader:
+        return [sample for batch in loader for sample in batch]
