@@ -21,6 +21,7 @@ from dashboards.promql import (
     RANK,
     SPENT,
     STARVED,
+    STARVED_PART,
     STEPS,
     WAITED,
     about,
@@ -120,6 +121,16 @@ HEADLINE = Row(
             unit="percentunit",
             width=12,
             steps=STEPS,
+        ),
+        graph(
+            title="Each rank's part of what the job loses",
+            description="In a data-parallel run the ranks wait in their steps for the rank that has no batch. One line "
+            "above two thirds: this rank starves the job (alert DpexRankStarvesJob). Lines that cross: the straggler "
+            "moves, as batches cost differently. Lines that lie together: all ranks alike. It means little while no "
+            "rank is yellow or red above.",
+            queries=(query(expr=STARVED_PART, legend=RANK),),
+            unit="percentunit",
+            width=24,
         ),
     ),
 )

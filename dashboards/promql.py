@@ -51,3 +51,5 @@ GPU_STALLED = rate("dpex_gpu_stall_seconds_total")
 TRAINING_WAIT = f"{BY_RANK} ({WAITED}) / {BY_RANK} ({SPENT})"
 GPU_STALL = f"{BY_RANK} ({GPU_STALLED}) / {BY_RANK} ({SPENT})"
 STARVED = f"({GPU_STALL}) or ({TRAINING_WAIT})"
+STARVED_PART = f"({STARVED}) / on (run_id) group_left () sum by (run_id) ({STARVED})"
+"""Of what the ranks of a run lose together, the part of each."""

@@ -117,7 +117,7 @@ def test_an_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert "{{ $labels.rank }}" in alert["annotations"]["summary"]
 
 
-_ALERTS = ("TrainingStarving", "TrainingStalled", "WorkersDying", "WorkersNotPlaced", "TargetDown")
+_ALERTS = ("TrainingStarving", "RankStarvesJob", "TrainingStalled", "WorkersDying", "WorkersNotPlaced", "TargetDown")
 
 
 def test_alerts_that_the_dashboard_asks_for_exist() -> None:
