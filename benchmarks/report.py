@@ -7,6 +7,7 @@ first, but where each loader has a line: there the fastest comes first.
 
 import argparse
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,10 @@ DOCUMENTS = (ROOT / "docs/benchmarks.md",)
 CHART = ROOT / "docs/benchmarks.svg"
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 
+MEASURED = ("dpex/autotune/law", "dpex/engine", "dpex/pools", "dpex/transport")
+"""Folders whose changes make figures old."""
+MOST_SINCE = 40
+"""Commits to `MEASURED` after which a figure should be measured again."""
 NOTHING = "-"
 NOT_MEASURED = "Not measured yet."
 
@@ -386,6 +391,22 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
     return found
 
 
+def commits_since(commit: str | None, root: Path = ROOT) -> int | None:
+    """Return how many commits have changed `MEASURED` since that one; None if git cannot tell."""
+    command = ["git", "rev-list", "--count", f"{commit}..HEAD", "--", *MEASURED]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False) if commit else None
+    return int(done.stdout) if done is not None and done.returncode == 0 else None
+
+
+def age(kept: Kept, root: Path = ROOT) -> str:
+    """Return a line on a kept run: its commit, its rows, and how far the measured code has moved on."""
+    since = commits_since(kept.commit, root)
+    known = "unknown here" if since is None else f"{since} commits to {', '.join(MEASURED)} since"
+    again = ": measure its rows again" if since is not None and since > MOST_SINCE else ""
+    rows = f"{len(kept.rows)} row{'s' * (len(kept.rows) != 1)} of {kept.until[:10]}"
+    return f"{rows} at {(kept.commit or 'no commit')[:8]}: {known}{again}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if the tables of all documents are those of the kept runs now. Where one cannot be made, none is written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
@@ -406,6 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path, text in texts.items():
         path.write_text(text)
         print(f"{len(BLOCK.findall(text))} tables of {path.name} made of {len(runs)} kept runs")
+    print(*map(age, runs), sep="\n")
     return 0
 
 

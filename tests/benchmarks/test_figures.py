@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -278,3 +279,25 @@ def test_the_tables_of_the_documents_are_those_of_the_kept_results(path: Path) -
 
 def test_what_is_kept_can_be_quoted() -> None:
     assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
+
+
+def test_a_figure_names_the_commits_to_measured_code(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "dpex" / "engine").mkdir(parents=True)
+    git("commit", "--quiet", "--allow-empty", "-m", "measured")
+    measured = git("rev-parse", "HEAD")
+    for number, name in enumerate(("dpex/engine/a.py", "dpex/errors.py", "dpex/engine/a.py")):
+        (tmp_path / name).write_text(str(number))
+        git("add", ".")
+        git("commit", "--quiet", "-m", name)
+    assert report.commits_since(measured, tmp_path) == 2
+    assert report.commits_since("d" * 40, tmp_path) is None
+    line = report.age(kept_run(whole_row("floats"), commit=measured), tmp_path)
+    assert line.startswith(f"1 row of 2026-11-22 at {measured[:8]}: 2 commits to dpex/autotune/law, ")
+    assert "measure its rows again" not in line
+    assert "unknown here" in report.age(kept_run(whole_row("floats")), tmp_path)
