@@ -319,8 +319,9 @@ class Engine:
                 self._is_changing = False
                 raise
             except BaseException as error:
-                level = logging.INFO if is_from_handler(error) else logging.WARNING
-                self._broken_by = level, "".join(traceback.format_exception(error))
+                if not self._has_logged_renewal:
+                    level = logging.INFO if is_from_handler(error) else logging.WARNING
+                    self._broken_by = level, "".join(traceback.format_exception(error))
                 raise
             finally:
                 self._is_active = False

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import torch.utils.data
 
 import dpex
+from dpex.engine.engine import Engine
 
 WITHIN = (str(Path(dpex.__file__).parent), str(Path(torch.utils.data.__file__).parent))
 """Code in which signals come: dpex, and torch's loader and samplers."""
 _NAMES = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_FUNCTION", "CALL_METHOD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 _LOOKS = frozenset(dis.opmap[name] for name in _NAMES if name in dis.opmap)
 """Instructions after which CPython looks for signals."""
+RENEWAL = Engine._renew.__code__
 _DROPPED = frozenset({"__del__", "finalize"})
 """Functions whose exceptions Python prints and drops."""
 
@@ -50,21 +52,30 @@ def raising_handler() -> Iterator[None]:
 class Tick:
     """A trace function. It raises the signal at the ``at``-th place where CPython looks for signals.
 
+    Args:
+        at: The number of the place.
+        in_renewals: Places within a renewal of the engine count, too. They are many.
+
     Attributes:
         came: The signal was raised.
         place: The file, the function and the line where it was.
     """
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, *, in_renewals: bool = True) -> None:
         self._left = at
+        self._in_renewals = in_renewals
+        self._is_renewing = False
         self._latest: dict[FrameType, int] = {}
         self.came = False
         self.place = ("", "", 0)
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(WITHIN) or code.co_name in _DROPPED:
+        if self._is_renewing or not code.co_filename.startswith(WITHIN) or code.co_name in _DROPPED:
             return None
+        if code is RENEWAL and not self._in_renewals:
+            self._is_renewing, frame.f_trace_lines = True, False
+            return self._end_of_renewal
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
@@ -81,6 +92,10 @@ class Tick:
             self._latest[frame] = opcode
         return self._step
 
+    def _end_of_renewal(self, _frame: FrameType, event: str, _: Any) -> Any:
+        self._is_renewing = event != "return"
+        return self._end_of_renewal
+
 
 class Swept(NamedTuple):
     """The batches of a pass, the number of signals that came, and the places where they did."""
@@ -90,7 +105,7 @@ class Swept(NamedTuple):
     places: set[tuple[str, str, int]]
 
 
-def swept(iterator: Iterator[Any], most: int, step: int = 1) -> Swept:
+def swept(iterator: Iterator[Any], most: int, step: int = 1, *, in_renewals: bool = True) -> Swept:
     """Take all batches, with at most ``most`` signals: in each call of ``next()`` ``step`` places on, until it returns.
 
     C code puts a batch into the list, as a signal between the end of ``next()`` and an assignment loses its value in
@@ -99,7 +114,7 @@ def swept(iterator: Iterator[Any], most: int, step: int = 1) -> Swept:
     found = Swept([], 0, set())
     at = 1
     while found.ticks < most:
-        tick, before = Tick(at), len(found.batches)
+        tick, before = Tick(at, in_renewals=in_renewals), len(found.batches)
         sys.settrace(tick)
         try:
             found.batches.extend(map(next, (iterator,)))
