@@ -84,7 +84,8 @@ class Start:
 
     def seconds_with(self, workers: int, cpus: float) -> float:
         """Return the seconds with another number of workers, which start on ``cpus`` at the same time."""
-        return self.seconds * max(1.0, workers / cpus) / max(1.0, self.workers / cpus)
+        now, other = (1.0 + CONSTANTS.start_each * max(1.0, count / cpus) for count in (self.workers, workers))
+        return self.seconds * other / now
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.law.wording import named
 from dpex.autotune.measured import MOST_WORKERS
-from dpex.autotune.runtime.allowed import Limits, brought_inside, quickest, within
+from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.trace_file import recorder
 from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows, Window
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
@@ -44,8 +44,6 @@ JOIN_S = 2.0
 """The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
 ROOM_EVERY_S = 1.0
 """Seconds between two requests to the cluster for room, which are calls to Ray's head node."""
-_DIFFERS = 1.5
-"""Numbers of workers for short passes that differ by less than this factor count as the same."""
 
 
 class Tunable(Protocol):
@@ -111,21 +109,14 @@ class Tuner:
         *,
         limits: Mapping[str, Any] | None = None,
         sizes: Mapping[str, int] | None = None,
-        text: str = "",
-        at: float = 0.0,
     ) -> None:
-        """Have another law, for these limits and from the present setting with these sizes, brought inside the limits.
-
-        text: of a decision that is recorded for the time ``at``; "" for none.
-        """
+        """Have another law, for these limits and from the present setting with these sizes."""
         with self._changing:
-            old, self._limits = self.settings, replace(self._limits, **limits or {})
-            self.settings = replace(old, **sizes or {})
+            self._limits = replace(self._limits, **limits or {})
+            self.settings = replace(self.settings, **sizes or {})
             config = self._allowed()
             self.settings = brought_inside(self.settings, config)
             self._past += self._law.decisions
-            if text:
-                self._past.append(_noted(at, old, self.settings, "limit", text))
             self._law = self._on_record(Law(config, self.settings), config, why)
             self._windows.clear()
             self._request()
@@ -307,7 +298,7 @@ class Tuner:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _step(self, look: EngineLook, sample: Sample) -> None:
-        if self._learn(look, sample):
+        if self._learn(look):
             return
         law = self._law
         decision = law.step(sample)
@@ -315,7 +306,7 @@ class Tuner:
             self._carry_out(decision, law)
         self._windows.go_on(sample, self.config.interval_s, is_changed=decision is not None)
 
-    def _learn(self, look: EngineLook, sample: Sample) -> bool:
+    def _learn(self, look: EngineLook) -> bool:
         """Take in limits that were met; return True if another law decides now."""
         if look.refused is not None and not self._refused:  # its dataset cannot travel, or the cluster is gone
             self._refused = True
@@ -328,34 +319,12 @@ class Tuner:
             self._renew(why, limits={"most_local": most})
             logger.info("auto: %s", why)
             return True
-        return self._learn_quickest(sample)
+        return False
 
     def _is_news(self, most: int) -> bool:
         """True if the system refused to start a worker, where more were thought possible."""
         known = self._limits.most_local
         return (known is None or most < known) and LOCAL not in (self._limits.pins or {})
-
-    def _learn_quickest(self, sample: Sample) -> bool:
-        """Limit the workers to those that make a pass the quickest, if passes are short and start workers anew.
-
-        Return True if the setting is another now.
-        """
-        found, known, now = quickest(sample), self._limits.quickest_local, self.settings
-        if found is None or self._limits.streams or LOCAL in (self._limits.pins or {}):
-            return False
-        if known is not None and found <= _DIFFERS * known and now.local <= _DIFFERS * found:
-            return False
-        limits = {"quickest_local": found}
-        if now.local <= found and known is None:
-            self._renew("", limits=limits)
-            return False
-        why = (
-            f"Each pass of {sample.pass_batches} batches starts its own workers, which takes {sample.start_s:.2f} s: "
-            f"{found} local workers make a pass the quickest."
-        )
-        self._renew(why, limits=limits, text=why, at=sample.at)
-        logger.info("auto: %s", why)
-        return True
 
     def _carry_out(self, decision: Decision, law: Law | RecordingLaw) -> None:
         """Unless the user fixed a size meanwhile, and another law decides."""

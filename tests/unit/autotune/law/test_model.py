@@ -107,6 +107,11 @@ def test_few_workers_are_best_where_starting_them_takes_longest() -> None:
     assert replace(work, start=None).best(1.2)[0] > 20
 
 
+def test_a_start_grows_with_workers_beyond_the_cpus() -> None:
+    start = Start(seconds=0.2, workers=2, batches=10)
+    assert [start.seconds_with(workers, 2.0) for workers in (1, 2, 4, 14)] == pytest.approx([0.2, 0.2, 0.3, 0.8])
+
+
 def test_what_ends_the_stall() -> None:
     """33.5 batches a second of 1.1 CPU seconds need 37 CPUs, of which there are 16."""
     work = replace(model(cpu_s=1.1, service_s=1.1, step_s=1 / 33.5), stages={"load": 0.61, "collate": 0.39})
