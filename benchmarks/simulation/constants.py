@@ -1,6 +1,6 @@
 """Write the reference page of the law's constants: `python -m benchmarks.simulation.constants`.
 
-Names, values and meanings are those of `dpex.autotune.law.constants`. `without.json` beside this module has, for each
+Names, values and meanings are those of `dpex.autotune.constants`. `without.json` beside this module has, for each
 constant that was replaced, the value ``instead``, the mean regrets of two groups of worlds (``all``, ``growth``), and
 what happened in one ``world``. The entry "as it is" has the mean regrets with all constants as they are.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpex.autotune.law.constants import CONSTANTS, Constants
+from dpex.autotune.constants import CONSTANTS, Constants
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "controller-constants.md"
 MEASURED = Path(__file__).parent / "without.json"
@@ -35,7 +35,7 @@ user may want to change. Its `headroom=1` instead of 1.2 has regrets of 2.09 % a
 *instead*, and all others stay. It was measured shortly before the last small changes of the law. Three
 later constants have no figures.
 
-<!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/law/constants.py; do not edit. -->
+<!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/constants.py; do not edit. -->
 
 | constant | value | meaning and unit | instead | 60 worlds | 22 worlds | a world that changes |
 |---|---|---|---|---|---|---|

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.simulation.history import Mark
 from benchmarks.simulation.steering import Steering
-from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows, Window
+from dpex.autotune.constants import SHORTEST_WINDOW_S
+from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.types import Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import MachineSample, PoolSample
@@ -45,7 +46,7 @@ class Tuning:
 
     def begin(self) -> None:
         """Look soon."""
-        self._loop.after(SHORTEST_S, self._turn)
+        self._loop.after(SHORTEST_WINDOW_S, self._turn)
 
     def _turn(self) -> None:
         if self._engine != self._rank.engine:

@@ -32,23 +32,22 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from dpex.autotune.constants import (
+    LEAST_CPUS,
+    LEAST_S,
+    LONGEST_S,
+    LOOK_S,
+    MOST_COUNT,
+    MOST_CPUS,
+    MOST_TIMES,
+    MOST_WORKERS,
+    STOPPED,
+    STOPPED_S,
+)
 from dpex.autotune.types import Sample, Settings, Signal
 from dpex.measure.readable import remainder
 from dpex.measure.samples import PoolSample
 
-LONGEST_S, SHORTEST_S = 1e6, 1e-9
-"""Eleven days: a sum of times in one window beyond it comes from a clock that jumped. Clocks count nanoseconds."""
-STOPPED_S, STOPPED = 30.0, 10.0
-"""Seconds, and times the window before, from which a window was no wait for a batch: no thread read the clock
-meanwhile."""
-MOST_TIMES = 2.0
-"""A call that began before the window adds its rest; times that add up to more are wrong."""
-MOST_WORKERS, MOST_CPUS, MOST = 10**5, 1e5, 2**60
-"""More than any cluster, or machine, has, and than any size or count."""
-LEAST_CPUS = 0.01
-"""The smallest share that a container is given."""
-LOOK_S = 2.0
-"""Seconds under a setting before NVML tells of it: it is looked at once a second, and tells of the last second."""
 _WORKERS = frozenset({"local", "remote", "requested", "running", "unplaced", "room", "granted"})
 _Values = TypeVar("_Values")
 
@@ -63,7 +62,7 @@ class SampleChecker:
     def check(self, sample: Sample) -> Sample | None:
         """Return a sample to calculate with; None if the window measured nothing."""
         times = (sample.seconds, sample.wait_s, sample.own_s, sample.work_s)
-        if not all(_is_time(value) for value in times) or sample.seconds < SHORTEST_S or self._stood_still(sample):
+        if not all(_is_time(value) for value in times) or sample.seconds < LEAST_S or self._stood_still(sample):
             return None
         total_s = sum(times[1:])
         factor = sample.seconds / total_s if total_s > MOST_TIMES * sample.seconds else 1.0
@@ -112,7 +111,7 @@ def _pool(pool: PoolSample) -> PoolSample:
         return replace(
             found, tickets=0, load_s=0.0, collate_s=0.0, encode_s=0.0, cpu_s=0.0, queued_s=None, services_s=()
         )
-    return replace(found, services_s=tuple(each for each in pool.services_s if SHORTEST_S <= each <= LONGEST_S))
+    return replace(found, services_s=tuple(each for each in pool.services_s if LEAST_S <= each <= LONGEST_S))
 
 
 def _checked(values: _Values) -> _Values:
@@ -127,11 +126,11 @@ def _checked(values: _Values) -> _Values:
 
 def _number(name: str, value: float, unknown: int | None) -> float | None:
     if isinstance(value, int):
-        least = -MOST if name == "memory_free" else 0
-        return max(least, min(value, MOST_WORKERS if name in _WORKERS else MOST))
-    if not 0.0 <= value <= (LONGEST_S if name.endswith("_s") else MOST):
+        least = -MOST_COUNT if name == "memory_free" else 0
+        return max(least, min(value, MOST_WORKERS if name in _WORKERS else MOST_COUNT))
+    if not 0.0 <= value <= (LONGEST_S if name.endswith("_s") else MOST_COUNT):
         return None if unknown is None else 0.0
-    return value if value >= SHORTEST_S else 0.0
+    return value if value >= LEAST_S else 0.0
 
 
 # -- the clock of the loss ---------------------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ def by_events(sample: Sample) -> Sample:
         return sample
     stall_s, step_s = sample.gpu_stall_s, sample.gpu_step_s + sample.feed_wait_s
     if sample.gpu_steps:  # the marks that were read are of a time that is over: a share of it is the window's too
-        stall_s *= sample.seconds / max(SHORTEST_S, stall_s + step_s)
+        stall_s *= sample.seconds / max(LEAST_S, stall_s + step_s)
     return _with_loss(sample, min(stall_s, sample.seconds))
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
-from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import EndOfStall, Model, PoolCost
 from dpex.autotune.types import Settings
 from dpex.diagnose import work

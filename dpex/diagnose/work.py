@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Decision, Settings

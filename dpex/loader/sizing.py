@@ -112,7 +112,8 @@ class Sizing:
         return tuner
 
     def _new_tuner(self) -> Tuner:
-        from dpex.autotune.runtime.tuner import ROOM_EVERY_S, Tuner
+        from dpex.autotune.constants import ROOM_EVERY_S
+        from dpex.autotune.runtime.tuner import Tuner
 
         room, config = None, self._loader.autotune or AutotuneConfig()
         if self.may_be_remote:

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.types import Sample
 from dpex.measure.samples import PoolSample
 from dpex.schedule.names import WORKER_POOLS

@@ -11,12 +11,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law import wording
-from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate, is_link_full
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
-from dpex.autotune.measured import MOST_WORKERS, LossClock, SampleChecker
+from dpex.autotune.measured import LossClock, SampleChecker
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Settings
 

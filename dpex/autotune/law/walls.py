@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.constants import CONSTANTS
-from dpex.autotune.measured import MOST_WORKERS
+from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.types import Sample, Settings
 
 

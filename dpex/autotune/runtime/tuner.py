@@ -21,12 +21,12 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST_WINDOW_S
 from dpex.autotune.law.law import Law
 from dpex.autotune.law.wording import named
-from dpex.autotune.measured import MOST_WORKERS
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.trace_file import recorder
-from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows, Window
+from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample, Settings
 from dpex.measure.consumer_time import EngineLook
@@ -39,11 +39,6 @@ from dpex.system.gpu.nvml import process_gpus
 from dpex.system.machine import MachineMeter
 
 logger = logging.getLogger("dpex")
-
-JOIN_S = 2.0
-"""The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
-ROOM_EVERY_S = 1.0
-"""Seconds between two requests to the cluster for room, which are calls to Ray's head node."""
 
 
 class Tunable(Protocol):
@@ -360,7 +355,7 @@ class Tuner:
 
 
 def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None) -> None:
-    pause_s = SHORTEST_S
+    pause_s = SHORTEST_WINDOW_S
     try:
         while not stop.wait(pause_s):
             tuner = reference()

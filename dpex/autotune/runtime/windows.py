@@ -17,32 +17,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 
-from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.constants import (
+    AWAY_APART,
+    AWAY_S,
+    AWAY_STEPS,
+    AWAY_UNKNOWN_S,
+    CONSTANTS,
+    GLANCE_S,
+    SHORTEST_WINDOW_S,
+    SUDDEN,
+    WINDOW_BATCHES,
+    WINDOW_BATCHES_IF_STARVING,
+    WINDOW_PATIENCE,
+)
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.readable import remainder
 from dpex.measure.samples import PoolSample
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
-
-SHORTEST_S = 0.05
-"""The first window after a decision; they get longer from there on."""
-BATCHES, BATCHES_IF_STARVING = 4, 2
-"""A window with fewer waits a while for more of them."""
-PATIENCE = 4.0
-"""Times its length that a window waits for more batches."""
-GLANCE_S = 0.125
-"""Longest sleep of the thread, so that a sudden change is seen soon."""
-SUDDEN = 0.5
-"""Share of its time that the consumer waited since a glance from which the work has changed: a window begins with that
-glance."""
-AWAY_S = 1.0
-AWAY_STEPS = 10.0
-"""Seconds, and times the usual step, from which a step counts as absence: the consumer does something else."""
-AWAY_UNKNOWN_S = 60.0
-"""Seconds of an absence while no step has been seen."""
-AWAY_APART = 10
-"""Batches there must be between two absences: else steps have become that slow."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ class MeasurementWindows:
     """
 
     def __init__(self, queues: Callable[[EngineLook], run_queue.Queued] = kernel_queues) -> None:
-        self.length_s = SHORTEST_S
+        self.length_s = SHORTEST_WINDOW_S
         self._queues = queues
         self._bases: dict[int, WindowMark] = {}
         self._glances: dict[int, WindowMark] = {}
@@ -153,7 +146,7 @@ class MeasurementWindows:
 
     def shorten(self) -> None:
         """Something was changed, or begins."""
-        self.length_s = SHORTEST_S
+        self.length_s = SHORTEST_WINDOW_S
 
     def lengthen(self, longest_s: float) -> None:
         """All goes on as it did."""
@@ -211,11 +204,11 @@ class MeasurementWindows:
         base = self._bases[number]
         seconds, waiting = base.seconds_to(look), base.waited_to(look)
         if seconds < 0.98 * self.length_s:
-            return min(GLANCE_S, max(SHORTEST_S / 5, self.length_s - seconds))
-        least = BATCHES_IF_STARVING if waiting > SUDDEN else BATCHES
-        few = base.batches_to(look) < least and seconds < max(1.0, PATIENCE * self.length_s)
+            return min(GLANCE_S, max(SHORTEST_WINDOW_S / 5, self.length_s - seconds))
+        least = WINDOW_BATCHES_IF_STARVING if waiting > SUDDEN else WINDOW_BATCHES
+        few = base.batches_to(look) < least and seconds < max(1.0, WINDOW_PATIENCE * self.length_s)
         if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(look)):
-            return min(GLANCE_S, max(SHORTEST_S / 2, self.length_s / 4))
+            return min(GLANCE_S, max(SHORTEST_WINDOW_S / 2, self.length_s / 4))
         for other, its_look in looks:
             self._bases[other] = self._mark(its_look, cpu_s)
         self._waited = waiting
@@ -238,7 +231,7 @@ class MeasurementWindows:
         for number in self._glances:
             if number in before:
                 self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.look.at)
-        self._waited, self.length_s = 1.0, SHORTEST_S
+        self._waited, self.length_s = 1.0, SHORTEST_WINDOW_S
         return True
 
     def _has_base(self, number: int, look: EngineLook, cpu_s: float) -> bool:

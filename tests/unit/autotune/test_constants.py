@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from benchmarks.simulation.constants import PAGE, WRITE, meanings, page, read
-from dpex.autotune.law.constants import Constants
+from dpex.autotune.constants import Constants
 
 MOST = 25
 

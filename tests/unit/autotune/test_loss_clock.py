@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpex.autotune.measured import LOOK_S, JudgedSample, LossClock, by_events
+from dpex.autotune.constants import LOOK_S
+from dpex.autotune.measured import JudgedSample, LossClock, by_events
 from dpex.autotune.types import Sample, Settings
 
 NOW = Settings(local=2, prefetch=4)

@@ -13,9 +13,10 @@ from decisions import a_decision
 from waiting import ManualClock
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.constants import AWAY_S, SHORTEST_WINDOW_S, WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S, MeasurementWindows
+from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted, Settings
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
@@ -199,7 +200,7 @@ def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts
         tuner.turn()
     assert loader.requests == [Sizes(local=5, remote=0, prefetch=None, tuned_prefetch=10)]
     assert tuner.sizes == loader.requests[0]
-    assert tuner._windows.length_s >= SHORTEST_S
+    assert tuner._windows.length_s >= SHORTEST_WINDOW_S
 
 
 def test_what_is_fixed_while_the_law_thinks_stays_so(parts: Any) -> None:
@@ -294,13 +295,13 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
 def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
     tuner, loader, listener = parts
     tuner.turn()
-    for _ in range(BATCHES - 1):
+    for _ in range(WINDOW_BATCHES - 1):
         loader.work(1, 0.0, 0.1)
         tuner.turn()
     assert not listener.samples
     loader.work(1, 0.0, 0.1)
     tuner.turn()
-    assert [sample.batches for sample in listener.samples] == [BATCHES]
+    assert [sample.batches for sample in listener.samples] == [WINDOW_BATCHES]
 
 
 def test_a_window_ends_although_nothing_comes_when_the_consumer_waits(parts: Any) -> None:
@@ -334,7 +335,7 @@ def test_where_the_consumer_starves_at_once_a_window_of_the_new_work_alone_is_so
             break
     sample = listener.samples[before]
     assert loader.clock() - began < 0.5
-    assert sample.batches >= BATCHES_IF_STARVING
+    assert sample.batches >= WINDOW_BATCHES_IF_STARVING
     assert sample.wait_s / sample.seconds > 0.7
 
 

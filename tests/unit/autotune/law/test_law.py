@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.law import Law, start
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision, Sample, Settings

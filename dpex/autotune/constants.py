@@ -1,5 +1,7 @@
-"""All constants of the law that users do not set. ``docs/reference/controller-constants.md`` lists the regret without
-each. `dpex.AutotuneConfig` has the others."""
+"""All numbers of the tuner that users do not set. `dpex.AutotuneConfig` has the others.
+
+``docs/reference/controller-constants.md`` lists the regret without each constant of the law (`Constants`).
+"""
 
 from __future__ import annotations
 
@@ -64,3 +66,47 @@ class Constants:
 
 
 CONSTANTS = Constants()
+
+# -- what can be a measurement -----------------------------------------------------------------------------------------
+
+LONGEST_S, LEAST_S = 1e6, 1e-9
+"""Eleven days: a sum of times in one window beyond it comes from a clock that jumped. Clocks count nanoseconds."""
+STOPPED_S, STOPPED = 30.0, 10.0
+"""Seconds, and times the window before, from which a window was no wait for a batch: no thread read the clock
+meanwhile."""
+MOST_TIMES = 2.0
+"""A call that began before the window adds its rest; times that add up to more are wrong."""
+MOST_WORKERS, MOST_CPUS, MOST_COUNT = 10**5, 1e5, 2**60
+"""More than any cluster, or machine, has, and than any size or count."""
+LEAST_CPUS = 0.01
+"""The smallest share that a container is given."""
+LOOK_S = 2.0
+"""Seconds under a setting before NVML tells of it: it is looked at once a second, and tells of the last second."""
+
+# -- windows of measurements -------------------------------------------------------------------------------------------
+
+SHORTEST_WINDOW_S = 0.05
+"""The first window after a decision; they get longer from there on."""
+WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING = 4, 2
+"""A window with fewer waits a while for more of them."""
+WINDOW_PATIENCE = 4.0
+"""Times its length that a window waits for more batches."""
+GLANCE_S = 0.125
+"""Longest sleep of the thread, so that a sudden change is seen soon."""
+SUDDEN = 0.5
+"""Share of its time that the consumer waited since a glance from which the work has changed: a window begins with that
+glance."""
+AWAY_S = 1.0
+AWAY_STEPS = 10.0
+"""Seconds, and times the usual step, from which a step counts as absence: the consumer does something else."""
+AWAY_UNKNOWN_S = 60.0
+"""Seconds of an absence while no step has been seen."""
+AWAY_APART = 10
+"""Batches there must be between two absences: else steps have become that slow."""
+
+# -- the tuner's thread -----------------------------------------------------------------------------------------------
+
+JOIN_S = 2.0
+"""The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
+ROOM_EVERY_S = 1.0
+"""Seconds between two requests to the cluster for room, which are calls to Ray's head node."""
