@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks import objects
 from benchmarks.contestants import RIVALS
 from benchmarks.journal import Journal, JournalError, Origin, Settings
 from benchmarks.machine import commit, load, machine, machine_id, versions
@@ -24,6 +25,8 @@ from benchmarks.runner import Turn, estimate_s, missing, run_turns, turns
 
 RESULTS = Path(__file__).resolve().parent / "results"
 QUICK = Settings(rounds=2, window_s=2.0, learning_window_s=2.0)
+OBJECTS = "objects"
+"""The row of `benchmarks.objects`: its figures are memory, and it keeps no file."""
 QUIET_LOAD = 0.5
 """Above it other work runs on the machine."""
 
@@ -31,8 +34,8 @@ QUIET_LOAD = 0.5
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     usual = [row.key for row in ROWS if row.kind in ("local", "start", "remote")]
-    told = f"{', '.join(BY_KEY)} (all but those that begin with loaders or train, and landscape)"
-    parser.add_argument("--rows", nargs="+", choices=BY_KEY, default=usual, metavar="ROW", help=told)
+    told = f"{', '.join(BY_KEY)} (all but those that begin with loaders or train, and landscape); {OBJECTS} (alone)"
+    parser.add_argument("--rows", nargs="+", choices=[*BY_KEY, OBJECTS], default=usual, metavar="ROW", help=told)
     parser.add_argument("--only", nargs="+", metavar="WHO", help="these contestants, as torch:2 dpex:0 dpex:auto")
     parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="measure dpex alone, beside that of a checkout")
     parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted: 2 rounds of 2 s")
@@ -96,6 +99,9 @@ def measure(plan: dict[str, list[Turn]], journal: Journal, settings: Settings, o
 def main(arguments: list[str]) -> int:
     """0 if everything planned was measured; a rival may fail."""
     options = parse(arguments)
+    if OBJECTS in options.rows:
+        objects.table()
+        return 0
     try:
         journal = Journal(file_of(options))
         settings = settings_of(options, journal)

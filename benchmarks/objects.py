@@ -1,9 +1,10 @@
-"""Private memory of workers that read a dataset of Python objects: `python -m benchmarks.objects`.
+"""Private memory of workers that read a dataset of Python objects: `python -m benchmarks --rows objects`.
 
 The dataset is a list of dicts with five entries each, ten objects per dict, in a random order. A sample reads them all.
 Each contestant runs one epoch in a process of its own. Memory is the private memory of each worker (unique set size),
 eight batches before the end of the epoch: the median and the largest. "dpex, not shared" is dpex without
-`share_objects`. Run it with each version of Python: no objects are shared before 3.12.
+`share_objects`. Run it with each version of Python: no objects are shared before 3.12. `python -m benchmarks.objects`
+takes the number of dicts and of workers, and the contestants.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psutil
@@ -21,6 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpex import DpexDataLoader, WorkerConfig, compact
 
+DICTS = 1_000_000
+WORKERS = (2, 8)
 BATCH = 256
 BEFORE_THE_END = 8
 """Batches that are left when memory is read: the workers run until the last is drawn."""
@@ -87,21 +91,26 @@ def measured(name: str, count: int, workers: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dicts", type=int, default=400_000)
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--dicts", type=int, default=DICTS)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--measure", action="store_true", help="run one contestant here, and print JSON")
     asked = parser.parse_args()
     if asked.measure:
         print(json.dumps(measured(asked.only[0], asked.dicts, asked.workers[0])))
         return
-    print(f"Python {sys.version.split()[0]}, {asked.dicts:,} dicts\n")
+    table(asked.dicts, asked.workers, asked.only)
+
+
+def table(dicts: int = DICTS, numbers: Sequence[int] = WORKERS, names: Iterable[str] = CONTESTANTS) -> None:
+    """Measure each contestant with each number of workers, and print a table."""
+    print(f"Python {sys.version.split()[0]}, {dicts:,} dicts\n")
     print("| contestant | workers | first batch, s | batches/s | private memory, MB: median | largest |")
     print("|---" * 6 + "|")
-    for workers in asked.workers:
-        for name in asked.only:
+    for workers in numbers:
+        for name in names:
             command = [sys.executable, "-m", "benchmarks.objects", "--measure", "--only", name]
-            command += ["--dicts", str(asked.dicts), "--workers", str(workers)]
+            command += ["--dicts", str(dicts), "--workers", str(workers)]
             found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             memory = f"{found['median'] / 1e6:,.0f} | {found['largest'] / 1e6:,.0f}"
             print(f"| {name} | {workers} | {found['first_s']:.2f} | {found['rate']:.0f} | {memory} |", flush=True)

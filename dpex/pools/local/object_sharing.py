@@ -88,7 +88,7 @@ class Sharing:
             return False
         if self._requests > 1 or self._is_at_end():
             return True
-        self._pace = _Pace(arguments, fds, self._clock())
+        self._pace = _Pace(arguments, fds)
         return False
 
     def advance(self) -> SharedObjects | None:
@@ -141,18 +141,18 @@ def _why_has_threads() -> str:
 class _Pace:
     """The speed of the first worker, read from the board."""
 
-    def __init__(self, arguments: tuple[int, int, int], fds: list[int], now: float) -> None:
+    def __init__(self, arguments: tuple[int, int, int], fds: list[int]) -> None:
         self._board = mmap.mmap(fds[1], arguments[0])
         self._row = arguments[2]
-        self._since = now
-        self._first: int | None = None
+        self._first, self._since = 0, 0.0
+        """The first ticket that was seen on the board, and when. What the worker did before, it does once."""
         self._latest = 0
 
     def batch_s(self, now: float, stride: int) -> float:
         """Return the seconds that the worker takes for a batch; ``stride``: how far its next ticket is."""
         number = BOARD_ROW.unpack_from(self._board, self._row)[1]
-        if number:
-            self._first = number if self._first is None else self._first
-            self._latest = max(self._latest, number)
-        done = 0 if self._first is None else (self._latest - self._first) // stride
-        return (now - self._since) / max(1, done)
+        if number and not self._first:
+            self._first, self._since = number, now
+        self._latest = max(self._latest, number)
+        done = (self._latest - self._first) // stride
+        return (now - self._since) / max(1, done) if self._first else 0.0
