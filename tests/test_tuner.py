@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -290,6 +291,23 @@ def test_threads_of_a_process_share_its_memory() -> None:
     assert one is not None
     assert four is not None
     assert 0 < 4 * four == pytest.approx(one, rel=0.1)
+
+
+def test_the_median_worker_counts_not_the_largest() -> None:
+    """The worker that starts first has a copy of the dataset's objects, and the next one will share them."""
+    scripts = [f"held = b'x' * {size}; print(1, flush=True); input()" for size in (128 << 20, 1, 1)]
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            for script in scripts
+        ]
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        sample = MachineMeter(ManualClock()).sample([worker.pid for worker in workers], 0.0, len(workers))
+    assert 0 < sample.worker_bytes < 64 << 20
 
 
 def test_the_machine_is_sampled() -> None:

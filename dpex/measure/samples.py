@@ -58,7 +58,7 @@ class MachineSample:
         trainer_queued_s: Seconds in which its training thread could have run and had no CPU, None if unknown.
         memory_free: Bytes that batches and workers may still take, below 0 if they have too many; None if unknown.
         batch_budget: The largest number of bytes of batches in flight.
-        worker_bytes: Memory of a local worker, 0 if unknown.
+        worker_bytes: Private memory of a local worker, the median; 0 if unknown.
     """
 
     cpus: float = 1.0

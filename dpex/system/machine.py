@@ -24,9 +24,7 @@ OTHERS_FIRST_S = 0.1
 MEMORY_EVERY_S = 1.0
 """Seconds between readings of the free memory."""
 WORKER_EVERY_S = 5.0
-"""Seconds between readings of a worker's memory, for which the kernel adds up its pages in a millisecond or two."""
-
-
+"""Seconds between readings of the workers' memory. The kernel adds up the pages of each in a millisecond or two."""
 _MOST_READ = 8
 """Processes whose memory is read for one median."""
 
@@ -100,14 +98,16 @@ class MachineMeter:
         )
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
-        """Measure the private memory of one process, and the next time of another; the largest one counts."""
-        if now - self._worker_at >= WORKER_EVERY_S and pids:
-            import psutil
+        """Measure the private memory of workers; the median is the cost of one more.
 
+        The worker that started first has a copy of the dataset's objects which the others share, so the largest says
+        nothing of the next. Copies of objects grow during an epoch, so an earlier, larger median still counts.
+        """
+        if now - self._worker_at >= WORKER_EVERY_S and pids:
             self._worker_at = now
-            with contextlib.suppress(OSError, psutil.Error):
-                private = psutil.Process(pids[int(now) % len(pids)]).memory_full_info().uss
-                self._worker_bytes = max(0.9 * self._worker_bytes, private / max(1.0, workers / len(pids)))
+            first = int(now) % len(pids)
+            each = private_bytes(pids[first:] + pids[:first]) / max(1.0, workers / len(pids))
+            self._worker_bytes = max(0.9 * self._worker_bytes, each)
 
     def _measure_others(self, now: float, pids: frozenset[int]) -> None:
         """Measure the CPUs that others kept busy since last time. With a quota they do not reduce this rank's."""
