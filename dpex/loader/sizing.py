@@ -384,10 +384,10 @@ def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -
         return made_from.streams
     autotune = options.autotune
     most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
-    return choose_streams(dataset, rank_cpus(), most, _launched())
+    return choose_streams(dataset, rank_cpus(), most, launched())
 
 
-def _launched() -> Mapping[str, str]:
+def launched() -> Mapping[str, str]:
     """Return the launcher's environment, with the number of ranks from torch.distributed if that is initialised."""
     import torch.distributed as dist
 
@@ -405,7 +405,7 @@ def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[s
         most: ``AutotuneConfig.max_streams``.
         environ: A launcher's environment.
     """
-    limit, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
+    limit, shards = cpus if most is None else most, named_shards(dataset, ranks(environ))
     if shards is None:
         warning = "" if limit == 1 else _UNNAMED.format(kind=type(_source_of(dataset)).__name__, count=limit)
         return Streams(count=1, why="The dataset is read in 1 stream, as it names no shards.", warning=warning)
@@ -430,7 +430,8 @@ def _why(count: int, reason: str) -> str:
     return f"The dataset is read in {plural(count, 'stream')}, as {reason}."
 
 
-def _ranks(environ: Mapping[str, str]) -> int:
+def ranks(environ: Mapping[str, str]) -> int:
+    """Return the number of ranks of the job."""
     world = environ.get("WORLD_SIZE", "")
     return int(world) if world.isdigit() and int(world) else 1
 

@@ -21,7 +21,8 @@ from dpex._torch import DatasetKind
 from dpex.engine.pass_state import PassState, dataset_state_of
 from dpex.engine.samplers import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
-from dpex.loader.sizing import Sizing
+from dpex.loader.sizing import Sizing, launched, ranks
+from dpex.measure.readable import plural
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
 from dpex.system.user_warnings import warn
@@ -117,6 +118,10 @@ _WORDS = {
         "{0} samples in the batches of all ranks together",
         "change the batch size with the number of ranks",
     ),
+    "ranks": (
+        "a part of the stream for {0}",
+        "resume a stream on the same number of ranks, as it reads by their number",
+    ),
     "drop_last": ("drop_last={0}", "give it the same"),
     "sampler": ("the sampler {0}", "give it the same kind of sampler"),
     "seeding": ("seeding={0!r}", "give it the same"),
@@ -136,6 +141,7 @@ def identity_of(loader: Any) -> dict[str, Any]:
     found = {
         "dataset": type(loader.dataset).__qualname__,
         "samples": None if is_stream else _length(loader.dataset),
+        "ranks": plural(ranks(launched()), "rank") if is_stream else None,
         "drop_last": bool(loader.drop_last),
         "sampler": None if is_stream else _kinds(loader._index_sampler),
         "seeding": loader.seeding,
@@ -176,6 +182,8 @@ def check_identity(saved: Mapping[str, Any], loader: Any) -> None:
     found = identity_of(loader)
     for name, (words, remedy) in _WORDS.items():
         theirs, ours = saved.get(name), found.get(name)
+        if name == "ranks" and theirs is None:  # a state of an earlier commit
+            continue
         if theirs != ours and not (name == "seed" and theirs is not None and _same_seeds(theirs, ours)):
             raise StateError(
                 f"the state is of {words.format(theirs)}, and the loader has {words.format(ours)}; {remedy}"
