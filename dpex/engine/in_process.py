@@ -140,7 +140,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if not draws.has(number):
             draws.check_end()
             raise StopIteration
-        index = draws.drawn[number - draws.drawn[0][1]][0]
+        (index,) = draws.indices(number, number + 1)
         return index if self.meter is None else self.meter.drawn(index)
 
     def _next_data(self) -> Any:

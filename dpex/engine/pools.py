@@ -263,11 +263,8 @@ class Pools:
         """Count on from ``former``, in whose place this comes. Its pools are replaced as new ones are asked for."""
         self._former = {**former._former, **former.by_name}
         self.fatal = former.fatal
-        self.sample_errors, self.slow_samples, self.timeline = (
-            former.sample_errors,
-            former.slow_samples,
-            former.timeline,
-        )
+        self.sample_errors, self.slow_samples = former.sample_errors, former.slow_samples
+        self.timeline = former.timeline
 
     def _new_pool(self, scale: Scale) -> WorkerPool:
         former = self._former.get(scale.pool)

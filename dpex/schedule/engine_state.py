@@ -127,9 +127,7 @@ class EngineState:
             self.placement.issue_elsewhere(self.schedule, self.epoch)
 
     def _take_back(self, send: Send) -> None:
-        back = self.placement.refused(self.schedule, send)
-        self.logicals.refused(back)
-        self.placement.forget(back)
+        self.logicals.refused(self.placement.refused(self.schedule, send))
 
     # -- the consumer --------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from itertools import islice
+from collections import Counter
+from itertools import groupby, islice
 from typing import Any
 
 from dpex.schedule.events import Adopt, AskState, Send, Snapshot
@@ -116,9 +116,9 @@ class LogicalWorkers:
         pool, worker = place
         state, made_since = self.logs[logical].latest()
         self._replaying[logical] = [_again(logical, *made) for made in made_since]
-        self._placement.instructions += (Adopt(pool, worker, logical, state),)
+        self._placement.instructions.append(Adopt(pool, worker, logical, state))
         if self.asks_states:
-            self._placement.instructions += (AskState(pool, worker, logical),)
+            self._placement.instructions.append(AskState(pool, worker, logical))
         self._place_of[logical] = place
         self._never_placed.discard(logical)
         self._placement.dirty.add(logical)
@@ -130,7 +130,7 @@ class LogicalWorkers:
         self.asks_states = True  # logical workers that are placed later are asked then
         for logical, place in enumerate(self._place_of):
             if place is not None and self._placement.serves(place):
-                self._placement.instructions += (AskState(*place, logical),)
+                self._placement.instructions.append(AskState(*place, logical))
                 if not self._iterable or self.logs[logical].is_known:
                     self.untold.add(logical)
 
@@ -173,15 +173,9 @@ class LogicalWorkers:
     def _replay(self, logical: int, place: Place) -> None:
         """Send what a dead worker had made since its last known state, as one message for each stretch of an epoch."""
         pool, worker = place
-        waiting = deque(self._replaying[logical])
-        sends = []
-        while waiting:
-            group = [t for t in islice(waiting, LARGEST_GROUP) if t.epoch == waiting[0].epoch]
-            sends.append(Send(pool, worker, logical, group[0].epoch, group, again=True))
-            for _ in group:
-                waiting.popleft()
-        self._placement.instructions += sends
-        del self._replaying[logical]
+        for epoch, tickets in groupby(self._replaying.pop(logical), key=lambda ticket: ticket.epoch):
+            while group := list(islice(tickets, LARGEST_GROUP)):
+                self._placement.instructions.append(Send(pool, worker, logical, epoch, group, again=True))
 
     # -- workers that come and end -------------------------------------------------------------------------------
 

@@ -285,7 +285,7 @@ class Placement:
         The ticket counts to the load of the pool that was sent it last.
         """
         paused = set(self._paused)
-        self.instructions += (Send(pool, None, ticket.queue, epoch, [ticket]),)
+        self.instructions.append(Send(pool, None, ticket.queue, epoch, [ticket]))
         self.arrived(ticket.number)
         self._paused |= paused  # no ticket came back from there
         self._on_its_way([ticket], pool)
@@ -295,7 +295,7 @@ class Placement:
     def refused(self, schedule: Schedule, send: Send) -> list[Send]:
         """Take back a message, and those after it to the same receiver. Return them, the latest first.
 
-        They leave the instructions in `forget`.
+        Their pool gets nothing while others have room.
         """
         pool, worker = send.pool, send.worker
         back = [one for one in self.instructions if isinstance(one, Send) and (one.pool, one.worker) == (pool, worker)]
@@ -306,18 +306,15 @@ class Placement:
                 schedule.give_back(message.tickets)
                 for ticket in message.tickets:
                     self.arrived(ticket.number)
-        if worker is None:
-            self._room[pool] = self.load[pool], 1
-        else:
+        if worker is not None:
             self._full.add((pool, worker))
-        return back
-
-    def forget(self, messages: list[Send]) -> None:
-        """Take messages that were refused out of the instructions. Their pool gets nothing while others have room."""
-        refused = set(map(id, messages))
+        else:
+            self._room[pool] = self.load[pool], 1
+            if back and len(self.pools) > 1:
+                self._paused.add(pool)
+        refused = set(map(id, back))
         self.instructions[:] = [one for one in self.instructions if id(one) not in refused]
-        if messages and messages[0].worker is None and len(self.pools) > 1:
-            self._paused.add(messages[0].pool)
+        return back
 
 
 def _why_none_can_come(name: str, status: PoolStatus) -> str:

@@ -235,10 +235,6 @@ class Schedule:
         self._load[ticket.queue] -= 1
         return True
 
-    def is_active(self, queue: int) -> bool:
-        """Return True unless the stream behind ``queue`` is exhausted."""
-        return self._active[queue]
-
     def end_queue(self, queue: int) -> None:
         """Drop the open tickets of ``queue``, as its stream is exhausted, and draw no more for it."""
         if self._active[queue]:

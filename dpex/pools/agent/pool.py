@@ -590,14 +590,7 @@ class RemotePool:
 
 
 def order_of(path: str, *, shared_queue: bool, probes: bool = False, compression: str | None = None) -> tuple[Any, ...]:
-    """Return the fields of a `PoolOrder` for the dataset at ``path``.
-
-    Args:
-        path: The shipped file on the node.
-        shared_queue: Any worker makes any ticket.
-        probes: The dataset is tried with index 0 before the node serves.
-        compression: How batches are compressed for the network: "zstd", or None.
-    """
+    """Return the fields of a `dpex.pools.agent.serving.PoolOrder` for the dataset at ``path``."""
     return shared_queue, path, codec_signature(), probes, compression
 
 
