@@ -84,18 +84,18 @@ class Delivery:
         if not pinner.wait(job, deadline):
             raise self.timed_out()
 
-    def overhear(self, pinner: Pinner) -> bool:
+    def take_results(self, pinner: Pinner) -> bool:
         """In the thread that pins, take in a few batches and have them pinned. Return True if there was anything."""
-        heard, schedule, pools = False, self._state.schedule, self._pools
+        has_events, schedule, pools = False, self._state.schedule, self._pools
         try:
             if len(schedule.upcoming(pinner.ahead)) < pinner.ahead:
-                heard = pools.overhear()
+                has_events = pools.take_results()
         except Exception as error:
-            pools.fatal, heard = error, True
+            pools.fatal, has_events = error, True
         pinner.hand_over(schedule, pinner.ahead)
-        return heard
+        return has_events
 
-    def may_overhear(self, pinner: Pinner) -> bool:
+    def may_take_results(self, pinner: Pinner) -> bool:
         """Return True if fewer batches wait for their delivery than are pinned ahead of it, and no error does."""
         if self._pools.must_wait_for_the_consumer:
             return False

@@ -396,8 +396,8 @@ class Engine:
     def _collect(self) -> bool:
         """Take in what the pools report. Return True if there was anything."""
         self._collected_at = now = monotonic()
-        heard = self._pools.collect(now)
-        if heard:
+        has_events = self._pools.collect(now)
+        if has_events:
             state = self.state
             if state.rules.is_due:
                 state.learn()
@@ -405,7 +405,7 @@ class Engine:
                 state.issue(now, starving=not state.schedule.ready)
                 self._pools.perform()
             self._tally.busy(DISPATCH, now, monotonic())
-        return heard
+        return has_events
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
@@ -540,9 +540,9 @@ class Engine:
             pinner = self._plan.pinner
             if self._closed or pinner is None or self._is_changing:
                 return []
-            if self._delivery.overhear(pinner):
+            if self._delivery.take_results(pinner):
                 self._wakeup.ring()
-            return self._pools.descriptors() if self._delivery.may_overhear(pinner) else []
+            return self._pools.descriptors() if self._delivery.may_take_results(pinner) else []
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
@@ -664,7 +664,7 @@ class Engine:
         deadline = monotonic() + wait_s
         while (left_s := deadline - monotonic()) > 0 and not is_done():
             select.select(self._pools.descriptors(), (), (), left_s)
-            if self._pools.overhear():
+            if self._pools.take_results():
                 self._wakeup.ring()
 
     def look(self) -> EngineLook:

@@ -1,8 +1,8 @@
 """The worker pools of an engine: performs instructions to them, and takes in what they report.
 
 Used by the thread that holds the engine's lock: the consumer's, which takes in everything (`Pools.collect`), or the one
-that pins, which takes in batches and random states only (`Pools.overhear`). Any other event, and all that came after
-it, waits for the consumer, in order; so does an error.
+that pins, which takes in batches and random states only (`Pools.take_results`). Any other event, and all that came
+after it, waits for the consumer, in order; so does an error.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Pools:
         self.fatal: Exception | None = None
         self._former: dict[str, WorkerPool] = {}
         """Pools of which an exception broke off a change."""
-        self._unheard: deque[PoolEvent] = deque()
-        self._overheard = False
+        self._deferred: deque[PoolEvent] = deque()
+        self._has_taken_results = False
         self.sample_errors = SampleErrors(samples)
         self.awaited = NOT_BLOCKED
         self.awaited_times: BatchTimes | None = None
@@ -102,43 +102,43 @@ class Pools:
         Raises:
             Exception: What ends the epoch.
         """
-        heard, self._overheard = self._overheard, False
-        while self._unheard:
-            self._hear(self._unheard.popleft(), now)
+        has_events, self._has_taken_results = self._has_taken_results, False
+        while self._deferred:
+            self._handle(self._deferred.popleft(), now)
         for name, pool in list(self.by_name.items()):
             events = pool.poll()
             self.report(name)
-            heard = heard or bool(events)
+            has_events = has_events or bool(events)
             while events:
-                self._hear(events.popleft(), now)
+                self._handle(events.popleft(), now)
         if self._placement.instructions:
             self.perform()
         if self.fatal is not None:
             self.raise_fatal()
-        return heard
+        return has_events
 
-    def overhear(self) -> bool:
+    def take_results(self) -> bool:
         """Take in batches and states. Return True if there was anything."""
-        if self._unheard:
+        if self._deferred:
             return False
         for name, pool in list(self.by_name.items()):
             events = pool.poll()
             self.report(name)
-            self._unheard.extend(events)
+            self._deferred.extend(events)
             events.clear()
-        if not self._unheard:
+        if not self._deferred:
             return False
-        self._overheard = True
-        while self._unheard and isinstance(self._unheard[0], (TicketMade, Snapshot)):
-            self._hear(self._unheard.popleft(), 0.0)
+        self._has_taken_results = True
+        while self._deferred and isinstance(self._deferred[0], (TicketMade, Snapshot)):
+            self._handle(self._deferred.popleft(), 0.0)
         return True
 
     @property
     def must_wait_for_the_consumer(self) -> bool:
         """Return True if the thread that pins may take in nothing more."""
-        return self.fatal is not None or bool(self._unheard)
+        return self.fatal is not None or bool(self._deferred)
 
-    def _hear(self, event: PoolEvent, now: float) -> None:
+    def _handle(self, event: PoolEvent, now: float) -> None:
         if type(event) is not TicketMade:
             self._state.handle(event, now)
             return
