@@ -177,7 +177,7 @@ class FakePool:
     def poll(self) -> deque[PoolEvent]:
         """See `WorkerPool.poll`."""
         for worker in [w for w in self._workers.values() if w.is_dead]:
-            self._bury(worker)
+            self._remove(worker)
         return self._events
 
     def close(self, grace_s: float = 5.0) -> None:
@@ -209,7 +209,7 @@ class FakePool:
         """End a worker unexpectedly. The pool learns of it in `poll`; what the worker holds by then is lost."""
         self._workers[worker].is_dead = True
 
-    def _bury(self, worker: _Worker) -> None:
+    def _remove(self, worker: _Worker) -> None:
         del self._workers[worker.number]
         group = worker.group
         epoch = group.epoch if group is not None and self._shared else self._epoch

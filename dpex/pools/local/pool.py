@@ -120,7 +120,7 @@ class LocalPool:
         self._group, self._first_group = 0, 0
         self._events: deque[PoolEvent] = deque()
         self._closed = False
-        self._suspicious = False
+        self._must_recount = False
         self._is_short = False
         """Workers have ended, and what follows from that is not done yet."""
         self._settled_since: float | None = None
@@ -290,7 +290,7 @@ class LocalPool:
     @property
     def is_unsettled(self) -> bool:
         """True if `poll` has work to do that no descriptor shows."""
-        return self._suspicious or self._crowded or self._is_short
+        return self._must_recount or self._crowded or self._is_short
 
     def descriptors(self) -> list[int]:
         """See `WorkerPool.descriptors`: the pool's own epoll."""
@@ -303,18 +303,18 @@ class LocalPool:
         for fd, what in self._epoll.poll(0):
             worker = self._by_fd.get(fd)
             if worker is None:
-                self._hear_source()
+                self._take_source_news()
                 continue
             if what & select.EPOLLOUT:
                 self._room_again(worker)
             if what & ~select.EPOLLOUT:
                 self._drain(worker)
         if self._source.unheard:
-            self._hear_source()
-        if self._suspicious:
+            self._take_source_news()
+        if self._must_recount:
             self._recount()
         if self._is_short:
-            self._make_up()
+            self._replace_missing()
         elif self._crowded:
             self._adjust()
         return self._events
@@ -397,7 +397,7 @@ class LocalPool:
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    def _hear_source(self) -> None:
+    def _take_source_news(self) -> None:
         """Take in the news of the source."""
         source = self._source
         news = source.news()
@@ -447,8 +447,8 @@ class LocalPool:
         epoch, lost, _ = self._held_by(worker)
         text = f"it could not be started: {why}"
         self._cannot_grow(max(0, self._staying() - (not worker.is_leaving)), why)
-        self._bury(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),))
-        self._make_up()
+        self._remove(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),))
+        self._replace_missing()
 
     def _cannot_grow(self, most: int, why: str) -> None:
         self.counts.most, self.counts.why_most = most, why
@@ -477,7 +477,7 @@ class LocalPool:
         for worker in list(self._workers.values()):
             self._ended(worker, -signal.SIGKILL, by_source=True)
         self._open_source()
-        self._make_up()
+        self._replace_missing()
 
     def _hang_up(self, worker: LocalWorkerHandle) -> None:
         """Close the socket of a worker that has closed its end. The source reports how the worker ended."""
@@ -501,7 +501,7 @@ class LocalPool:
         working_on = None if expected or by_source else working_on
         hung, why = worker.hung or (None, how_it_ended(pid, code))
         event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung)
-        self._bury(worker, (event,), crashed=not expected and not self._closed)
+        self._remove(worker, (event,), crashed=not expected and not self._closed)
         if self._closed or by_source:
             return
         if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
@@ -509,7 +509,7 @@ class LocalPool:
             if self._failed_starts >= STARTS_IN_A_ROW:
                 self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
                 return
-        self._make_up()
+        self._replace_missing()
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
         """Return an epoch, the tickets of it that a worker holds, and the one it is working on."""
@@ -523,8 +523,8 @@ class LocalPool:
             tickets = [ticket for epoch, several in held if epoch == self._epoch for ticket in several]
         return self._epoch, tuple([t.number for t in tickets]), working_on
 
-    def _bury(self, worker: LocalWorkerHandle, events: tuple[PoolEvent, ...], *, crashed: bool = False) -> None:
-        """Forget a worker and tell ``events`` of it."""
+    def _remove(self, worker: LocalWorkerHandle, events: tuple[PoolEvent, ...], *, crashed: bool = False) -> None:
+        """Remove a worker, and report ``events`` of it."""
         self._hang_up(worker)
         groups, _ = self._board.read(worker.row)
         del self._workers[worker.number]
@@ -534,11 +534,11 @@ class LocalPool:
         for group in groups if self._queue is not None else ():
             self._queue.groups.pop(group, None)  # type: ignore[union-attr]
         self.crashes += crashed
-        self._suspicious = self._suspicious or (crashed and self._queue is not None)
+        self._must_recount = self._must_recount or (crashed and self._queue is not None)
         self._is_short = True
         self._board.give_row(worker.row)
 
-    def _make_up(self) -> None:
+    def _replace_missing(self) -> None:
         """Replace what has ended. `poll` calls it again if the system had no room for it."""
         if self._queue is not None and not self._workers:
             self._lose_the_rest()
@@ -560,7 +560,7 @@ class LocalPool:
             return
         self._lose_the_rest()  # a worker may have died with a request to leave, which is lost with it
         self._adjust()
-        self._suspicious, self._settled_since = False, None
+        self._must_recount, self._settled_since = False, None
 
     def _in_doubt(self) -> bool:
         assert self._queue is not None
@@ -607,7 +607,7 @@ class LocalPool:
             return
         self._closed = True
         self._board.end()
-        self._hear_source()
+        self._take_source_news()
         if self._queue is not None:
             self._queue.shut_down()
         for worker in self._workers.values():
