@@ -105,3 +105,8 @@ def test_planted_bottlenecks_are_diagnosed(run: Run) -> None:
 def test_a_pool_of_threads_makes_torchs_batches(run: Run) -> None:
     out, _ = run("thread_pool.py")
     assert "the same batches" in out
+
+
+def test_async_http_reads_each_file_once(run: Run) -> None:
+    out, _ = run("async_http.py", "--num-workers", "2", "--files", "200", "--concurrency", "16")
+    assert f"200 files, checksum {sum(range(200))}, in" in out

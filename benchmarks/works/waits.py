@@ -1,5 +1,6 @@
 """Samples that wait as a remote file does, and need no processor."""
 
+import asyncio
 import time
 from math import log
 
@@ -28,6 +29,14 @@ class Waits(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(float(self.waits_s[index // self.run % len(self.waits_s)]))
+        return torch.full((VALUES,), float(index))
+
+
+class AsyncWaits(Waits):
+    """As `Waits`, read by coroutines."""
+
+    async def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        await asyncio.sleep(float(self.waits_s[index // self.run % len(self.waits_s)]))
         return torch.full((VALUES,), float(index))
 
 

@@ -1,5 +1,6 @@
 """Files behind HTTP: a real server in a process of its own on this machine, which answers after a while."""
 
+import asyncio
 import http.client
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -59,4 +61,34 @@ class Downloads(Dataset[torch.Tensor]):
         connection = self._connection()
         connection.request("GET", f"/{index % FILES}")
         body = bytearray(connection.getresponse().read())
+        return torch.frombuffer(body, dtype=torch.uint8)
+
+
+class AsyncDownloads(Dataset[torch.Tensor]):
+    """As `Downloads`, by aiohttp: one session for each event loop."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._session: Any = None
+        self._loop: Any = None
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def _client(self) -> Any:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._session, self._loop = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)), loop
+        return self._session
+
+    async def aclose(self) -> None:
+        """Close the connections of this process."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def __getitem__(self, index: int) -> torch.Tensor:
+        async with self._client().get(f"http://{MACHINE}:{self.port}/{index % FILES}") as answer:
+            body = bytearray(await answer.read())
         return torch.frombuffer(body, dtype=torch.uint8)

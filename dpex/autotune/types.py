@@ -66,6 +66,7 @@ class Sample:
         pass_batches: Batches of a whole pass, 0 if unknown.
         start_s: Seconds from the beginning of the latest pass to its first batch.
         starts_anew: Each pass starts workers of its own.
+        lanes: Batches that a worker makes at the same time.
     """
 
     at: float
@@ -93,6 +94,7 @@ class Sample:
     pass_batches: int = 0
     start_s: float = 0.0
     starts_anew: bool = False
+    lanes: int = 1
 
     @property
     def rate(self) -> float:
@@ -102,7 +104,7 @@ class Sample:
     @property
     def held(self) -> int:
         """Batches that take memory: those that are ready, and those workers are at."""
-        return self.ready + min(self.in_flight, self.local.running + self.remote.running)
+        return self.ready + min(self.in_flight, self.lanes * (self.local.running + self.remote.running))
 
     @property
     def wait(self) -> float:

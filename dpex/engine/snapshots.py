@@ -122,6 +122,7 @@ class EngineView:
             pass_batches=self._plan.pass_batches,
             start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
             starts_anew=self._plan.starts_anew,
+            lanes=self._plan.lanes,
         )
 
     def sums(self, thread: int) -> Sums:

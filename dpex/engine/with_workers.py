@@ -97,7 +97,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 gpu=cuda_stall(SHARE),
                 metered=observers.metrics is not None,
                 pass_batches=_length(self._index_sampler),
-                lanes=self._lanes(loader, setup),
+                lanes=lanes_of(loader),
                 starts_anew=not self._persistent_workers,
             ),
             sizes,
@@ -150,13 +150,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             concurrency=loader.worker_config.concurrency,
             sharing=self._sharing(loader) if loader.worker_config.share_objects else None,
         )
-
-    def _lanes(self, loader: Any, setup: WorkerSetup) -> int:
-        """Return the batches that a worker makes at the same time. A given prefetch, or one that shows, stays."""
-        may_be_several = setup.per_batch_seed and not loader._prefetch_is_given and self._may_group(per_batch=True)
-        if not may_be_several or not is_asynchronous(setup.dataset):
-            return 1
-        return lanes(getattr(self._index_sampler, "batch_size", None) or 1, setup.concurrency)
 
     def _sharing(self, loader: Any) -> ObjectSharing:
         """Return the request to share the dataset's objects, with the search limited by the duration of an epoch."""
@@ -291,6 +284,15 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._finalizer()
+
+
+def lanes_of(loader: Any) -> int:
+    """Return the batches that a worker makes at the same time. A given prefetch, or one that the user sees, stays."""
+    is_free = loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map and not loader._prefetch_is_given
+    sampler = loader._index_sampler
+    if not is_free or not draws_ahead_safely(sampler) or not is_asynchronous(loader.dataset):
+        return 1
+    return lanes(getattr(sampler, "batch_size", None) or 1, loader.worker_config.concurrency)
 
 
 def _length(sampler: Any) -> int:

@@ -163,6 +163,7 @@ class Sizing:
         """Return the settings that tuning begins with."""
         from dpex.autotune.runtime.allowed import cold_start
         from dpex.autotune.types import Settings
+        from dpex.engine.with_workers import lanes_of
 
         if self._loader._is_auto and not limits.streams:
             start = cold_start()
@@ -172,7 +173,9 @@ class Sizing:
             start = Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch)
         pins = limits.pins or {}
         local, remote = pins.get(LOCAL, start.local), pins.get(REMOTE, start.remote)
-        return Settings(local=local, remote=remote, prefetch=pins.get("prefetch", start.prefetch))
+        return Settings(
+            local=local, remote=remote, prefetch=pins.get("prefetch", lanes_of(self._loader) * start.prefetch)
+        )
 
     # -- resizing ------------------------------------------------------------------------------------------------------
 

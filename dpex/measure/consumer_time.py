@@ -376,6 +376,7 @@ class EngineLook:
         pass_batches: Batches of a whole pass, 0 if unknown.
         start_s: Seconds from the beginning of the latest pass to its first batch, 0 before that.
         starts_anew: Each pass starts workers of its own.
+        lanes: Batches that a worker makes at the same time.
     """
 
     at: float
@@ -400,3 +401,4 @@ class EngineLook:
     pass_batches: int = 0
     start_s: float = 0.0
     starts_anew: bool = False
+    lanes: int = 1

@@ -71,13 +71,15 @@ def is_asynchronous(dataset: Any) -> bool:
     An `AsyncDataset` in a wrapper that is not torch's does not count: that may read it synchronously.
     """
     return any(
-        _is_async_itself(type(each)) and (is_torchs or not hasattr(type(each), "reads_either_way"))
+        _is_async_itself(each) and (is_torchs or not hasattr(type(each), "reads_either_way"))
         for each, is_torchs in with_inner_datasets(dataset)
     )
 
 
-def _is_async_itself(kind: type) -> bool:
-    methods = (inspect.getattr_static(kind, name, None) for name in _READING)
+def _is_async_itself(dataset: Any) -> bool:
+    if (attribute(dataset, "__dict__") or {}).get("is_asynchronous"):  # it decodes by an async function
+        return True
+    methods = (inspect.getattr_static(type(dataset), name, None) for name in _READING)
     return any(inspect.iscoroutinefunction(each) or hasattr(each, "is_asynchronous") for each in methods)
 
 

@@ -70,7 +70,7 @@ class PrefetchRules:
         logical: Tickets belong to logical workers (``seeding="worker"``, streams).
         may_group: The user cannot notice in which portions the sampler is drawn.
         memory_budget: The most bytes in flight; None: no limit.
-        lanes: Batches that a worker makes at the same time. The prefetch is that many times as large.
+        lanes: Batches that a worker makes at the same time. Without a tuner, the prefetch is that many times larger.
 
     Attributes:
         is_capped: The memory budget allows less than would be in flight without it.
@@ -88,7 +88,6 @@ class PrefetchRules:
         self.carried_bytes = 0
         """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
         self._base_prefetch = base_prefetch * lanes
-        self._lanes = lanes
         self._logical = logical
         self._may_group = may_group
         self._memory_budget = memory_budget
@@ -132,7 +131,7 @@ class PrefetchRules:
         workers = max(1, sizes.local + sizes.remote)
         grouped = 4 * self.group * workers if self.group > 1 and self._may_widen(sizes) else 0
         if sizes.tuned_prefetch is not None:
-            prefetch = max(sizes.tuned_prefetch * self._lanes, grouped, workers if self._logical else 1)
+            prefetch = max(sizes.tuned_prefetch, grouped, workers if self._logical else 1)
             prefetch = min(prefetch, prefetch if sizes.prefetch is None else sizes.prefetch)
         elif sizes.prefetch is not None:
             prefetch = sizes.prefetch

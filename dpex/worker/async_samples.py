@@ -23,7 +23,7 @@ import torch
 from dpex.errors import AsyncError, SampleTimeoutError
 from dpex.measure.sampling import as_text
 from dpex.schedule.seeding import ticket_seed
-from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
+from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task, of_wrapper
 from dpex.worker.async_states import SampleStates, turns
 from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
 from dpex.worker.own_generators import OwnGenerators
@@ -238,10 +238,18 @@ class AsyncSamples:
         data = self._bulk(wanted)
         if inspect.isawaitable(data):
             states = self._states(batch.seed)
-            sample = Step(states, place=0, index=wanted, number=batch.number, samples=max(1, len(wanted)), given=data)
+            sample = Step(
+                states,
+                place=0,
+                index=wanted,
+                number=batch.number,
+                samples=max(1, len(wanted)) if hasattr(wanted, "__len__") else 1,
+                given=data,
+            )
             return await self._begun(lambda: data, sample, batch)
         if type(data) is list and any(map(_awaits, data)):
-            return await self._together([partial(_same, each) for each in data], wanted, batch, given=data)
+            named = wanted if isinstance(wanted, (list, tuple)) else range(len(data))
+            return await self._together([partial(_same, each) for each in data], named, batch, given=data)
         return data
 
     def _states(self, seed: int) -> SampleStates | None:
@@ -322,6 +330,11 @@ class AsyncSamples:
             if sample.is_dropped or self._loop.is_ending:
                 raise
             raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
+        except (TypeError, AttributeError) as error:
+            explained = of_wrapper(error, self._dataset)
+            if explained is None:
+                raise
+            raise explained from error
         finally:
             if limit is not None:
                 limit.cancel()

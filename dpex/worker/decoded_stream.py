@@ -11,6 +11,7 @@ batch is decoded. An error that the stream raised takes the place of its batch a
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -33,7 +34,12 @@ class DecodedStream(IterableDataset[Any]):
         self.fn = fn
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.fn(sample) for sample in self.source)
+        if not inspect.iscoroutinefunction(self.fn):
+            return (self.fn(sample) for sample in self.source)
+        from dpex.worker.async_loop import loop_of_process
+
+        run = loop_of_process().run
+        return (run(self.fn(sample)) for sample in self.source)
 
     def __copy__(self) -> DecodedStream:
         """Return a stream with a copy of the source: logical workers in one process must not share its place."""
@@ -70,7 +76,8 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
     Args:
         source: An iterable dataset, or any object that can be iterated anew for each epoch. With several workers each
             iterates it, so it must yield a different part in each, as with torch.
-        fn: A function of a sample of ``source``. It is called once for each sample, in any order and in any worker.
+        fn: A function of a sample of ``source``; where it waits, an ``async def``, of which a worker then runs several
+            at the same time. It is called once for each sample, in any order and in any worker.
 
     Returns:
         An iterable dataset of the values that ``fn`` returns.
@@ -191,6 +198,7 @@ class Decoding:
 
     def __init__(self, dataset: DecodedStream) -> None:
         self.dataset = dataset
+        self.is_asynchronous = inspect.iscoroutinefunction(dataset.fn)
 
     def __getitem__(self, raw: Any) -> Any:
         """Decode the sample of a ticket that carries one."""

@@ -283,7 +283,7 @@ class Fetcher:
         load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
         load_s = max(batch.seconds / samples.slots.most, load_cpu_s)
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
-        slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and count > 1 and self._guard is None else ()
+        slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and isinstance(index, list) else ()
         loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))
         return made, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 

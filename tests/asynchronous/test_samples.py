@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset
 
-from dpex import AsyncDataset, AsyncError, DpexDataLoader, SamplePolicy, SampleTimeoutError, WorkerConfig
+from dpex import (
+    AsyncDataset,
+    AsyncError,
+    DpexDataLoader,
+    SamplePolicy,
+    SampleTimeoutError,
+    WorkerConfig,
+    decode_in_workers,
+)
 from tests.asynchronous.works import Indices, indices, nap, turn
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
@@ -297,3 +306,33 @@ def test_an_idle_worker_takes_no_cpu_time() -> None:
         while time.monotonic() < ends:
             os.sched_yield()
         assert ticks() - before < 25
+
+
+class AddsOne(Wrapper):
+    def __getitem__(self, index: int) -> Any:
+        return 1 + self.base[index]
+
+
+@IN
+def test_a_synchronous_wrapper_of_coroutines_is_named(options: dict[str, Any]) -> None:
+    with pytest.raises(
+        AsyncError, match=r"Indices.__getitem__ is async: that of AddsOne, which wraps it, must be, too"
+    ):
+        indices(AddsOne(Indices()), **options)
+
+
+async def decoded(text: str) -> int:
+    await nap()
+    return int(text)
+
+
+class Texts(IterableDataset[Any]):
+    num_shards = 1
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(40))
+
+
+@pytest.mark.parametrize("count", [0, 1, "auto"])
+def test_streams_are_decoded_by_async_functions(count: Any) -> None:
+    assert indices(decode_in_workers(Texts(), decoded), num_workers=count) == list(range(40))

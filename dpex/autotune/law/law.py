@@ -220,6 +220,7 @@ class Law:
             cpus=machine.cpus,
             others=seen.others,
             walls=walls(self.config, sample),
+            lanes=sample.lanes,
             unevenness=seen.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,

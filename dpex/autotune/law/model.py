@@ -105,6 +105,7 @@ class Model:
         start: What starting costs; None where workers live on.
         stages: Parts of the time of a batch in a worker, by name; they sum to 1.
         walls: What memory, configuration and cluster allow.
+        lanes: Batches that a worker makes at the same time. Its ``service_s`` is its time over them.
         link: Batches per second that the network brings from the cluster at most; infinite where that was never met.
     """
 
@@ -116,6 +117,7 @@ class Model:
     cpus: float
     others: float
     walls: Walls
+    lanes: int = 1
     step_queued_s: float = 0.0
     unevenness: float = 1.0
     measured_rate: float | None = None
@@ -225,10 +227,10 @@ class Model:
         return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.same) * least_s)
 
     def prefetch(self, local: int, remote: int, depth: float) -> int:
-        """``depth`` batches in flight per worker, as far as memory allows."""
+        """``depth`` batches in flight for each that workers make at the same time, as far as memory allows."""
         workers = local + remote
         most = max(workers, self.walls.most_prefetch(local))
-        return int(max(2, min(depth * workers, most)))
+        return int(max(2, min(depth * self.lanes * workers, most)))
 
     # -- what would end the stall --------------------------------------------------------------------------------------
 

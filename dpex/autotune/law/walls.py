@@ -51,7 +51,7 @@ def walls(config: AutotuneConfig, sample: Sample) -> Walls:
     machine, batch_bytes = sample.machine, sample.batch_bytes
     memory, each = math.inf, machine.worker_bytes
     if machine.memory_free is not None:
-        held = sample.ready + min(sample.in_flight, sample.local.running)
+        held = sample.ready + min(sample.in_flight, sample.lanes * sample.local.running)
         memory = machine.memory_free + held * batch_bytes + sample.local.requested * each
     local = MOST_WORKERS if config.max_local is None else config.max_local
     if each > 0 and math.isfinite(memory):

@@ -108,6 +108,7 @@ class Window:
             pass_batches=look.pass_batches,
             start_s=look.start_s,
             starts_anew=look.starts_anew,
+            lanes=look.lanes,
             gpu_stall_s=None if look.gpu_stall_s is None else remainder(look.gpu_stall_s, base.gpu_stall_s or 0.0),
             gpu_steps=max(0, look.gpu_steps - base.gpu_steps),
             gpu_step_s=remainder(look.gpu_step_s, base.gpu_step_s),

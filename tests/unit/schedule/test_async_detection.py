@@ -76,5 +76,5 @@ def test_a_worker_makes_as_many_batches_as_fill_its_concurrency(batch_size: int,
 def test_prefetch_is_larger_where_a_worker_makes_several_batches() -> None:
     rules = PrefetchRules(base_prefetch=4, logical=False, may_group=True, memory_budget=None, lanes=4)
     assert rules.prefetch(Sizes(local=2, remote=0, prefetch=None)) == 16
-    assert rules.prefetch(Sizes(local=2, remote=0, prefetch=None, tuned_prefetch=6)) == 24
+    assert rules.prefetch(Sizes(local=2, remote=0, prefetch=None, tuned_prefetch=6)) == 6
     assert rules.prefetch(Sizes(local=2, remote=0, prefetch=5)) == 5
