@@ -216,5 +216,5 @@ class LateTickets:
     def _late(self, schedule: Schedule) -> list[Ticket]:
         """Return all tickets that are late, the most urgent first."""
         sent_at = self._placement.sent_at
-        far = [(ticket, at) for ticket in schedule.issued() if (at := sent_at(ticket.number)) is not None]
-        return sorted(ticket for ticket, at in far if at <= self._jammed_at)
+        remote = [(ticket, at) for ticket in schedule.issued() if (at := sent_at(ticket.number)) is not None]
+        return sorted(ticket for ticket, at in remote if at <= self._jammed_at)

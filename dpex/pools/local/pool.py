@@ -121,8 +121,6 @@ class LocalPool:
         self._events: deque[PoolEvent] = deque()
         self._closed = False
         self._must_recount = False
-        self._is_short = False
-        """Workers have ended, and what follows from that is not done yet."""
         self._settled_since: float | None = None
         self._was_refused = False
         self._crowded = False
@@ -290,7 +288,7 @@ class LocalPool:
     @property
     def is_unsettled(self) -> bool:
         """True if `poll` has work to do that no descriptor shows."""
-        return self._must_recount or self._crowded or self._is_short
+        return self._must_recount or self._crowded
 
     def descriptors(self) -> list[int]:
         """See `WorkerPool.descriptors`: the pool's own epoll."""
@@ -313,9 +311,7 @@ class LocalPool:
             self._take_source_news()
         if self._must_recount:
             self._recount()
-        if self._is_short:
-            self._replace_missing()
-        elif self._crowded:
+        if self._crowded:
             self._adjust()
         return self._events
 
@@ -508,7 +504,6 @@ class LocalPool:
             self._failed_starts += 1
             if self._failed_starts >= STARTS_IN_A_ROW:
                 self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
-                return
         self._replace_missing()
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
@@ -535,16 +530,14 @@ class LocalPool:
             self._queue.groups.pop(group, None)  # type: ignore[union-attr]
         self.crashes += crashed
         self._must_recount = self._must_recount or (crashed and self._queue is not None)
-        self._is_short = True
         self._board.give_row(worker.row)
 
     def _replace_missing(self) -> None:
-        """Replace what has ended. `poll` calls it again if the system had no room for it."""
+        """Start workers in place of those that have ended."""
         if self._queue is not None and not self._workers:
             self._lose_the_rest()
         if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
             self._adjust()
-        self._is_short = False
 
     def _recount(self) -> None:
         """After a death: once the queue is empty and all workers are idle for a while, open tickets count as lost."""
