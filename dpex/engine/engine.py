@@ -552,17 +552,17 @@ class Engine:
         Raises:
             ValueError: No worker is asked for.
         """
+        self.request(sizes)
+        with_lock(self._lock, self._grant_if)
+
+    def request(self, sizes: Sizes) -> None:
+        """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
         if self._closed:
             return
-        self._ask(sizes)
-        with_lock(self._lock, self._grant_if)
-        self._wakeup.ring()
-
-    def _ask(self, sizes: Sizes) -> None:
-        if sizes.local + sizes.remote < 1:
-            # Batches in flight would never be made.
+        if sizes.local + sizes.remote < 1:  # batches in flight would never be made
             raise ValueError(f"local={sizes.local}, remote={sizes.remote}: a pass with workers needs at least one")
         self._requests.append(sizes)
+        self._wakeup.ring()
 
     def _grant_if(self, is_idle: bool) -> None:
         if is_idle and not self._closed and not self._is_changing:
@@ -596,13 +596,6 @@ class Engine:
         if self._pools.by_name:
             self._fill()
 
-    def request(self, sizes: Sizes) -> None:
-        """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
-        if self._closed:
-            return
-        self._ask(sizes)
-        self._wakeup.ring()
-
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
@@ -629,18 +622,17 @@ class Engine:
         Args:
             wait_s: Seconds to wait for the present states, in the thread that iterates.
         """
+
+        def ask() -> None:
+            self.state.logicals.ask_states()
+            self._pools.perform()
+            self._await(lambda: not self.state.logicals.untold, wait_s)
+
         with self._lock:
-            if self._closed:
-                return
             if self._is_changing:
                 self.state.logicals.asks_states = True  # the next call renews the workers, which are asked then
-                return
-            self._change(partial(self._ask_states, wait_s))
-
-    def _ask_states(self, wait_s: float) -> None:
-        self.state.logicals.ask_states()
-        self._pools.perform()
-        self._await(lambda: not self.state.logicals.untold, wait_s)
+            elif not self._closed:
+                self._change(ask)
 
     def unreported(self, wait_s: float = 0.0) -> int:
         """Wait until each logical worker has reported a state; return how many have not within ``wait_s`` seconds.
