@@ -33,6 +33,7 @@ from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
 from dpex.profile.live_timer import places_of
+from dpex.schedule.names import is_asynchronous
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping
 
@@ -132,6 +133,11 @@ def cached(
     kind = type(dataset).__name__
     if not is_cachable(dataset):
         raise OptionError(f"a {kind} has no __getitem__ or __getitems__ with __len__: only such datasets can be cached")
+    if is_asynchronous(dataset) and not hasattr(type(dataset), "reads_either_way"):
+        raise OptionError(
+            f"{kind}.__getitem__ is async, and a cache reads samples one by one: make {kind} a dpex.AsyncDataset, "
+            "which can be read so, or leave dpex.cached out"
+        )
     if on_random not in ("raise", "skip"):
         raise OptionError(f"on_random={on_random!r}: give 'raise' or 'skip'")
     sizes = {"memory": byte_count(memory), "disk_budget": byte_count(disk_budget)}

@@ -17,9 +17,11 @@ from dpex import (
     AsyncDataset,
     AsyncError,
     DpexDataLoader,
+    OptionError,
     SamplePolicy,
     SampleTimeoutError,
     WorkerConfig,
+    cached,
     decode_in_workers,
 )
 from tests.asynchronous.works import Indices, indices, nap, turn
@@ -336,3 +338,9 @@ class Texts(IterableDataset[Any]):
 @pytest.mark.parametrize("count", [0, 1, "auto"])
 def test_streams_are_decoded_by_async_functions(count: Any) -> None:
     assert indices(decode_in_workers(Texts(), decoded), num_workers=count) == list(range(40))
+
+
+def test_a_cache_refuses_what_it_cannot_read_one_by_one() -> None:
+    with pytest.raises(OptionError, match=r"Indices.__getitem__ is async, and a cache reads samples one by one: make"):
+        cached(Indices())
+    assert indices(cached(Mixed(8)), num_workers=1) == list(range(0, 80, 10))
