@@ -296,7 +296,7 @@ def test_a_process_that_is_no_more_is_missed(world: World) -> None:
 def test_rules_are_evaluated_without_an_error(world: World) -> None:
     groups = ask(world.url, "rules")["groups"]
     assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
-    assert sum(len(group["rules"]) for group in groups) == 14
+    assert sum(len(group["rules"]) for group in groups) == 16
 
 
 @needs_prometheus
