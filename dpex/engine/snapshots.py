@@ -1,11 +1,12 @@
-"""Readings of an engine: for the user (`stats`), the tuner (`look`), metrics (`sums`) and the diagnosis (`Page`).
+"""Readings of an engine: for the user (`stats`), the tuner (`look`), metrics (`sums`), and `IteratorCounters` for the
+diagnosis.
 
 Any thread may ask; nothing here waits for the consumer or takes its lock, so a value may be from the middle of a
 change, right to within the moment that passes meanwhile.
 
-A `Page` holds the counts of one iterator. When the iterator ends, its page keeps the counts and releases the engine.
-`Page.end` takes no lock, as a garbage collection may call it anywhere. Beginning and ending a page read a few small
-files in ``/proc``.
+`IteratorCounters` holds the counts of one iterator. When the iterator ends, it keeps the counts and releases the
+engine. `IteratorCounters.end` takes no lock, as a garbage collection may call it anywhere. Its beginning and its end
+read a few small files in ``/proc``.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _pool_sample(pool: WorkerPool) -> PoolSample:
 
 
 class CounterSource(Protocol):
-    """An iterator's engine, as a page reads it."""
+    """An iterator's engine, as `IteratorCounters` reads it."""
 
     def sums(self) -> Sums:
         """Return the counts so far. Any thread may call it."""
@@ -203,10 +204,10 @@ def _of_machine(found: Sums) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names}
 
 
-class Page(LastReading[Sums]):
+class IteratorCounters(LastReading[Sums]):
     """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it.
 
-    The iterator of persistent workers has many passes. Between two of them the page may `rest`.
+    The iterator of persistent workers has many passes. Between two of them its counters may `rest`.
     """
 
     def __init__(self, source: CounterSource) -> None:
@@ -216,7 +217,7 @@ class Page(LastReading[Sums]):
         self._from = self._baseline(Sums())
 
     def read(self) -> Sums:
-        """Return the counts since the page was made, or since `restart`."""
+        """Return the counts since this was made, or since `restart`."""
         return super().read().since(self._base)
 
     def restart(self) -> None:
@@ -242,7 +243,7 @@ class Page(LastReading[Sums]):
     def _measured(self, source: CounterSource) -> Sums:
         """Return the counts, with the CPU time of this process and its workers.
 
-        CPU time between two passes is subtracted in proportion, unless the page rests there.
+        CPU time between two passes is subtracted in proportion, unless the counters rest there.
         """
         found, base = source.sums(), self._from
         lived_s = max(1e-6, monotonic() - base.at)
@@ -291,37 +292,37 @@ def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
 
 
 class LoaderCounters:
-    """The pages of one loader's iterators."""
+    """The counters of one loader's iterators."""
 
     def __init__(self) -> None:
-        self._pages: Ledger[Page] = Ledger(_one_after_the_other)
+        self._iterators: Ledger[IteratorCounters] = Ledger(_one_after_the_other)
 
-    def open(self, source: CounterSource) -> Page:
-        """Return a new page for an iterator's engine. Call `Page.end` when the iterator has ended."""
-        page = Page(source)
-        self._pages.add(page)
-        return page
+    def open(self, source: CounterSource) -> IteratorCounters:
+        """Return new counters for an iterator's engine. Call `IteratorCounters.end` when the iterator has ended."""
+        counters = IteratorCounters(source)
+        self._iterators.add(counters)
+        return counters
 
     def read(self) -> Sums:
         """Return the counts of all iterators so far."""
-        return self._pages.read()
+        return self._iterators.read()
 
     def rest(self) -> None:
         """A pass of persistent workers has ended: count nothing of the machine until `wake`."""
-        for page in self._pages.entries:
-            page.rest()
+        for counters in self._iterators.entries:
+            counters.rest()
 
     def wake(self) -> None:
         """A pass begins."""
-        for page in self._pages.entries:
-            page.wake()
+        for counters in self._iterators.entries:
+            counters.wake()
 
     def restart(self) -> None:
         """Count from now on."""
-        for page in self._pages.clear():
-            page.restart()
+        for counters in self._iterators.clear():
+            counters.restart()
 
 
-def _one_after_the_other(past: Sums, page: Sums) -> Sums:
-    """Levels are those of the latest page that got a batch."""
-    return past.then(page) if page.batches else page.then(past)
+def _one_after_the_other(past: Sums, counters: Sums) -> Sums:
+    """Levels are those of the latest iterator that got a batch."""
+    return past.then(counters) if counters.batches else counters.then(past)
