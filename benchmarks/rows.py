@@ -133,6 +133,8 @@ WAITING_LOADERS = (
 )
 HTTP_LOADERS = (*WAITING_LOADERS, "spdl:32", "grain-threads:32", "nodes-threads:32")
 SHIFTING_LOADERS = ("torch:8", "dpex:8", "dpex:auto", "spdl:8", "grain-threads:8", "nodes-threads:8", "ray-data:8")
+ASYNC_LOADERS = ("dpex:1", "dpex:2", "dpex:4", "dpex:auto")
+"""No other loader reads a dataset with an ``async def __getitem__``."""
 JPEG_LOADERS = (
     *("torch:2", "torch:4", "dpex:2", "dpex:auto", "dali:2", "webdataset:2", "spdl:2", "spdl:4", "grain-threads:2"),
     *("nodes-threads:2", "nodes-processes:2"),
@@ -208,6 +210,14 @@ ROWS = (
         work="http",
         kind="loaders",
         plan=HTTP_LOADERS,
+    ),
+    *(
+        Row(key=work, title=title, work=work, kind="loaders", plan=ASYNC_LOADERS)
+        for work, title in (
+            ("async-wait", "5 ms wait per sample, batch 16, asynchronous"),
+            ("async-skewed-wait", "log-normal wait per sample, mean 3 ms, batch 16, in order, asynchronous"),
+            ("async-http", "64 KB files over HTTP, 12 ms to the answer, batch 16, asynchronous"),
+        )
     ),
     Row(
         key="loaders-shift",

@@ -58,6 +58,16 @@ def skewed() -> Waits:
     return Waits(log_normal(0.003, 1.7, 100_003))
 
 
+def async_steady(wait_s: float = 0.005) -> AsyncWaits:
+    """As `steady`, read by coroutines."""
+    return AsyncWaits(np.array([wait_s]))
+
+
+def async_skewed() -> AsyncWaits:
+    """As `skewed`, read by coroutines."""
+    return AsyncWaits(skewed().waits_s)
+
+
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
     """Sample: uint8 (3, 32, 32) and a class, after a wait of 4 ms, about what a photograph takes on one CPU."""
 
