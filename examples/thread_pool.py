@@ -70,15 +70,14 @@ class ThreadPool(base.WorkerPool):
     def poll(self) -> deque[base.PoolEvent]:
         with contextlib.suppress(OSError):  # nothing happened, or the pool is closed
             os.eventfd_read(self._bell)
-        while self._happened:  # an event is always in a deque, as a signal handler may raise anywhere
-            event = self._happened[0]
+        while self._happened:
+            event = self._happened.popleft()
             if isinstance(event, base.TicketMade):
                 self.times.count(event.times)
             elif isinstance(event, base.WorkerGone):
                 self._threads.pop(event.worker, None)
                 self.counts.requested = self.counts.running = len(self._threads)
             self._events.append(event)
-            del self._happened[0]
         return self._events
 
     def close(self, grace_s: float) -> None:
