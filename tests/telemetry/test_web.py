@@ -114,6 +114,18 @@ def test_the_report_in_text(server: Server) -> None:
     assert ask(server, "/diagnosis.txt?loader=x").status == 404
 
 
+def test_a_loader_that_has_begun_since_the_last_frame() -> None:
+    ledger = LoaderMetrics("train")
+    sampler = HistorySampler(lambda: [ledger], {"node": "n"})
+    assert "No loader has been iterated yet." in sampler.text([], is_whole=True)
+    sampler.turn()
+    assert "train: no batch has been delivered yet." in sampler.text(
+        sampler.diagnoses(None, "recent") or [], is_whole=True
+    )
+    ledger.case = DiagnosisSource(book=LoaderCounters(), subject=Subject(dataset="Numbers"))
+    assert "dpex diagnosis of train (Numbers" in sampler.text(sampler.diagnoses(None, "recent") or [], is_whole=True)
+
+
 def test_head_is_get_without_a_body(server: Server) -> None:
     for path in ("/", "/metrics", "/api/state", "/diagnosis.json"):
         head, get = ask(server, path, "HEAD"), ask(server, path)

@@ -141,9 +141,15 @@ class LoaderHistory:
         self._decisions = () if ledger.tuner is None else ledger.tuner.decisions
         for decision in self._decisions:
             self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
-        if self.case is not None and (ledger.case is None or ledger.case.book is not self.case.book):
+        self.take_case()
+
+    def take_case(self) -> None:
+        """Take what is diagnosed from the ledger, also between frames: a pass may have begun since the last one."""
+        assert self._ledger is not None
+        case = self._ledger.case
+        if self.case is not None and (case is None or case.book is not self.case.book):
             self._marks.clear()
-        self.case = ledger.case
+        self.case = case
 
     def mark(self) -> None:
         """Take a mark if time was spent in a pass since the last one."""
@@ -330,17 +336,26 @@ class HistorySampler:
     def diagnoses(self, name: str | None, stretch: Stretch) -> list[TimedDiagnosis] | None:
         """Return the diagnosis of the loader of that name, or of all loaders; None if there is no such loader."""
         with self._lock:
+            for history in self._histories.values():
+                history.take_case()
             known = {one: history for one, history in self._histories.items() if history.case is not None}
         if name is not None and name not in known:
             return None
         return [self._diagnosed(one, known[one], stretch) for one in known if name in (None, one)]
 
-    def text(self, found: Iterable[TimedDiagnosis]) -> str:
-        """Return the process and the reports in text, each with the state of its loader."""
+    def text(self, found: Iterable[TimedDiagnosis], *, is_whole: bool) -> str:
+        """Return the process and the reports in text, each with the state of its loader.
+
+        Args:
+            found: The diagnoses.
+            is_whole: Name the loaders, too, of which there is nothing to diagnose yet.
+        """
         with self._lock:
             states = {name: history.printed() for name, history in self._histories.items()}
+            new = [name for name, history in self._histories.items() if is_whole and history.case is None]
         named = [f"{word} {self._process[label]}" for label, word in _WORDS if self._process.get(label)]
         reports = [[str(one.diagnosis), *states.get(one.name, ())] for one in found]
+        reports += [[f"{name}: no batch has been delivered yet.", *states[name]] for name in new]
         return "\n".join([", ".join(named), *(line for one in reports or [[NO_LOADER]] for line in ("", *one))]) + "\n"
 
     def _diagnosed(self, name: str, history: LoaderHistory, stretch: Stretch) -> TimedDiagnosis:

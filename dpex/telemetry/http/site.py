@@ -169,7 +169,10 @@ class Site:
 
     def _reports(self, request: Request) -> Answer:
         found = self._found(request)
-        return found if isinstance(found, Answer) else _made(KINDS["txt"], self._sampler.text(found).encode())
+        if isinstance(found, Answer):
+            return found
+        text = self._sampler.text(found, is_whole="loader" not in parse_qs(request.query))
+        return _made(KINDS["txt"], text.encode())
 
     def _found(self, request: Request) -> list[TimedDiagnosis] | Answer:
         """Return the diagnoses that are asked for, or the error of a wrong query."""
