@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import pickle
 from pathlib import Path
 from typing import Any
@@ -34,13 +36,24 @@ def shapes(sample: Any) -> Any:
     return tuple(map(shapes, sample)) if isinstance(sample, tuple) else type(sample)
 
 
+async def loaded(*wanted: tuple[Any, int]) -> list[Any]:
+    """The samples of these datasets, synchronous or not."""
+    samples = [dataset[index] for dataset, index in wanted]
+    found = [await sample if inspect.isawaitable(sample) else sample for sample in samples]
+    for dataset in {id(dataset): dataset for dataset, _ in wanted}.values():
+        if hasattr(dataset, "aclose"):
+            await dataset.aclose()
+    return found
+
+
 @pytest.mark.parametrize("name", WORKS)
 def test_samples_have_one_shape_and_files_are_made_once(name: str, small_data: Path) -> None:
     with WORKS[name].opened(count=30) as dataset:
         made = {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()}
         again = pickle.loads(pickle.dumps(dataset))
-        assert shapes(dataset[7]) == shapes(again[8]) == shapes(dataset[0])
-        default_collate([dataset[7], again[8]])
+        first, eighth, ninth = asyncio.run(loaded((dataset, 0), (dataset, 7), (again, 8)))
+        assert shapes(eighth) == shapes(ninth) == shapes(first)
+        default_collate([eighth, ninth])
     with WORKS[name].opened(count=30):
         assert {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()} == made
 

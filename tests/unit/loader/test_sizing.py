@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex._torch import DatasetKind
@@ -28,6 +28,7 @@ PLAIN: dict[str, Any] = {
     "prefetch_factor": 2,
     "seeding": "batch",
     "dataset": [],
+    "_index_sampler": BatchSampler(SequentialSampler([]), 4, drop_last=False),
     "distribute_mode": False,
     "worker_config": WorkerConfig(),
     "autotune": None,
