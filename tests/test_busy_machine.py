@@ -71,7 +71,7 @@ def tuned(data: Work) -> tuple[Model, DpexDataLoader[Any]]:
 def test_queueing_is_not_taken_for_waiting(neighbours: None) -> None:
     """However long the queue is: a fifth of it, at most, is taken for waiting."""
     model, loader = tuned(Work(cpu_s=0.002, wait_s=0.0))
-    wall_s = loader._runtime.tuner._law._evidence.pools["local"].times.wall.value  # type: ignore[union-attr]
+    wall_s = loader._runtime.tuner._law._work.pools["local"].times.wall.value  # type: ignore[union-attr]
     assert model.local.service_s - model.local.cpu_s < 0.2 * (wall_s - model.local.cpu_s)
     assert not loader.decisions or loader.decisions[-1].new.local <= 4 * CPUS, loader.decisions
 
