@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,15 +45,26 @@ def test_a_pass_that_is_resumed_draws_the_same() -> None:
     assert [torch.tensor(batch, dtype=torch.float64).tolist() for batch in found] == [batch[0] for batch in whole]
 
 
-def test_batches_that_a_dead_worker_held_draw_the_same() -> None:
+class Fatal(Draws):
+    """As `Draws`. Sample 20 kills its worker, once: ``killed`` is the file that shows that it has."""
+
+    def __init__(self, killed: Path) -> None:
+        super().__init__()
+        self.killed = killed
+
+    async def __getitem__(self, index: int) -> Any:
+        if index == 20 and not self.killed.exists():
+            self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().__getitem__(index)
+
+
+def test_batches_that_a_dead_worker_held_draw_the_same(tmp_path: Path) -> None:
     whole = batches(Draws(), num_workers=2)
     torch.manual_seed(1)
-    with DpexDataLoader(Draws(), batch_size=8, num_workers=2, seeding="batch", collate_fn=list) as loader:
-        iterator: Any = iter(loader)
-        found = [next(iterator)]
-        os.kill(iterator._workers[0].pid, signal.SIGKILL)
-        with pytest.warns(RuntimeWarning, match="is killed by signal"):
-            found += list(iterator)
+    loader = DpexDataLoader(Fatal(tmp_path / "killed"), 8, num_workers=2, seeding="batch", collate_fn=list)
+    with loader, pytest.warns(RuntimeWarning, match="is killed by signal"):
+        found = list(loader)
     assert found == [batch[0] for batch in whole]
 
 
