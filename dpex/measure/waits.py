@@ -39,6 +39,10 @@ class Waits:
         skipped = max(0, earlier.end - self.first)
         return Waits(max(0, self.first - earlier.end), self.seconds[skipped:], self.at[skipped:])
 
+    def counted(self) -> Waits:
+        """Return a value without the waits, from which `since` subtracts the same."""
+        return Waits(self.end)
+
     def latest(self) -> Waits:
         """Return a copy of the latest `KEPT`."""
         first = max(self.first, self.end - KEPT)

@@ -160,7 +160,8 @@ class LoaderHistory:
             self._marks.clear()
         if not self._marks or account.wall_s > self._marks[-1].wall_s:
             pools = {name: replace(pool, services_s=()) for name, pool in account.pools.items()}
-            self._marks.append(replace(account, pools=pools))  # without the times of batches, which nothing subtracts
+            waits = account.batch_waits.counted()
+            self._marks.append(replace(account, pools=pools, batch_waits=waits))  # times of batches are not subtracted
 
     def recent(self, account: Sums) -> Sums:
         """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""

@@ -33,3 +33,4 @@ def test_iterators_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_waits_since_an_earlier_reading_begin_at_0() -> None:
     assert shown(logged(5).since(logged(3))) == (0, [3, 4], [3.5, 4.5])
     assert shown(logged(5).since(Waits())) == shown(logged(5))
+    assert shown(logged(5).since(logged(3).counted())) == shown(logged(5).since(logged(3)))
