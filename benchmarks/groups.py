@@ -14,7 +14,6 @@ which counts shared memory once. Imports are outside. ``--check`` compares every
 
 import argparse
 import contextlib
-import ctypes
 import os
 import tempfile
 import time
@@ -24,14 +23,14 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DistributedSampler, Subset
 
 from benchmarks.consumer import read_pages
-from benchmarks.sweep import _PR_SET_CHILD_SUBREAPER, _used_s
+from benchmarks.machine import process_tree, proportional_bytes
+from benchmarks.sweep import adopt_orphans, used_s
 from benchmarks.works import WORKS
 from dpex import DpexDataLoader
 from dpex.options import WorkerConfig
@@ -118,7 +117,7 @@ def train(job: Job, way: str, rank: int, meeting: str) -> int:
 
 def cost_of(job: Job, way: str) -> tuple[Cost, list[int]]:
     """Run a job; return what it cost, and each rank's checksum."""
-    used, began, started, memory = _used_s(), time.monotonic(), {}, 0.0
+    used, began, started, memory = used_s(), time.monotonic(), {}, 0.0
     told, tell = os.pipe()
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(job.shape[0] * job.shape[1]):
@@ -142,18 +141,11 @@ def cost_of(job: Job, way: str) -> tuple[Cost, list[int]]:
                 if not pid:
                     time.sleep(0.01)
                 if time.monotonic() - looked > EVERY_S:
-                    memory, looked = max(memory, _memory_gb()), time.monotonic()
+                    held = proportional_bytes(process_tree()[1:]) / 1e9
+                    memory, looked = max(memory, held), time.monotonic()
     with os.fdopen(told) as lines:
         sums = dict(map(int, line.split()) for line in lines)
-    return Cost(_used_s() - used, memory, time.monotonic() - began), [sums[rank] for rank in sorted(sums)]
-
-
-def _memory_gb() -> float:
-    total = 0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_full_info().pss
-    return total / 1e9
+    return Cost(used_s() - used, memory, time.monotonic() - began), [sums[rank] for rank in sorted(sums)]
 
 
 def main() -> None:
@@ -167,7 +159,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="each way is measured so often (1)")
     parser.add_argument("--check", action="store_true", help="compare the batches of all ways, byte by byte")
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     torch.set_num_threads(1)
     work, shape = WORKS[options.work], (options.data, options.tensor)
     found: dict[str, list[tuple[Cost, list[int]]]] = {way: [] for way in WAYS}

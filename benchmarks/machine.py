@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,9 +54,14 @@ def process_tree(pid: int | None = None) -> list[psutil.Process]:
 
 
 def tree_bytes(pid: int | None = None) -> int:
-    """Sum of the proportional set sizes of that tree: a page that several processes map is counted once."""
+    """Sum of the proportional set sizes of that tree, see `proportional_bytes`."""
+    return proportional_bytes(process_tree(pid))
+
+
+def proportional_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Sum of the proportional set sizes: a page that several processes map is counted once."""
     total = 0
-    for process in process_tree(pid):
+    for process in processes:
         with suppress(psutil.Error):
             total += process.memory_full_info().pss
     return total

@@ -50,14 +50,14 @@ def train(dataset: Any, batch_size: int, workers: int, share: str | None) -> Non
 
 def cost_of(trainings: int, *work: Any) -> Cost:
     """What that many trainings cost, which begin at the same time."""
-    used, began, started = _used_s(), time.monotonic(), set()
+    used, began, started = used_s(), time.monotonic(), set()
     told, tell = os.pipe()
     for _ in range(trainings):
         started.add(pid := os.fork())
         if not pid:
             try:
                 train(*work)
-                os.write(tell, f"{_used_s(resource.RUSAGE_SELF)}\n".encode())
+                os.write(tell, f"{used_s(resource.RUSAGE_SELF)}\n".encode())
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -72,11 +72,16 @@ def cost_of(trainings: int, *work: Any) -> Cost:
         own_s = sum(map(float, lines))
     if failed:
         raise SystemExit(f"{failed} of {trainings} trainings failed")
-    cpu_s = _used_s() - used
+    cpu_s = used_s() - used
     return Cost(cpu_s, cpu_s - own_s, time.monotonic() - began)
 
 
-def _used_s(of: int = resource.RUSAGE_CHILDREN) -> float:
+def adopt_orphans() -> None:
+    """Have descendants that lose their parents become children of this process, so that `used_s` counts them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def used_s(of: int = resource.RUSAGE_CHILDREN) -> float:
     """CPU seconds; by default of all that this process has waited for, and of all that those have."""
     used = resource.getrusage(of)
     return used.ru_utime + used.ru_stime
@@ -91,7 +96,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="num_workers of each (2)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each way is measured so often (3)")
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     torch.set_num_threads(1)
     work, several = WORKS[options.work], f"{options.trainings} trainings"
     ways = {"1 training": (1, None), several: (options.trainings, None)}
