@@ -50,7 +50,7 @@ Fetch = Callable[[str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The answer of one process: its report, or why there is none."""
+    """The answer of one process: its report, or the reason why it did not answer."""
 
     url: str
     text: str = ""

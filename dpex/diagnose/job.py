@@ -1,4 +1,4 @@
-"""Which rank of a job starves it, since when, why, and what that costs all ranks. Pure.
+"""The verdict on a job: the rank that starves it, since when, why, and the cost for all ranks. Pure.
 
 In a job whose ranks meet in each step, as under DDP, the ranks wait in their steps for the slowest. So each rank's own
 report shows a training-bound run, but for the rank that has no batch. Batch *k* of a loader is step *k* of the job. Its
@@ -9,12 +9,12 @@ Of two ranks whose workers are equally slow only one waits: that whose workers a
 So a rank is *slow*, too, whose workers take as long for a batch (busy seconds over workers) as makes half of the loss.
 
 1. At least `MAIN` of the loss is one rank's, and no other is slow: this rank starves the job.
-2. Else at least `HALF` of the loss is that of single ranks, by turns, and times of batches differ by `UNEVEN`: the
+2. Else at least `HALF` of the loss is that of single ranks, and times of batches differ by `UNEVEN`: the
    straggler moves. A slow machine is slow in each step. So a straggler that moves means batches that cost differently.
 3. Else the slow ranks starve the job: all alike, those of a node, or several.
 
-The start of each pass is left out. A loss below `LIMIT` of the time is none. One of several ranks is none below
-`SMALL`: if all wait for a CPU now and then, the longest of their waits is that much.
+The start of each pass is left out. A loss below `LIMIT` of the time does not count, and one of several ranks does not
+count below `SMALL`: if all wait for a CPU now and then, the longest of their waits is that much.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEADY = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What a rank tells the others.
+    """The report of a rank to the others.
 
     Attributes:
         node: The name of its machine.
@@ -229,11 +229,9 @@ def _verdict(
 def _gains(waits: dict[int, Sequence[float]], of: Collection[int], lost: Sequence[float]) -> list[float]:
     """Return what each step would gain if these ranks never waited."""
     others = [one for rank, one in waits.items() if rank not in of]
-    return (
-        [all_s - max(each, default=0.0) for all_s, each in zip(lost, zip(*others, strict=True), strict=True)]
-        if (others)
-        else list(lost)
-    )
+    if not others:
+        return list(lost)
+    return [all_s - max(each) for all_s, each in zip(lost, zip(*others, strict=True), strict=True)]
 
 
 def _part(gains: Sequence[float], lost: Sequence[float]) -> float:

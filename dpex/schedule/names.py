@@ -97,7 +97,9 @@ def with_inner_datasets(dataset: Any) -> Iterator[tuple[Any, bool]]:
         several = held.get("datasets", ())
         several = several.values() if is_a(several, dict) else several if is_a(several, (list, tuple)) else ()
         for inner in chain(several, held.values()):
+            if len(seen) >= _MOST_DATASETS:
+                break
             is_one = hasattr(type(inner), "__getitem__") and not is_a(inner, _NO_DATASETS)
-            if is_one and id(inner) not in seen and len(seen) < _MOST_DATASETS:
+            if is_one and id(inner) not in seen:
                 seen.add(id(inner))
                 waiting.append((inner, is_torchs))
