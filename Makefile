@@ -42,7 +42,7 @@ help:
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
-	@echo "make lint    ruff, mypy and import contracts   (make format to let ruff tidy up)"
+	@echo "make lint    ruff, mypy, pyright and import contracts   (make format to let ruff tidy up)"
 	@echo "make dist    build the sdist, and the wheel from it, in dist/"
 
 venv: $(STAMP)
@@ -149,6 +149,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict dpex benchmarks/simulation
+	sh -c 'PATH=$(BIN):$$PATH pyright --verifytypes dpex --ignoreexternal'
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP)

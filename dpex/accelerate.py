@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.integrations import LoaderFigures, diagnosis_of, write_to
 
-_tracking: Any = importlib.import_module("accelerate.tracking")
+if TYPE_CHECKING:
+    GeneralTracker = object  # the package has no types
+else:
+    GeneralTracker = importlib.import_module("accelerate.tracking").GeneralTracker
 
 
-class DpexTracker(_tracking.GeneralTracker):  # type: ignore[misc]  # it may not be installed where this is checked
+class DpexTracker(GeneralTracker):
     """Writes wait, workers and decisions of loaders whenever the script calls ``accelerator.log``.
 
     Give it to the `Accelerator` as ``log_with=[tracker]``. The names are those of `dpex.log_to`.

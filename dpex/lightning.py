@@ -6,14 +6,17 @@ It needs Lightning (``pip install 'dpex[lightning]'``).
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.integrations import LoaderFigures, diagnosis_of, loader_behind
 
-_pytorch: Any = importlib.import_module("lightning.pytorch")
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+else:
+    Callback = importlib.import_module("lightning.pytorch").Callback
 
 
-class DpexCallback(_pytorch.Callback):  # type: ignore[misc]  # it may not be installed where this is checked
+class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
     """Logs wait, workers and decisions of the training loaders to the trainer's loggers.
 
     The names are those of `dpex.log_to`. Loaders that dpex does not serve are left out.

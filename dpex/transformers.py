@@ -6,14 +6,17 @@ It needs transformers (``pip install 'dpex[transformers]'``).
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpex.integrations import LoaderFigures, diagnosis_of, loader_behind, serve
 
-_transformers: Any = importlib.import_module("transformers")
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+else:
+    TrainerCallback = importlib.import_module("transformers").TrainerCallback
 
 
-class DpexTrainerCallback(_transformers.TrainerCallback):  # type: ignore[misc]  # it may not be installed where this is checked
+class DpexTrainerCallback(TrainerCallback):  # type: ignore[misc]  # mypy skips the package
     """Has dpex make the training batches, and adds wait, workers and decisions to what the `Trainer` logs.
 
     The names are those of `dpex.log_to`. They are in ``trainer.state.log_history``, and in what the callbacks after

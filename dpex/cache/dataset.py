@@ -37,7 +37,7 @@ from dpex.schedule.names import is_asynchronous
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 FORMAT = 3
 """Version of encoded samples and their stores. Another number makes other caches."""

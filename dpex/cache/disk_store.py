@@ -24,7 +24,7 @@ from dpex.cache.encoding import Encoded
 from dpex.cache.memory_store import COUNTS, Changes, ClaimLock, Counts, HeldFolder, Stored, is_used, own_folder
 from dpex.errors import CacheError, OptionError
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 _HEAD = struct.Struct("<II")
 """Before each sample: its checksum, and the microseconds that it took to prepare."""

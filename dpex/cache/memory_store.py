@@ -37,7 +37,7 @@ from dpex.errors import CacheError
 from dpex.system.machine import free_memory
 from dpex.transport.memory import HUGE_PAGE, advise, map_memory
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 SHARED_MEMORY = Path("/dev/shm")
 PAGE = 4096

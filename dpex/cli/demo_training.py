@@ -58,7 +58,7 @@ class StoredImages(Dataset[Sample]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.paths = [folder / f"{number:04}.z" for number in range(FILES)]
+        self.paths: list[Path] = [folder / f"{number:04}.z" for number in range(FILES)]
 
     def write(self) -> None:
         """Write the files: stripes of a width that is the class, with noise."""
@@ -91,8 +91,10 @@ class Trainer:
         layers: list[nn.Module] = []
         for before, after in ((3, 32), (32, 64), (64, 32)):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
-        self.model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 16, CLASSES))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.model: nn.Sequential = nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 16, CLASSES)
+        )
+        self.optimizer: torch.optim.SGD = torch.optim.SGD(self.model.parameters(), lr=0.05)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Learn from one batch."""
@@ -178,10 +180,10 @@ class Demo:
 
     def __init__(self, console: Console, folder: Path, factor: float) -> None:
         self.console = console
-        self.seconds = {name: seconds * factor for name, seconds in PARTS.items()}
-        self.dataset = StoredImages(folder)
+        self.seconds: dict[str, float] = {name: seconds * factor for name, seconds in PARTS.items()}
+        self.dataset: StoredImages = StoredImages(folder)
         self.rows: list[tuple[str, Turn]] = []
-        self.is_same = True
+        self.is_same: bool = True
 
     def prepare(self) -> None:
         """Write the files, and say what is trained, and whether the machine is busy."""

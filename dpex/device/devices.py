@@ -21,7 +21,7 @@ from dpex.errors import OptionError
 from dpex.system.clock import monotonic
 from dpex.transport.arena import memory_behind
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 _PORTABLE = 1
 """cudaHostRegisterPortable: locked for all devices of the process."""
 
@@ -208,7 +208,7 @@ class Staging:
 
     def __init__(self, device: QueueDevice) -> None:
         self._device = device
-        self.staged_bytes = 0
+        self.staged_bytes: int = 0
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself, or a copy in page-locked memory."""

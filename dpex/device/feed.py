@@ -72,7 +72,7 @@ class Ahead:
         self._most = MOST
         self._seen = self._late = 0
         self._share_before: float | None = None
-        self.batches = USUAL
+        self.batches: int = USUAL
 
     def saw(self, nbytes: int) -> None:
         """Note that a batch takes ``nbytes`` on the device."""
@@ -125,12 +125,12 @@ class Arrival:
 
     def __init__(self, feed: Feed, batch: Any, ready: Mark, number: int, epoch: int) -> None:
         self._feed = feed
-        self.batch = batch
-        self.ready = ready
-        self.number = number
-        self.epoch = epoch
+        self.batch: Any = batch
+        self.ready: Mark = ready
+        self.number: int = number
+        self.epoch: int = epoch
         self.error: Exception | None = None
-        self.is_done = True
+        self.is_done: bool = True
 
     def __call__(self) -> Any:
         return self._feed.take(self)
@@ -151,9 +151,12 @@ class Feed:
 
     def __init__(self, device: Device, *, budget_bytes: int, pin: Pin | None = None) -> None:
         self.device = device
-        self.copied_bytes = self.late = 0
-        self.copy_s = self.transform_s = self.wait_s = 0.0
-        self.epoch = -1
+        self.copied_bytes: int = 0
+        self.late: int = 0
+        self.copy_s: float = 0.0
+        self.transform_s: float = 0.0
+        self.wait_s: float = 0.0
+        self.epoch: int = -1
         self.transform: SeededTransform | None = None
         self._pin = pin
         self._ahead = Ahead(budget_bytes)

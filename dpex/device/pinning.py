@@ -48,7 +48,7 @@ class _Job:
         self.number = number
         self.epoch = epoch
         self._taken = taken
-        self.finished = threading.Event()
+        self.finished: threading.Event = threading.Event()
         self.queued = False
         self._payload = payload
         self._value: Any = None

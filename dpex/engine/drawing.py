@@ -130,8 +130,8 @@ class ReadBatches:
         self._engine = engine
         self._first = first
         """The number of the first batch that the reading engine keeps."""
-        self.is_over = False
-        self.largest_bytes = 0
+        self.is_over: bool = False
+        self.largest_bytes: int = 0
 
     @property
     def _read(self) -> list[Any]:

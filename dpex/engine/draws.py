@@ -98,7 +98,8 @@ class Draws:
         self._note = note
         self._source = source
         self._indices: Iterator[Any] | None = None
-        self.first = self._settled = 0
+        self.first: int = 0
+        self._settled = 0
         self._due: float = 1
         self._lost_to: str | None = None
         """The class name of the exception of a handler that came out of the latest draw. The frames of the exception

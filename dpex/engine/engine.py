@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from dpex.device.feed import Feed
     from dpex.device.pinning import Pinner
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -170,7 +170,8 @@ class Engine:
         self._pools = pools
         self._delivery = Delivery(self._plan, state, pools, self._tally)
         self._view = EngineView(self._plan, state, pools, self._tally)
-        self.state, self._placement = state, state.placement
+        self.state: EngineState = state
+        self._placement = state.placement
 
     @property
     def schedule(self) -> Schedule:

@@ -101,7 +101,9 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if maker is not None:
             self._seed_batches(maker)
         alive = weakref.ref(self)
-        self.last_stats = LastReading((lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats)
+        self.last_stats: LastReading[LoaderStats] = LastReading(
+            (lambda: _counted_by_torch(alive())) if self.meter is None else self.meter.stats
+        )
         self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
 
     def _seed_batches(self, maker: InProcessMaker) -> None:
@@ -173,7 +175,7 @@ class GuardedFetcher(MapDatasetFetcher):
         vars(self).update(vars(torchs))
         self._guard = SampleGuard(self.dataset, policy, seed)
         self._made = 0
-        self.errors = SampleErrors(policy)
+        self.errors: SampleErrors = SampleErrors(policy)
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """See torch's."""

@@ -108,8 +108,8 @@ class PassRecorder:
         self._draws: Draws | None = None
         self._states: deque[tuple[int, Any]] = deque(maxlen=_MOST_STATES)
         self.every = loader.worker_config.snapshot_every_n_steps or SAMPLER_EVERY
-        self.failed = 0
-        self.has_finished = False
+        self.failed: int = 0
+        self.has_finished: bool = False
 
     def begin(
         self,

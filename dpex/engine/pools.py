@@ -38,7 +38,7 @@ from dpex.system.signals import reraise_if_from_handler
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.sample_guard import SampleErrors
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 NOT_BLOCKED, ANY = -2, -1
 """In place of the number of the batch that is waited for."""
@@ -74,10 +74,10 @@ class Pools:
         """Pools of which an exception broke off a change."""
         self._deferred: deque[PoolEvent] = deque()
         self._has_taken_results = False
-        self.sample_errors = SampleErrors(samples)
+        self.sample_errors: SampleErrors = SampleErrors(samples)
         self.awaited = NOT_BLOCKED
         self.awaited_times: BatchTimes | None = None
-        self.slow_samples = SlowestSamples()
+        self.slow_samples: SlowestSamples = SlowestSamples()
         self.timeline: Timeline | None = None
 
     def descriptors(self) -> list[int]:

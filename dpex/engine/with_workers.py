@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dpex.engine.snapshots import LoaderCounters
     from dpex.pools.factory import PoolFactory
     from dpex.schedule.prefetch import Sizes
+    from dpex.stats import LoaderStats
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
@@ -103,7 +104,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             sizes,
         )
         self._recorder, self._resume = self._new_recorder(loader), resume
-        self.last_stats = LastReading(self._engine.stats)
+        self.last_stats: LastReading[LoaderStats] = LastReading(self._engine.stats)
         self.last_state: LastReading[PassState | None] = LastReading(
             partial(worker_state, self._engine, self._recorder)
         )

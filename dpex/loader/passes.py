@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpex.pools.factory import PoolFactory
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 Torchs = Callable[[], BaseDataLoaderIter]
 
 

@@ -154,7 +154,9 @@ class Source:
     def __init__(self, loader: Any, loader_class: Any) -> None:
         self.loader_class = loader_class
         dataset, attributes = loader.dataset, vars(loader).items()
-        self.settings = {name: value for name, value in attributes if name not in _OWN and value is not dataset}
+        self.settings: dict[str, Any] = {
+            name: value for name, value in attributes if name not in _OWN and value is not dataset
+        }
         self._loader = weakref.ref(loader)
         self._timeout: Any = None
         self._note: Any = None

@@ -58,16 +58,16 @@ class LoaderRuntime:
 
     def __init__(self) -> None:
         self.iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
-        self.arenas = ArenaCache()
-        self.last_stats = LastReading(LoaderStats)
+        self.arenas: ArenaCache = ArenaCache()
+        self.last_stats: LastReading[LoaderStats] = LastReading(LoaderStats)
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
-        self.counters = LoaderCounters()
-        self.timer = TicketTimer(is_on=is_switched_on(os.environ), draws_of=GeneratorDraws)
+        self.counters: LoaderCounters = LoaderCounters()
+        self.timer: TicketTimer = TicketTimer(is_on=is_switched_on(os.environ), draws_of=GeneratorDraws)
         self.last_state: LastReading[PassState | None] | None = None
         self.resume: PassState | None = None
         self.loaded: dict[str, Any] | None = None
-        self.asks_states = False
+        self.asks_states: bool = False
         self.is_diagnosed = False
         self.timeline: Timeline | None = None
         self.passes = 0

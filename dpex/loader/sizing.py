@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dpex.autotune.types import Settings
     from dpex.loader.proxies import Source
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
 """torch's default. Frameworks pass it on when they rebuild a loader, so it counts as left out."""
 _NOT_TUNED = "The number decides what each worker reads, so it is not tuned; only the prefetch is."
@@ -76,10 +76,10 @@ class Sizing:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._workers = int(loader.num_workers)
-        self.is_split = is_split(loader)
-        self.is_iterable = loader._dataset_kind == DatasetKind.Iterable and not self.is_split
-        self.is_piped = isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
-        self.may_be_remote = loader.distribute_mode is not False
+        self.is_split: bool = is_split(loader)
+        self.is_iterable: bool = loader._dataset_kind == DatasetKind.Iterable and not self.is_split
+        self.is_piped: bool = isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
+        self.may_be_remote: bool = loader.distribute_mode is not False
 
     @property
     def why_torch(self) -> str | None:

@@ -95,8 +95,9 @@ class CacheUse:
     __slots__ = ("hits", "misses", "saved_s")
 
     def __init__(self) -> None:
-        self.hits = self.misses = 0
-        self.saved_s = 0.0
+        self.hits: int = 0
+        self.misses: int = 0
+        self.saved_s: float = 0.0
 
     def take(self) -> tuple[int, int, float]:
         """Return the hits, the misses and the seconds saved since the last call, as `BatchTimes` has them."""
@@ -143,9 +144,10 @@ class PoolTimes:
     __slots__ = ("_latest", "nodes", "services", "services_s", "shared", "steps", "tickets")
 
     def __init__(self) -> None:
-        self.tickets = self.shared = 0
+        self.tickets: int = 0
+        self.shared: int = 0
         self.services_s: deque[float] = deque(maxlen=KEPT)
-        self.services = [0] * (len(STEP_BUCKETS) + 1)
+        self.services: list[int] = [0] * (len(STEP_BUCKETS) + 1)
         self.steps: dict[str, StepSums] = {}
         self.nodes: dict[str, NodeStats] = {}
         self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []

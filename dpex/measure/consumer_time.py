@@ -127,24 +127,41 @@ class Tally:
     )
 
     def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
-        self.seqlock = Seqlock()
-        self.batches = self.starts = self.stepped = self.samples = self.pinned_bytes = 0
-        self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
-        self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
-        self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
-        self.idle_ratio = self.head_idle_s = self.other_idle_s = self.unended_s = 0.0
+        self.seqlock: Seqlock = Seqlock()
+        self.starts: int = 0
+        self.stepped: int = 0
+        self.batches = self.samples = self.pinned_bytes = 0
+        self.entered_at: float = 0.0
+        self.blocked_at: float = 0.0
+        self.returned_at: float = 0.0
+        self.delivered_at: float = 0.0
+        self.inside_s: float = 0.0
+        self.blocked_s: float = 0.0
+        self.head_s: float = 0.0
+        self.work_s: float = 0.0
+        self.start_s: float = 0.0
+        self.first_batch_s: float = 0.0
+        self.first_blocked_s: float = 0.0
+        self.named_s: float = 0.0
+        self.pending_s: float = 0.0
+        self.transfer_s: float = 0.0
+        self.waited_s: float = 0.0
+        self.idle_ratio: float = 0.0
+        self.head_idle_s: float = 0.0
+        self.other_idle_s: float = 0.0
+        self.unended_s: float = 0.0
         self.errors: Counter[str] = Counter()
-        self.cause = NONE_YET
-        self.causes = [0.0] * len(CAUSES)
+        self.cause: int = NONE_YET
+        self.causes: list[float] = [0.0] * len(CAUSES)
         self.detailed = detailed
-        self.waits = [0] * (len(WAIT_BUCKETS) + 1)
-        self.steps = [0] * (len(STEP_BUCKETS) + 1)
-        self.starting = False
+        self.waits: list[int] = [0] * (len(WAIT_BUCKETS) + 1)
+        self.steps: list[int] = [0] * (len(STEP_BUCKETS) + 1)
+        self.starting: bool = False
         self._before = (0.0, 0.0)
         self._latest: BatchTimes | None = None
         self.queue = queue
-        self.log = WaitLog()
-        self.queued_s = 0.0
+        self.log: WaitLog = WaitLog()
+        self.queued_s: float = 0.0
         self._queued_before_s: float | None = None
 
     # -- calls of next() ---------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Seqlock:
     __slots__ = ("_given_up", "changes")
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.changes: int = 0
         self._given_up = -1
 
     def begin(self) -> None:

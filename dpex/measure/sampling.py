@@ -41,7 +41,7 @@ class SlowestSamples:
     __slots__ = ("_known", "least_s")
 
     def __init__(self) -> None:
-        self.least_s = 0.0
+        self.least_s: float = 0.0
         self._known: dict[str, SlowIndex] = {}
 
     def add(self, seconds: float, indices: Any, at: int) -> None:
@@ -103,8 +103,8 @@ class SamplingSchedule:
     __slots__ = ("_began", "_pass_by", "_random", "due", "taken")
 
     def __init__(self) -> None:
-        self.due = 0.0
-        self.taken = 0
+        self.due: float = 0.0
+        self.taken: int = 0
         self._began: float | None = None
         self._pass_by = 0
         self._random = Random(0).random

@@ -54,7 +54,7 @@ _ABSENT = object()
 class Draws(Protocol):
     """The random generators that a dataset may draw from (`dpex.worker.draws`)."""
 
-    functions: tuple[tuple[types.FunctionType, dict[str, Any]], ...]
+    functions: tuple[tuple[Any, dict[str, Any]], ...]
     """Functions that give random numbers, with the values of their arguments for which they do."""
 
     def meet(self, names: tuple[str, ...], values: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ class StepWatch:
         self._cpu = cpu
         self._wall = wall
         self._costs = costs or costs_here()
-        self.is_whole = True
+        self.is_whole: bool = True
         """False if calls may have been missed."""
         self._codes: dict[int, list[_Target]] = {}
         self._alive: list[Any] = []
@@ -203,7 +203,7 @@ class StepWatch:
         self._events = 0
         self._draws = self._compared = draws
         self._met: set[int] = set()
-        self.compared_s = 0.0
+        self.compared_s: float = 0.0
         """Seconds that comparing generators has taken so far."""
         for function, named in () if draws is None else draws.functions:
             self._add_code(function, "", named=named)

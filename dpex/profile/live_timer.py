@@ -66,7 +66,7 @@ class TicketTimer:
         self._steps: dict[Path, StepSeconds] | None = None
         self._drawing: set[Path] = set()
         self._passed_on: set[Path] = set()
-        self.due = 0.0 if is_on else math.inf
+        self.due: float = 0.0 if is_on else math.inf
 
     @property
     def taken(self) -> int:

@@ -69,13 +69,13 @@ class EngineState:
         self._count = logicals
         self._iterable = iterable
         self._in_order = in_order
-        self.epoch = -1
+        self.epoch: int = -1
         self.rules = rules
-        self.placement = placement = Placement(sizes, rules)
-        self.logicals = LogicalWorkers(placement, logicals, iterable=iterable)
-        self.failures = Failures(placement, self.logicals, iterable=iterable, tolerates=tolerates)
-        self.late = LateTickets(placement, may_make=in_order and not logicals)
-        self.schedule = self._new_schedule()
+        self.placement: Placement = Placement(sizes, rules)
+        self.logicals: LogicalWorkers = LogicalWorkers(self.placement, logicals, iterable=iterable)
+        self.failures: Failures = Failures(self.placement, self.logicals, iterable=iterable, tolerates=tolerates)
+        self.late: LateTickets = LateTickets(self.placement, may_make=in_order and not logicals)
+        self.schedule: Schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
         prefetch = self.rules.prefetch(self.placement.sizes)

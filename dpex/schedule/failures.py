@@ -56,7 +56,7 @@ class Failures:
         self._hung_in: dict[tuple[int, int, int], set[Place]] = {}
         """Workers by epoch, ticket and place of the sample that took too long in them."""
         self.deaths: Counter[str] = Counter()
-        self.remade = 0
+        self.remade: int = 0
 
     def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
         """Take in the end of a worker at ``now``, in seconds. Its tickets of earlier epochs are not made again."""
@@ -183,8 +183,8 @@ class LateTickets:
         self._since = 0.0
         self._jammed_at = -math.inf
         """Tickets that were sent up to then are under way together with one that was late."""
-        self.made_again = 0
-        self.due_at = math.inf
+        self.made_again: int = 0
+        self.due_at: float = math.inf
 
     def look(self, schedule: Schedule, epoch: int, now: float) -> None:
         """Send what is late to idle workers here, as the consumer is about to wait for the next batch in turn."""

@@ -46,7 +46,7 @@ class LogicalWorkers:
         self._placement = placement
         self.count = count
         self._iterable = iterable
-        self.logs = [LogicalLog(is_stream=iterable) for _ in range(count)]
+        self.logs: list[LogicalLog] = [LogicalLog(is_stream=iterable) for _ in range(count)]
         self.untold: set[int] = set()
         self._place_of: list[Place | None] = [None] * count
         self._messages: dict[int, int] = {}
@@ -56,7 +56,7 @@ class LogicalWorkers:
         self._never_placed = set(range(count))
         self._changed_at: float | None = None
         """When a worker last came up or ended, seconds; None before the first one."""
-        self.asks_states = False
+        self.asks_states: bool = False
 
     def placed_on(self, place: Place) -> list[int]:
         """Return the logical workers of a worker, in order."""

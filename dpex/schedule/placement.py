@@ -61,7 +61,7 @@ class Placement:
         self.load: dict[str, int] = {}
         self.instructions: list[Instruction] = []
         self.incomplete: set[int] = set()
-        self.sizes = sizes
+        self.sizes: Sizes = sizes
         self.why_no_remote: str | None = None
         self.rules = rules
         self._former = sizes

@@ -79,11 +79,11 @@ class PrefetchRules:
     def __init__(
         self, *, base_prefetch: int, logical: bool, may_group: bool, memory_budget: int | None, lanes: int = 1
     ) -> None:
-        self.service_s = 0.0
-        self.nbytes = 0.0
-        self.group = 1
-        self.is_capped = False
-        self.is_budgeted = memory_budget is not None
+        self.service_s: float = 0.0
+        self.nbytes: float = 0.0
+        self.group: int = 1
+        self.is_capped: bool = False
+        self.is_budgeted: bool = memory_budget is not None
         """`within_budget` must be asked before tickets are drawn."""
         self.carried_bytes = 0
         """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
@@ -93,7 +93,7 @@ class PrefetchRules:
         self._memory_budget = memory_budget
         self._largest = 0
         self._seen = 0
-        self.is_due = False
+        self.is_due: bool = False
         """Message size and prefetch are to be computed again."""
 
     def learn(self, service_s: float, nbytes: int) -> None:

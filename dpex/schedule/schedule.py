@@ -38,12 +38,12 @@ class Ticket:
     __slots__ = ("deaths", "epoch", "index", "issued", "number", "queue")
 
     def __init__(self, number: int, index: Any, queue: int) -> None:
-        self.number = number
-        self.index = index
-        self.queue = queue
-        self.issued = False
-        self.deaths = 0
-        self.epoch = 0
+        self.number: int = number
+        self.index: Any = index
+        self.queue: int = queue
+        self.issued: bool = False
+        self.deaths: int = 0
+        self.epoch: int = 0
 
     def __lt__(self, other: Ticket) -> bool:
         return self.number < other.number
@@ -77,22 +77,22 @@ class Schedule:
     def __init__(self, *, prefetch: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
         if prefetch < 1 or queues < 0 or max_tries < 1:
             raise ScheduleError(f"prefetch={prefetch} and max_tries={max_tries} start at 1, queues={queues} at 0")
-        self.prefetch = prefetch
+        self.prefetch: int = prefetch
         self.in_order = in_order
         self.max_tries = max_tries
-        self.drawn = 0
-        self.delivered = 0
+        self.drawn: int = 0
+        self.delivered: int = 0
         self._bound = queues > 0
         self._active = [True] * max(1, queues)
         self._live = len(self._active)
         self._load = [0] * max(1, queues)
-        self.delivered_of = [0] * max(1, queues)
+        self.delivered_of: list[int] = [0] * max(1, queues)
         """Batches that were delivered, by queue."""
         self._turn = 0
         self._open: dict[int, Ticket] = {}
         self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
         self._ready: dict[int, MadeBatch] = {}
-        self.next_number = 0
+        self.next_number: int = 0
         """With ``in_order``, the number of the batch whose turn it is."""
         self.undelivered: list[Any] = []
         """Batches that were delivered and have not reached the consumer: value, batch, value, batch. The position of

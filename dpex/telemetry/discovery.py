@@ -116,7 +116,7 @@ class Announcement:
         with opened(directory, own=own):
             node = socket.gethostname()
             tidy_up(directory, node)
-        self.path = directory / f"dpex-{node}-{os.getpid()}-{started_at(os.getpid()) or 0}.json"
+        self.path: Path = directory / f"dpex-{node}-{os.getpid()}-{started_at(os.getpid()) or 0}.json"
         self._pid = os.getpid()
         content = json.dumps([{"targets": [target], "labels": dict(labels)}], indent=1) + "\n"
         write(directory, self.path.name, content, own=own)

@@ -32,7 +32,7 @@ from dpex.telemetry.http.server import App, Server, tls
 from dpex.telemetry.http.site import HOSTS_VARIABLE, Hosts, Site
 from dpex.telemetry.loader_metrics import Collector, LoaderMetrics
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 PORT_VARIABLE = "DPEX_METRICS_PORT"
 
@@ -157,7 +157,7 @@ class Exporter:
         self._server: _MetricsServer | None = None
         self._hooked = False
         self._forked = False
-        self.collector = Collector(self.ledgers)
+        self.collector: Collector = Collector(self.ledgers)
 
     def ledger(self, name: str | None, info: Sequence[str]) -> LoaderMetrics:
         """Return the ledger of that name, which loaders of one name share; without a name, one with a new name."""
@@ -239,7 +239,7 @@ class Exporter:
             server.abandon()
 
 
-exporter = Exporter()
+exporter: Exporter = Exporter()
 
 
 class Registration:
@@ -247,7 +247,7 @@ class Registration:
 
     def __init__(self, loader: object, ledger: LoaderMetrics, seat: int) -> None:
         self.ledger = ledger
-        self.end = weakref.finalize(loader, exporter.leave, seat)
+        self.end: Callable[[], object] = weakref.finalize(loader, exporter.leave, seat)
         """End it. Idempotent."""
 
     @property

@@ -34,7 +34,7 @@ from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, METRICS, OTHERS, Met
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 Key = tuple[str, ...]
 """A metric's name, and the values of its labels without the loader's."""
@@ -70,7 +70,7 @@ class LoaderMetrics:
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
         self.name = name
-        self.info = tuple(info)
+        self.info: tuple[str, ...] = tuple(info)
         self.tuner: Tuner | None = None
         self.case: DiagnosisSource | None = None
         self.cache_bytes: Callable[[], dict[str, Any]] = dict

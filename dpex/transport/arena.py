@@ -119,7 +119,7 @@ class Segment:
 
     def __init__(self, spec: SegmentSpec, memory: Any, side: int, *, shared: bool = True) -> None:
         self.spec = spec
-        self.flags = memoryview(memory).cast("B")[: 2 * spec.slots]
+        self.flags: memoryview[int] = memoryview(memory).cast("B")[: 2 * spec.slots]
         self._memory = memory
         self._side = side
         self._data = _flag_bytes(spec.slots)
@@ -359,14 +359,14 @@ class Fork:
     """A fork, and the slots that were released here and may still be read there."""
 
     def __init__(self) -> None:
-        self.age = math.inf
+        self.age: float = math.inf
         """The child does not know views that are younger. While the fork goes on, no view counts as younger."""
-        self.thread = threading.get_ident()
+        self.thread: int = threading.get_ident()
         self.kept: list[tuple[float, Any, int]] = []
-        try:
+        self.reading: int = -1
+        self.writing: int = -1
+        with contextlib.suppress(OSError):
             self.reading, self.writing = os.pipe()
-        except OSError:
-            self.reading = self.writing = -1
 
 
 forks: list[Fork] = []

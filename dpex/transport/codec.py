@@ -71,7 +71,7 @@ class Encoder:
     """
 
     def __init__(self, arena: Arena, dump: Dump = dump_batch) -> None:
-        self.nbytes = 0
+        self.nbytes: int = 0
         self._arena = arena
         self._dump = dump
         self._reset()

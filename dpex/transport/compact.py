@@ -133,7 +133,9 @@ class _Buffer:
     """
 
     def __init__(self, fd: int, nbytes: int, count: int, starts: tuple[int, ...]) -> None:
-        self._fd, self.nbytes, self.count, self._starts = fd, nbytes, count, starts
+        self.nbytes: int = nbytes
+        self.count: int = count
+        self._fd, self._starts = fd, starts
         self._map = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
         self._bytes = memoryview(self._map)
         if len(starts) > _WITH_HASHES:

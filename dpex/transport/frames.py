@@ -49,7 +49,7 @@ class FrameWriter:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._pieces: deque[memoryview] = deque()
-        self.pending_bytes = 0
+        self.pending_bytes: int = 0
 
     def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
         """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`."""
@@ -154,7 +154,7 @@ class FrameReader:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()
-        self.ended = False
+        self.ended: bool = False
 
     def read(self) -> list[Any]:
         """Return the headers of all frames that are here."""

@@ -95,7 +95,7 @@ class Memory:
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
         self._spans: list[tuple[int, int]] = []
-        self.marker = bytearray(1)
+        self.marker: bytearray = bytearray(1)
         """Stands in the pickle for the storage's memory."""
 
     def __reduce__(self) -> tuple[Any, ...]:

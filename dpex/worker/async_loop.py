@@ -51,13 +51,14 @@ class Step:
     def __init__(
         self, states: SampleStates | None, *, place: int, index: Any, number: int, samples: int = 1, given: Any = None
     ) -> None:
-        self.states = states
-        self.place = place
-        self.index = index
-        self.number = number
-        self.samples = samples
-        self.given = given
-        self.is_late = self.is_dropped = False
+        self.states: SampleStates | None = states
+        self.place: int = place
+        self.index: Any = index
+        self.number: int = number
+        self.samples: int = samples
+        self.given: Any = given
+        self.is_late: bool = False
+        self.is_dropped: bool = False
 
 
 of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-sample", default=None)
@@ -123,10 +124,10 @@ class SampleLoop:
     """
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._new_task)
-        self.is_ending = False
-        self.is_watched = sample_guard.watch_of_process is not None
+        self.is_ending: bool = False
+        self.is_watched: bool = sample_guard.watch_of_process is not None
         self._shows_ticket: Any = None
         self._closers: dict[int, weakref.ref[Any]] = {}
         self._turn = threading.Lock()

@@ -46,7 +46,7 @@ class Slots:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.open = 0
+        self.open: int = 0
         self._used = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self.on_room: Callable[[], object] = bool
@@ -105,7 +105,7 @@ class BatchLoad:
 
     def begin(self) -> None:
         """Begin to load it, perhaps again."""
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         self.slowest: tuple[float, int] = (0.0, -1)
         self.failed: list[tuple[str, str]] = []
 
@@ -151,9 +151,9 @@ class AsyncSamples:
         self._under_way = 0
         self._noticed = 0
         """Times that draws were noticed while states were not exchanged."""
-        self.is_exact = bool(own)
-        self.slots = Slots(concurrency)
-        self.cpu_since = 0.0
+        self.is_exact: bool = bool(own)
+        self.slots: Slots = Slots(concurrency)
+        self.cpu_since: float = 0.0
 
     def load_drawn(self, index: Any) -> tuple[Any, BatchLoad]:
         """Load a batch alone; return its samples and what they took.

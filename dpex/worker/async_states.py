@@ -58,8 +58,8 @@ class SampleStates:
     __slots__ = ("_mark", "_numpy", "_own", "_own_states", "_python", "_torch", "_words", "is_over", "seed")
 
     def __init__(self, seed: int, own: OwnGenerators | None) -> None:
-        self.seed = seed
-        self.is_over = False
+        self.seed: int = seed
+        self.is_over: bool = False
         self._own = own
         self._words: _Words | None = None
         self._numpy: Any = None
@@ -167,4 +167,4 @@ class Turns:
         return random.getstate(), self._words.mark(), torch.default_generator.get_state().numpy().tobytes()
 
 
-turns = Turns()
+turns: Turns = Turns()

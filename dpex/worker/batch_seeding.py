@@ -119,7 +119,7 @@ class CurrentBatch:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self.is_per_batch = False
+        self.is_per_batch: bool = False
 
     def begin_worker(self, *, is_per_batch: bool) -> None:
         """Note that this process is a worker that has made no batch yet."""
@@ -127,7 +127,7 @@ class CurrentBatch:
         self.is_per_batch = is_per_batch
 
 
-current = CurrentBatch()
+current: CurrentBatch = CurrentBatch()
 seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpex-batch-seed", default=None)
 """The seed of the batch of a sample that an event loop loads beside those of other batches."""
 

@@ -189,8 +189,8 @@ class Logical:
         self.info: Any = None
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
-        self.epoch = -1
-        self.is_asked = False
+        self.epoch: int = -1
+        self.is_asked: bool = False
         self.own: OwnGenerators | None = None
         self._setup = setup
         self._state: RngState | None = None

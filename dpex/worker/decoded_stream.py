@@ -183,7 +183,7 @@ class FailedRead:
     __slots__ = ("error",)
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
+        self.error: Exception = error
 
     def __call__(self) -> FailedRead:
         """Return itself: an error needs no decoding."""
@@ -198,7 +198,7 @@ class Decoding:
 
     def __init__(self, dataset: DecodedStream) -> None:
         self.dataset = dataset
-        self.is_asynchronous = inspect.iscoroutinefunction(dataset.fn)
+        self.is_asynchronous: bool = inspect.iscoroutinefunction(dataset.fn)
 
     def __getitem__(self, raw: Any) -> Any:
         """Decode the sample of a ticket that carries one."""

@@ -45,7 +45,11 @@ def global_marks() -> tuple[Any, ...]:
 class GeneratorDraws(Draws):
     """The generators that a dataset may draw from, and their states at the last comparison."""
 
-    functions = ((batch_seed, {}), (torch.initial_seed, {}), (random.Random.seed, {"a": None}))  # type: ignore[assignment]
+    functions: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (batch_seed, {}),
+        (torch.initial_seed, {}),
+        (random.Random.seed, {"a": None}),
+    )
 
     def __init__(self, dataset: Any) -> None:
         found = (*GLOBAL.values(), *(one for _, one in islice(own_generators(dataset, None), _MOST)))

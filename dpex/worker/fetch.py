@@ -43,7 +43,7 @@ class Failure:
     __slots__ = ("wrapper",)
 
     def __init__(self, wrapper: ExceptionWrapper) -> None:
-        self.wrapper = wrapper
+        self.wrapper: ExceptionWrapper = wrapper
 
 
 def where(number: int) -> str:
@@ -95,7 +95,7 @@ class SampleClock:
     __slots__ = ("_is_warm", "_slowest", "is_on")
 
     def __init__(self) -> None:
-        self.is_on = True
+        self.is_on: bool = True
         self._is_warm = False
         self._slowest: tuple[()] | tuple[float, int] = ()
 

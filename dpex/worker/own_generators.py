@@ -33,7 +33,7 @@ from dpex.schedule.seeding import ticket_seed
 from dpex.worker.decoded_stream import DecodedStream, users_dataset
 from dpex.worker.states import GLOBAL, generator_state, set_generator_state
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 MOST_OBJECTS = 5000
 """Objects of a dataset that are looked at; it takes a few milliseconds."""

@@ -292,7 +292,7 @@ def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None
     watch_of_process.start()
 
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 # -- counting ----------------------------------------------------------------------------------------------------------
 
@@ -309,8 +309,8 @@ class SampleErrors:
     """
 
     def __init__(self, policy: SamplePolicy) -> None:
-        self.is_on = policy.tolerates
-        self.count = 0
+        self.is_on: bool = policy.tolerates
+        self.count: int = 0
         self.latest: deque[FailedSample] = deque(maxlen=FAILED_KEPT)
         self._policy = policy
         self._samples = 0

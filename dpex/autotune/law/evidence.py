@@ -18,8 +18,8 @@ class Mean:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[float, int]] = deque(maxlen=CONSTANTS.recent)
-        self.count = 0
-        self.value = 0.0
+        self.count: int = 0
+        self.value: float = 0.0
 
     def add(self, seconds: float, count: int) -> None:
         """Take in a window with that many batches."""
@@ -74,7 +74,9 @@ class ServiceTimes:
     """
 
     def __init__(self) -> None:
-        self.wall, self.cpu, self.queued = Mean(), Mean(), Mean()
+        self.wall: Mean = Mean()
+        self.cpu: Mean = Mean()
+        self.queued: Mean = Mean()
         self._latest: deque[float] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, *pools: PoolSample) -> None:
@@ -146,8 +148,10 @@ class WorkEstimate:
     """The measurements of the work since it last changed."""
 
     def __init__(self, watched: defaultdict[str, Cusum] | None = None) -> None:
-        self.step, self.step_queued, self.trainer_cpu = Mean(), Mean(), Mean()
-        self.pools = {name: PoolEstimate() for name in WORKER_POOLS}
+        self.step: Mean = Mean()
+        self.step_queued: Mean = Mean()
+        self.trainer_cpu: Mean = Mean()
+        self.pools: dict[str, PoolEstimate] = {name: PoolEstimate() for name in WORKER_POOLS}
         self._watched = defaultdict(Cusum) if watched is None else watched
         for each in self._watched.values():
             each.forget()
@@ -234,9 +238,14 @@ class SettingStats:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
-        self.seconds = self.wait_s = self.own_s = self.queued_s = self.head_s = self.busy_s = 0.0
-        self.times = ServiceTimes()
-        self.calm = 0
+        self.seconds: float = 0.0
+        self.wait_s: float = 0.0
+        self.own_s: float = 0.0
+        self.queued_s: float = 0.0
+        self.head_s: float = 0.0
+        self.busy_s: float = 0.0
+        self.times: ServiceTimes = ServiceTimes()
+        self.calm: int = 0
 
     def add(self, sample: Sample, goal: float) -> None:
         """Take in a window."""

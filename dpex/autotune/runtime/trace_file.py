@@ -23,7 +23,7 @@ from dpex.autotune.trace import Header, Recorder, line
 from dpex.errors import OptionError
 from dpex.system.cpus import local_ranks, rank, usable_cpus
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 VARIABLE = "DPEX_TRACE"
 
@@ -47,7 +47,7 @@ class TraceFile:
     """See the module. The file is made with its first line, under the first name that is not taken."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path: Path = path
         self._wanted = path
         self._is_made = False
         self._is_broken = False

@@ -38,7 +38,7 @@ from dpex.system.cpus import parts_of_machine
 from dpex.system.gpu.nvml import process_gpus
 from dpex.system.machine import MachineMeter
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 
 class Tunable(Protocol):
@@ -89,7 +89,7 @@ class Tuner:
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
         self.gpu_use: GpuUse | None = None
-        self.settings = start
+        self.settings: Settings = start
         self._law: Law | RecordingLaw = Law(self._allowed(), start)
         self._renew("")
         if said := limits.streams or limits.reading:

@@ -135,7 +135,7 @@ class MeasurementWindows:
     """
 
     def __init__(self, queues: Callable[[EngineLook], run_queue.Queued] = kernel_queues) -> None:
-        self.length_s = SHORTEST_WINDOW_S
+        self.length_s: float = SHORTEST_WINDOW_S
         self._queues = queues
         self._bases: dict[int, WindowMark] = {}
         self._glances: dict[int, WindowMark] = {}

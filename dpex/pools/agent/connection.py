@@ -236,10 +236,12 @@ class AdmissionServer:
     """
 
     def __init__(self, address: str, admit: Callable[[socket.socket, int], None]) -> None:
-        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.secret: bytes = secrets.token_bytes(SECRET_BYTES)
         self._admit = admit
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+        self.address: str
+        self.port: int
         self.address, self.port = self._listener.getsockname()[:2]
         self._free_greetings = threading.Semaphore(MOST_GREETINGS)
         self._closed = threading.Event()
@@ -305,8 +307,8 @@ class AgentLink:
     def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:
         self.arrived: deque[Arrived] = deque()
         self.wake: Callable[[], None] = wake_nobody
-        self.ended = False
-        self.why_ended = "its connection ended"
+        self.ended: bool = False
+        self.why_ended: str = "its connection ended"
         self._connection = connection
         self._writer = FrameWriter(connection)
         self._memory = memory

@@ -272,10 +272,10 @@ class RemotePool:
         self, nodes: Nodes, order: Callable[[str], tuple[Any, ...]], *, first_workers: int, name: str = REMOTE
     ) -> None:
         self.name = name
-        self.counts = PoolCounts()
-        self.times = PoolTimes()
+        self.counts: PoolCounts = PoolCounts()
+        self.times: PoolTimes = PoolTimes()
         self.failed: str | None = None
-        self.crashes = 0
+        self.crashes: int = 0
         self._is_hopeless = False
         self._nodes = nodes
         self._order = order

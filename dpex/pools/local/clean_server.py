@@ -279,7 +279,7 @@ class Parcel:
     DupFd = _PackedFd
 
     def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
-        self.fds = [memory_file("dpex-plan")]
+        self.fds: list[int] = [memory_file("dpex-plan")]
         try:
             part = PlainPart()
             persistent_id = part.place_of if plan.setup.sharing is not None else None

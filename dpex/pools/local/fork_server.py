@@ -311,7 +311,7 @@ class TemplateHandle:
         finally:
             theirs.close()
         self._kind = starter.kind
-        self.ready = self._process.pid is not None
+        self.ready: bool = self._process.pid is not None
         """True if it takes requests."""
         self._owner = os.getpid()
         self._closed = False

@@ -142,7 +142,7 @@ class Board:
     """The page of shared memory on which workers write their current ticket. A row is named by its offset."""
 
     def __init__(self) -> None:
-        self.fd = memory_file("dpex-board", BOARD_BYTES)
+        self.fd: int = memory_file("dpex-board", BOARD_BYTES)
         self._memory = mmap.mmap(self.fd, BOARD_BYTES)
         self._free = deque(range(CONTROL_ROW + len(IDLE), BOARD_BYTES, len(IDLE)))
         self._wanted_from = 0
@@ -193,7 +193,7 @@ class TicketQueue:
         self._ours, self._theirs = private_pair()
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self.groups: dict[int, tuple[int, list[Ticket]]] = {}
-        self.leaves = 0
+        self.leaves: int = 0
 
     @property
     def reading_end(self) -> int:

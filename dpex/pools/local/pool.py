@@ -104,10 +104,10 @@ class LocalPool:
         on_result: Callable[..., None] | None = None,
         former: LocalPool | None = None,
     ) -> None:
-        self.counts = PoolCounts()
-        self.times = PoolTimes()
+        self.counts: PoolCounts = PoolCounts()
+        self.times: PoolTimes = PoolTimes()
         self.failed: str | None = None
-        self.crashes = 0
+        self.crashes: int = 0
         """Unexpected ends of workers since the last result of any."""
         self.handles: list[ProcessHandle] = []
         """The latest process at each place, as torch lists its workers. A new one takes the place of one that ended."""

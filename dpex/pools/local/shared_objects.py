@@ -290,9 +290,9 @@ class ObjectSearch:
         """Roles by the address of the type: the hash of a type may run a user's code."""
         self._leaves = 0
         self._pages: list[npt.NDArray[np.int64]] = []
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         """Wall seconds that were spent so far."""
-        self.copying_s = 0.0
+        self.copying_s: float = 0.0
         """Seconds of these in which the kernel copied pages. Each worker would spend as much without the search."""
 
     @property

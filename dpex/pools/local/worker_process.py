@@ -89,7 +89,7 @@ NO_GROUP = 0
 
 BATCH, ERROR, END = 0, 1, 2
 
-fd_array_bytes = socket.CMSG_LEN(64 * array.array("i").itemsize)
+fd_array_bytes: int = socket.CMSG_LEN(64 * array.array("i").itemsize)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class LocalWorker:
         self._dump_error = partial(cloud_dumps, remote=True) if plan.remote else dump_error
         self._core = core = WorkerCore(plan.setup)
         self._shared_queue = plan.shared_queue
-        self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
+        self.collate: ArenaCollate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
         self._largest = 0

@@ -41,7 +41,7 @@ from dpex.system.ray_package import (
 )
 from dpex.transport.arena import Arena
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 PARKED_S = 60.0
 """Seconds that parked agents keep their room on the cluster."""

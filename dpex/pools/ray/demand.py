@@ -79,7 +79,7 @@ class Demand:
     """Decide what to ask for. Times are seconds of one clock. Nothing is requested before ``pause_until``."""
 
     def __init__(self) -> None:
-        self.pause_until = float("-inf")
+        self.pause_until: float = float("-inf")
         self._lacking = _Lasting(LACKING_S)
         self._spare = _Lasting(SPARE_S)
         self._requested = 0

@@ -44,7 +44,7 @@ from dpex.system.clock import monotonic
 from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 LOOK_S = 0.05
 """Seconds between two looks whether reservations have a place; the answer comes from the cluster's head."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from dpex.system.clock import monotonic
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 FORGOTTEN_S = 5.0
 """Seconds after which a loader that has not reported has no share: several of its reports, as one may be late."""

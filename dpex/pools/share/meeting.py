@@ -60,7 +60,7 @@ class MeetingPlace:
     def __init__(self, key: str) -> None:
         processes = Path("/proc/self/ns/pid").readlink()
         name = hashlib.sha256(f"{processes}\n{key}".encode()).hexdigest()[:_NAME_LETTERS]
-        self.address = f"\0dpex-share-{os.getuid()}-{name}"
+        self.address: str = f"\0dpex-share-{os.getuid()}-{name}"
 
     def connect(self) -> socket.socket | None:
         """Return a connection to the listener, or None without one.

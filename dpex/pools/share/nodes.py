@@ -14,7 +14,7 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpex.errors import ShareError
@@ -58,7 +58,8 @@ class SharedNodes(Nodes):
         """The producer's, those of its workers by number, and the number of ranks of a job that share."""
         self._arena = Arena(shared=False)
         """Memory that batches are copied to."""
-        self._wanted = self._number = self.connections = 0
+        self.connections: int = 0
+        self._wanted = self._number = 0
         self._news: deque[NodeNews] = deque()
         self._wake: Callable[[], None] = wake_nobody
         self._connect()
@@ -144,7 +145,9 @@ class SharedNodes(Nodes):
         if processes != self._processes:
             self._processes = processes
             numbered = [(self._number * WORKERS_AN_AGENT + worker, pid or None) for worker, pid in processes[1]]
-            self.handles = [ProcessHandle(f"dpex-worker-{number}", number, pid) for number, pid in numbered]
+            self.handles: Sequence[ProcessHandle] = [
+                ProcessHandle(f"dpex-worker-{number}", number, pid) for number, pid in numbered
+            ]
         report = Report(pool, [], events, None, None, None, [], sharing_ranks=processes[2])
         return self._with_results(report, link, results) if results else report
 

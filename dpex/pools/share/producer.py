@@ -57,7 +57,7 @@ class KeptDescriptor:
     """A descriptor that is closed once nothing refers to this."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = os.dup(fd)
+        self.fd: int = os.dup(fd)
         self._end = weakref.finalize(self, os.close, self.fd)
 
 
@@ -105,8 +105,8 @@ class MadeBatch:
         self._slots = slots_of(node, worker.lease) if node is not None else {}
         self._kept = {number: worker.kept[number] for number, _ in self._slots}
         places = [tuple(self._place(worker, *at, base.nbytes)) for at, base in self._slots.items()]
-        self.data = marshal.dumps((*key, worker.number, kind, node, rest, places))
-        self.nbytes = len(self.data) + sum(base.nbytes for base in self._slots.values())
+        self.data: bytes = marshal.dumps((*key, worker.number, kind, node, rest, places))
+        self.nbytes: int = len(self.data) + sum(base.nbytes for base in self._slots.values())
 
     @property
     def is_lent(self) -> bool:
@@ -120,7 +120,7 @@ class MadeBatch:
 class ProducerPool(LocalPool):
     """A local pool whose results are kept undecoded. ``made``: those since they were last taken."""
 
-    handle_type = SharingHandle
+    handle_type: type[LocalWorkerHandle] = SharingHandle
 
     def __init__(self, starter: TemplateStarter) -> None:
         self.made: deque[tuple[Key, MadeBatch]] = deque()
@@ -154,7 +154,7 @@ class Subscriber:
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
         self.socket = connection
-        self.reader = FrameReader(connection)
+        self.reader: FrameReader = FrameReader(connection)
         self.wanted = self.epoch = self.rank = 0
         self.refused = ""
         self.pool = 0

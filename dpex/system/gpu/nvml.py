@@ -23,7 +23,7 @@ from typing import Any
 
 from dpex.system.clock import Clock, monotonic
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 PERIOD_S = 1.0
 """Seconds for which a reading is kept. NVML's utilisation is a mean over a sixth of a second to a second."""

@@ -41,7 +41,7 @@ import torch
 from dpex._torch import has_cuda_context
 from dpex.system.clock import monotonic
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 PENDING = 64
 """Visits that may wait to be read. A GPU that is as many steps behind does not stall, and no visit is added."""
@@ -187,7 +187,7 @@ class GpuStall(Generic[Mark]):
         self._is_in_row = self._is_warm = False
         self._since_absence = ABSENCES_APART
         self._has_failed = False
-        self.steps = GpuSteps()
+        self.steps: GpuSteps = GpuSteps()
         self.stall_s: float | None = None
         self.start_s: float | None = None
 

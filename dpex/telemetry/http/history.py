@@ -35,7 +35,7 @@ from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 VERSION = 3
 """Version of the JSON of `HistorySampler.state`; it grows when a field changes its meaning or is removed."""
@@ -282,7 +282,7 @@ class HistorySampler:
         self._histories: dict[str, LoaderHistory] = {}
         self._process = {**process, "pid": str(os.getpid()), "since": f"{wall():.3f}"}
         self._stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="dpex-metrics-sampler", daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._run, name="dpex-metrics-sampler", daemon=True)
 
     def start(self) -> None:
         """Begin to take frames."""

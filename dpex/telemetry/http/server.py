@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 
 MOST_CONNECTIONS = 32
 """Connections, and so threads, at a time."""
@@ -92,13 +92,15 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.socket.close()  # HTTPServer's own would look up this machine's name in the network
         both = host == "::" and socket.has_dualstack_ipv6()
-        self.socket = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+        self.socket: socket.socket = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+        self.address: str
+        self.port: int
         self.address, self.port = self.socket.getsockname()[:2]
         self.app = app
         self._context = context
         self._stopping = threading.Event()
         self._open: dict[Any, threading.Thread] = {}
-        self.thread = threading.Thread(target=self._run, name="dpex-metrics", daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._run, name="dpex-metrics", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""

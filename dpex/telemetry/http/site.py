@@ -22,7 +22,7 @@ from dpex.system.user_warnings import is_first
 from dpex.telemetry.http.history import STRETCHES, HistorySampler, TimedDiagnosis
 from dpex.telemetry.http.server import Answer, Request
 
-logger = logging.getLogger("dpex")
+logger: logging.Logger = logging.getLogger("dpex")
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
 DIAGNOSES_VERSION = 1
