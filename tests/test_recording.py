@@ -49,7 +49,6 @@ def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
     assert list(trace.decisions) == loader.decisions
     assert trace.header.machine["pid"] == os.getpid()
     assert abs(trace.header.started_s - time.time()) < 120
-    assert trace.sections[0].origin.limits["pins"] == {}
     assert trace.sections[0].origin.config.interval_s == QUICK.interval_s
     assert any(sample.local.services_s for sample in trace.samples)
     assert all(window.is_same for window in replayed(trace))
@@ -94,10 +93,9 @@ def test_resize_is_on_record(tmp_path: Path) -> None:
     first, second, third = load(str(path)).sections
     assert first.origin.why == ""
     assert second.origin.why == "local=3 is fixed by resize()"
-    assert second.origin.limits["pins"] == {"local": 3}
-    assert (second.origin.config.min_local, second.origin.config.max_local) == (3, 3)
+    assert (second.origin.limits.least_local, second.origin.limits.local) == (3, 3)
     assert second.origin.start.local == 3
-    assert third.origin.limits["pins"] == {"local": 3, "remote": 0, "prefetch": 5}
+    assert third.origin.limits == second.origin.limits.fixed(remote=0, prefetch=5)
     assert not third.steps
 
 

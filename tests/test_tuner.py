@@ -21,7 +21,8 @@ from families import Augmented, assert_same, seeded, stacked, train_until
 from waiting import ManualClock, until
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.runtime.allowed import Limits, cold_start, within
+from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.tuner import cold_start
 from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample, Settings
 from dpex.errors import OptionError
 from dpex.options import WorkerConfig
@@ -84,7 +85,7 @@ def test_batches_are_the_same_whatever_is_decided(monkeypatch: pytest.MonkeyPatc
     wanted = [Settings(local=local, prefetch=prefetch) for local, prefetch in ((2, 2), (3, 9), (1, 1), (1, 2), (6, 40))]
 
     class Restless:
-        def __init__(self, config: AutotuneConfig, start: Settings) -> None:
+        def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
             self.start, self.decisions = start, []
 
         def begin(self) -> Settings:
@@ -151,8 +152,9 @@ def test_what_was_fixed_by_resize_stays_so_in_a_copy() -> None:
     ],
 )
 def test_there_is_always_a_worker(config: AutotuneConfig, remote: bool, least: tuple[int, int]) -> None:
-    found = within(config, Limits(), Settings(local=1, prefetch=2), remote=remote)
-    assert (found.min_local, found.min_remote) == least
+    limits = Limits.of(config)
+    found = limits.with_a_worker() if remote else limits.without_remote(1)
+    assert (found.least_local, found.least_remote) == least
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_room_on_the_cluster(
 def test_a_budget_of_the_loader_is_its_tuners() -> None:
     tuner = DpexDataLoader([1, 2], num_workers="auto", worker_config=WorkerConfig(memory_budget=2_000))._tuning()
     assert tuner is not None
-    assert tuner._limits.memory_budget == 2_000
+    assert tuner._limits.batch_budget == 2_000
 
 
 # -- what the tuner reads ----------------------------------------------------------------------------------------------

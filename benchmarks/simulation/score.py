@@ -22,6 +22,7 @@ from benchmarks.simulation.world import World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.law.law import start as law_start
+from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Sample, Settings
 
 MOST_REGRET = 0.05
@@ -42,7 +43,7 @@ _GRAIN_S = 0.1
 
 def cold_start(world: World, config: AutotuneConfig | None = None) -> Settings:
     """What a loader begins with when nothing is known yet, within its limits."""
-    return law_start(config or AutotuneConfig(), world.cpus / world.ranks, memory=world.memory / world.ranks)
+    return law_start(Limits.of(config or AutotuneConfig()), world.cpus / world.ranks, memory=world.memory / world.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

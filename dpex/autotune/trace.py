@@ -18,11 +18,12 @@ from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
+from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.measure.samples import PoolSample
 
 FORMAT = "dpex-trace"
-VERSION = (1, 1)
+VERSION = (2, 0)
 """Version of the format. A reader needs the same first number; the second counts additions."""
 _EMPTY = PoolSample()
 
@@ -50,15 +51,15 @@ class TraceOrigin:
     """The origin of a law.
 
     Attributes:
-        config: The configuration, narrowed to the loader's abilities.
+        config: The configuration.
         start: The settings that it began with.
-        limits: Limits of the loader or the user, by name.
+        limits: Those of the configuration, the loader and the user.
         why: Why the law took over from another, else "".
     """
 
     config: AutotuneConfig
     start: Settings
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
     why: str = ""
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.law.wording import described
+from dpex.autotune.limits import Limits
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.main import add_command
@@ -269,7 +270,7 @@ def replay(trace: Trace) -> list[ReplayedWindow]:
 
 def _decide(section: TraceSection) -> list[Decision | None]:
     """Return the decision of a new law on each sample, with the outcome that the law found later."""
-    law = Law(section.origin.config, section.origin.start)
+    law = Law(section.origin.config, section.origin.start, section.origin.limits)
     decided = [law.step(step.sample) for step in section.steps]
     judged = iter(law.decisions)
     return [None if decision is None else next(judged) for decision in decided]
@@ -314,13 +315,13 @@ def _head(trace: Trace) -> Iterator[str]:
         at = f" from {section.steps[0].sample.at:.1f} s on" if number and section.steps else ""
         why = f" ({origin.why})" if origin.why else ""
         yield f"  {'renewed ' if number else 'settings'}  {origin.start}{at}{why}"
-        given = _not_default(origin.config)
-        yield from _wrapped("            given: ", ", ".join(given)) if given else ()
+        for label, values in (("given", _not_default(origin.config)), ("limits", _not_default(origin.limits))):
+            yield from _wrapped(f"            {label}: ", ", ".join(values)) if values else ()
 
 
-def _not_default(config: AutotuneConfig) -> list[str]:
-    default = asdict(AutotuneConfig())
-    return [f"{name}={value}" for name, value in asdict(config).items() if value != default[name] and name != "trace"]
+def _not_default(values: AutotuneConfig | Limits) -> list[str]:
+    default = asdict(type(values)())
+    return [f"{name}={value}" for name, value in asdict(values).items() if value != default[name] and name != "trace"]
 
 
 def _explain(number: int, window: ReplayedWindow, decision: Decision) -> Iterator[str]:

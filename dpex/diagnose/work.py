@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, PoolCost, Start
-from dpex.autotune.law.walls import Walls
+from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts, queueing_s
@@ -90,7 +90,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         step_cpu_s=min(step_s, max(0.0, facts.trainer_cpu_s - inline.cpu_s) / count),
         cpus=facts.cpus,
         others=facts.others or 0.0,
-        walls=_walls(facts, now, here),
+        limits=_limits(facts, now, here),
         unevenness=_unevenness(facts),
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * _load(facts), _missed(facts.decisions), 1.0 / math.sqrt(count)),
@@ -129,7 +129,7 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
     )
 
 
-def _walls(facts: Facts, now: Settings, here: PoolCost) -> Walls:
+def _limits(facts: Facts, now: Settings, here: PoolCost) -> Limits:
     """As far as advice goes: one jump of the tuner's, here where CPUs are idle, elsewhere where workers are."""
     soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
     most = min(facts.config.max_waiting, soon)
@@ -137,7 +137,7 @@ def _walls(facts: Facts, now: Settings, here: PoolCost) -> Walls:
     if here.cpu_s > _COMPUTES * here.service_s:
         served = 1 if is_full(facts) else math.ceil(facts.cpus) + _BESIDE
         local = min(local, max(now.local, served))
-    return Walls(local=local, remote=most if now.remote else 0)
+    return Limits(local=local, remote=most if now.remote else 0)
 
 
 def _unevenness(facts: Facts) -> float:

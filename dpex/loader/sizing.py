@@ -22,7 +22,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -40,7 +40,7 @@ from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
-    from dpex.autotune.runtime.allowed import Limits
+    from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Settings
     from dpex.loader.proxies import Source
@@ -121,8 +121,8 @@ class Sizing:
 
             args = self._loader.cluster_config.ray_remote_args
             room = RemoteRoom(args, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
-        limits = self.limits()
-        return Tuner(config, self.start(limits), limits, room=room)
+        start = self.start()
+        return Tuner(config, start, self.limits(config, start), room=room, note=self._note())
 
     def current(self) -> Sizes:
         """Return the sizes as they are now."""
@@ -139,18 +139,23 @@ class Sizing:
         prefetch = workers * (loader.prefetch_factor or 0) if loader._prefetch_is_given else None
         return Sizes(local=0 if is_remote else workers, remote=workers if is_remote else 0, prefetch=prefetch or None)
 
-    def limits(self) -> Limits:
-        """Return the limits of tuning beside those of its configuration."""
-        from dpex.autotune.runtime.allowed import Limits
+    def limits(self, config: AutotuneConfig, start: Settings) -> Limits:
+        """Return the limits of tuning, which begins at ``start``."""
+        from dpex.autotune.limits import Limits
 
-        loader = self._loader
-        return Limits(
-            streams=f"{self._why_streams()} {_NOT_TUNED}" if self.is_iterable else "",
-            reading=f"{self._why_streams()} {_READING_NOT_TUNED}" if self.is_split else "",
-            memory_budget=loader.worker_config.memory_budget,
-            prefetch_factor=loader.prefetch_factor if loader._prefetch_is_given else None,
-            pins={**loader._pins, LOCAL: 0} if is_daemonic() else loader._pins,
-        )
+        loader, limits = self._loader, Limits.of(config)
+        if loader.worker_config.memory_budget is not None:
+            limits = replace(limits, batch_budget=loader.worker_config.memory_budget)
+        if loader._prefetch_is_given and loader.prefetch_factor is not None:
+            limits = replace(limits, prefetch_factor=loader.prefetch_factor)
+        streams = {LOCAL: start.local, REMOTE: start.remote} if self.is_iterable else {}
+        return limits.fixed(**(self._pins() | streams))
+
+    def _note(self) -> str:
+        """Say why the number of workers is not tuned, or how many of them read; "" if all are tuned."""
+        if self.is_iterable:
+            return f"{self._why_streams()} {_NOT_TUNED}"
+        return f"{self._why_streams()} {_READING_NOT_TUNED}" if self.is_split else ""
 
     def _why_streams(self) -> str:
         """Return the number of streams, with its reason, in sentences."""
@@ -159,19 +164,23 @@ class Sizing:
             return streams.why
         return f"The dataset is read in {plural(self._workers, 'stream')}, as num_workers says."
 
-    def start(self, limits: Limits) -> Settings:
+    def _pins(self) -> dict[str, int]:
+        """Return what the user fixed, by name. A daemonic process has no local workers."""
+        return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
+
+    def start(self) -> Settings:
         """Return the settings that tuning begins with."""
-        from dpex.autotune.runtime.allowed import cold_start
+        from dpex.autotune.runtime.tuner import cold_start
         from dpex.autotune.types import Settings
         from dpex.engine.with_workers import lanes_of
 
-        if self._loader._is_auto and not limits.streams:
+        if self._loader._is_auto and not self.is_iterable:
             start = cold_start()
         else:
             sizes = self.fixed()
             prefetch = max(1, self._workers * (self._loader.prefetch_factor or TORCH_PREFETCH_FACTOR))
             start = Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch)
-        pins = limits.pins or {}
+        pins = self._pins()
         local, remote = pins.get(LOCAL, start.local), pins.get(REMOTE, start.remote)
         return Settings(
             local=local, remote=remote, prefetch=pins.get("prefetch", lanes_of(self._loader) * start.prefetch)

@@ -57,7 +57,6 @@ class MachineSample:
         trainer_cpu_s: CPU seconds of the training process.
         trainer_queued_s: Seconds in which its training thread could have run and had no CPU, None if unknown.
         memory_free: Bytes that batches and workers may still take, below 0 if they have too many; None if unknown.
-        batch_budget: The largest number of bytes of batches in flight.
         worker_bytes: Private memory of a local worker, the median; 0 if unknown.
     """
 
@@ -66,7 +65,6 @@ class MachineSample:
     trainer_cpu_s: float = 0.0
     trainer_queued_s: float | None = None
     memory_free: int | None = None
-    batch_budget: int | None = None
     worker_bytes: float = 0.0
 
 

@@ -16,6 +16,7 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
+from dpex.autotune.limits import Limits
 from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin, line
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
@@ -35,10 +36,11 @@ def recorder(path: Path) -> Recorder:
 
 
 def recorded(
-    into: Recorder, config: AutotuneConfig | None = None, start: Settings | None = None, why: str = ""
+    into: Recorder, limits: Limits | None = None, start: Settings | None = None, why: str = ""
 ) -> RecordingLaw:
-    config, start = config or AutotuneConfig(), start or Settings(local=2, prefetch=4)
-    return RecordingLaw(Law(config, start), into, TraceOrigin(config=config, start=start, why=why))
+    config, start, limits = AutotuneConfig(), start or Settings(local=2, prefetch=4), limits or Limits()
+    origin = TraceOrigin(config=config, start=start, limits=limits, why=why)
+    return RecordingLaw(Law(config, start, limits), into, origin)
 
 
 @pytest.fixture
@@ -54,11 +56,11 @@ def renewed(tmp_path: Path) -> Path:
     """As if resize(local=3) had been called after 8 s."""
     path = tmp_path / "trace.jsonl"
     into = recorder(path)
-    pinned = AutotuneConfig(min_local=3, max_local=3)
+    pinned = Limits().fixed(local=3)
 
     class Pinning(RecordingLaw):
         def step(self, sample: Sample) -> Decision | None:
-            if sample.at > 8 and self.law.config == AutotuneConfig():  # type: ignore[attr-defined]
+            if sample.at > 8 and self.law.limits == Limits():  # type: ignore[attr-defined]
                 self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, prefetch=6), "local=3 is fixed"))
             return super().step(sample)
 
@@ -105,7 +107,7 @@ def test_each_law_is_made_anew_where_it_was(renewed: Path) -> None:
     assert any(
         text.startswith("  renewed   3 local, prefetch 6 from 8") and "local=3 is fixed" in text for text in lines
     )
-    assert any("given: " in text and "min_local=3" in text and "max_local=3" in text for text in lines)
+    assert any("limits: local=3, least_local=3" in text for text in lines)
 
 
 # -- explained ---------------------------------------------------------------------------------------------------------

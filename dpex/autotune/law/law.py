@@ -15,7 +15,7 @@ from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate, is_link_full
 from dpex.autotune.law.model import Model, PoolCost, Start
-from dpex.autotune.law.walls import Walls, allowed, walls
+from dpex.autotune.limits import Limits
 from dpex.autotune.measured import LossClock, SampleChecker
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
@@ -25,14 +25,11 @@ _ROUNDING_S = 1e-9
 GROW, PROBE, BACK, GIVE_BACK = "grow", "probe", "back", "give back"
 
 
-def start(config: AutotuneConfig, cpus: float, *, memory: float | None = None) -> Settings:
+def start(limits: Limits, cpus: float, *, memory: float | None = None) -> Settings:
     """The setting to begin with, on ``cpus`` CPUs and ``memory`` free bytes that are granted to this rank."""
-    most = math.inf if config.max_local is None else config.max_local
     room = math.inf if memory is None else max(CONSTANTS.start // 2, memory // CONSTANTS.worker_bytes)
-    local = int(max(config.min_local, min(CONSTANTS.start, max(1, int(cpus)), most, room)))
-    local = max(local, int(not config.min_remote))
-    prefetch = max(1, int(CONSTANTS.uneven * (local + config.min_remote)))
-    return Settings(local=local, remote=config.min_remote, prefetch=min(prefetch, config.max_prefetch or prefetch))
+    workers = limits.clip(Settings(local=int(min(CONSTANTS.start, max(1, int(cpus)), room))))
+    return limits.clip(replace(workers, prefetch=int(CONSTANTS.uneven * workers.workers)))
 
 
 @dataclass(kw_only=True)
@@ -69,15 +66,16 @@ class TrialResult:
 
 
 class Law:
-    """See the module.
+    """See the module. ``limits``: Those of the loader; None: those of the configuration.
 
     Attributes:
         decisions: All that were taken, oldest first, with what they brought.
         model: The model of the work; None before the first batches.
     """
 
-    def __init__(self, config: AutotuneConfig, begin: Settings) -> None:
+    def __init__(self, config: AutotuneConfig, begin: Settings, limits: Limits | None = None) -> None:
         self.config = config
+        self.limits: Limits = limits or Limits.of(config)
         self._begin = begin
         self._checker, self._clock = SampleChecker(), LossClock()
         self._asked_at = self._settled_at = 0.0
@@ -151,14 +149,14 @@ class Law:
 
     def _inside(self, sample: Sample) -> Settings:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
-        inside = allowed(self.config, sample, sample.settings)
+        inside = self.limits.clip_change(sample, sample.settings)
         if inside.prefetch >= inside.workers:
             most = (1.0 + CONSTANTS.same) * inside.prefetch  # what is free is not known better than that
             is_near = inside.workers == sample.settings.workers and most >= sample.settings.prefetch
             return sample.settings if is_near else inside
-        hard = walls(self.config, sample)
+        hard = self.limits.in_window(sample)
         local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
-        return replace(inside, local=local, prefetch=max(1, min(sample.settings.prefetch, hard.most_prefetch(local))))
+        return replace(inside, local=local, prefetch=min(sample.settings.prefetch, hard.most_prefetch(local)))
 
     def _decide_early(self, sample: Sample) -> Decision | None:
         """Before the setting has been running for the time of a batch: end growth that has gone wrong, or take the
@@ -219,7 +217,7 @@ class Law:
             step_queued_s=seen.step_queued.value,
             cpus=machine.cpus,
             others=seen.others,
-            walls=walls(self.config, sample),
+            limits=self.limits.in_window(sample),
             lanes=sample.lanes,
             unevenness=seen.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
@@ -282,7 +280,7 @@ class Law:
         local, remote = self._target(sample)
         local, remote = max(local, now.local), max(remote, now.remote)
         assert self.model is not None
-        if local + remote > max(now.workers, self.model.walls.most_prefetch(local)):
+        if local + remote > max(now.workers, self.model.limits.most_prefetch(local)):
             return None
         if local + remote <= now.workers:
             return None
@@ -297,8 +295,8 @@ class Law:
         model, k, now = self.model, CONSTANTS, sample.settings
         wanted = dict(zip(WORKER_POOLS, model.best(self.config.headroom, self._most()), strict=True))
         if not self.decisions:  # memory is known now
-            usual = start(self.config, model.cpus).local
-            wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.walls.most_local(model.unevenness)))
+            usual = start(self.limits, model.cpus).local
+            wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.limits.most_local(model.unevenness)))
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
         if model.cpu_share > 0.5:  # the CPUs are the limit, which are known; remote workers have their own
             soon = MOST_WORKERS
@@ -309,11 +307,11 @@ class Law:
                 most[name] = min(most[name], math.ceil(math.sqrt(max(1, have) * count)))
         return min(wanted[LOCAL], most[LOCAL]), min(wanted[REMOTE], most[REMOTE])
 
-    def _most(self) -> Walls:
+    def _most(self) -> Limits:
         """Limits, and what the user has for workers that wait."""
         assert self.model is not None
-        hard = self.model.walls
-        return replace(hard, local=min(hard.local, max(self.config.max_waiting, self.config.min_local)))
+        hard = self.model.limits
+        return replace(hard, local=min(hard.local, max(self.config.max_waiting, hard.least_local)))
 
     def _widen(self, sample: Sample) -> Decision | None:
         """More batches in flight, or a probe."""
@@ -321,7 +319,7 @@ class Law:
         k, record, now, model = CONSTANTS, self._record, sample.settings, self.model
         if len(record) < k.least:
             return None
-        fit = model.walls.most_local(model.unevenness)
+        fit = model.limits.most_local(model.unevenness)
         if record.is_late and now.local > fit and model.unevenness > k.uneven:
             return self._change(sample, fit, now.remote, "limit", None)  # their memory is worth more as prefetch
         if record.is_late or now.workers * model.step_s > model.local.service_s:
@@ -334,13 +332,13 @@ class Law:
         k, now, model = CONSTANTS, sample.settings, self.model
         if sample.at < self._try_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
-        fit = model.walls.most_local(model.unevenness)
-        most = {LOCAL: min(fit, self._most().local, model.filling()), REMOTE: model.walls.remote}
+        fit = model.limits.most_local(model.unevenness)
+        most = {LOCAL: min(fit, self._most().local, model.filling()), REMOTE: model.limits.remote}
         for name in WORKER_POOLS if self._turn % 2 == 0 else reversed(WORKER_POOLS):
             have = getattr(now, name)
             sizes = {LOCAL: now.local, REMOTE: now.remote}
             sizes[name] = min(most[name], max(have + 1, math.ceil(have * k.step)))
-            if sizes[name] > have and sum(sizes.values()) <= model.walls.most_prefetch(sizes[LOCAL]):
+            if sizes[name] > have and sum(sizes.values()) <= model.limits.most_prefetch(sizes[LOCAL]):
                 return self._change(sample, sizes[LOCAL], sizes[REMOTE], "explore", PROBE)
         return None
 
@@ -348,7 +346,7 @@ class Law:
         """Fewer workers where those there are do not all work, and the loop has not waited for a while; or where they
         take the training thread's CPU."""
         assert self.model is not None
-        k, now, record, least = CONSTANTS, sample.settings, self._record, self.model.walls
+        k, now, record, least = CONSTANTS, sample.settings, self._record, self.model.limits
         if sample.at < self._try_at or len(record) * k.longest < k.least * self._shrink_after:
             return None
         local, remote = self._target(sample)
@@ -475,7 +473,7 @@ class Law:
         k, now, model = CONSTANTS, sample.settings, self.model
         depth = max(self._depth, min(k.uneven * model.unevenness, k.most_depth))
         wanted = Settings(local=local, remote=remote, prefetch=model.prefetch(local, remote, depth))
-        new = allowed(self.config, sample, wanted)
+        new = self.limits.clip_change(sample, wanted)
         if new == now:
             return None
         if (new.local, new.remote) == (now.local, now.remote):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.walls import Walls
+from dpex.autotune.limits import Limits
 from dpex.autotune.types import Settings
 
 _TINY = 1e-9
@@ -104,7 +104,7 @@ class Model:
         error: The relative standard error of that.
         start: What starting costs; None where workers live on.
         stages: Parts of the time of a batch in a worker, by name; they sum to 1.
-        walls: What memory, configuration and cluster allow.
+        limits: What memory, configuration and cluster allow.
         lanes: Batches that a worker makes at the same time. Its ``service_s`` is its time over them.
         link: Batches per second that the network brings from the cluster at most; infinite where that was never met.
     """
@@ -116,7 +116,7 @@ class Model:
     step_cpu_s: float
     cpus: float
     others: float
-    walls: Walls
+    limits: Limits
     lanes: int = 1
     step_queued_s: float = 0.0
     unevenness: float = 1.0
@@ -197,19 +197,19 @@ class Model:
         beside = min(self.others, self.cpus)
         return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
-    def best(self, headroom: float, walls: Walls | None = None) -> tuple[int, int]:
+    def best(self, headroom: float, limits: Limits | None = None) -> tuple[int, int]:
         """The fewest workers of each pool that make ``headroom`` times what the training loop takes, or what comes
         nearest to that: local ones first, as they take no other machine."""
-        walls = walls or self.walls
-        most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
+        limits = limits or self.limits
+        most = min(limits.most_local(self.unevenness), limits.local, limits.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
-        spared = 1.0 if walls.remote else None
+        spared = 1.0 if limits.remote else None
         local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus(local) / max(_TINY, self._cpu_s))
         far = min(max(0.0, headroom * self.demand - near), headroom * self.link) * self.remote.service_s
-        remote = min(walls.remote, math.ceil(far - _TINY), max(0, walls.most_prefetch(local) - local))
-        local = max(local, walls.least_local, int(not remote))
-        return self._quick_to_start(local), max(remote, walls.least_remote)
+        remote = min(limits.remote, math.ceil(far - _TINY), max(0, limits.most_prefetch(local) - local))
+        local = max(local, limits.least_local, int(not remote))
+        return self._quick_to_start(local), max(remote, limits.least_remote)
 
     def _quick_to_start(self, local: int) -> int:
         """As many workers as make a pass with its start the shortest; the fewest of those."""
@@ -229,7 +229,7 @@ class Model:
     def prefetch(self, local: int, remote: int, depth: float) -> int:
         """``depth`` batches in flight for each that workers make at the same time, as far as memory allows."""
         workers = local + remote
-        most = max(workers, self.walls.most_prefetch(local))
+        most = max(workers, self.limits.most_prefetch(local))
         return int(max(2, min(depth * self.lanes * workers, most)))
 
     # -- what would end the stall --------------------------------------------------------------------------------------
@@ -259,4 +259,4 @@ class Model:
 
     def with_remote(self, most: int) -> Model:
         """The model with places for ``most`` remote workers."""
-        return replace(self, walls=replace(self.walls, remote=max(most, self.walls.remote)))
+        return replace(self, limits=replace(self.limits, remote=max(most, self.limits.remote)))

@@ -16,29 +16,44 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST_WINDOW_S
-from dpex.autotune.law.law import Law
+from dpex.autotune.law.law import Law, start
 from dpex.autotune.law.wording import named
-from dpex.autotune.runtime.allowed import Limits, brought_inside, within
+from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.trace_file import recorder
 from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample, Settings
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import GpuUse, MachineSample, PoolSample
-from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
+from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import parts_of_machine
+from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus
-from dpex.system.machine import MachineMeter
+from dpex.system.machine import MachineMeter, free_memory
 
 logger: logging.Logger = logging.getLogger("dpex")
+
+
+def cold_start(cpus: float | None = None, ranks: int | None = None, memory: float | None = None) -> Settings:
+    """Return the law's start, on this rank's part of the CPUs and of the memory.
+
+    Args:
+        cpus: CPUs of the machine that the job may use; None: as the system tells.
+        ranks: Ranks of the job on this machine; None: as the environment tells.
+        memory: Free bytes of the machine; None: as the system tells.
+    """
+    cpus = usable_cpus() if cpus is None else cpus
+    ranks = local_ranks(os.environ) if ranks is None else ranks
+    memory = free_memory() if memory is None else memory
+    share = AutotuneConfig().memory_share
+    return start(Limits(), cpus / ranks, memory=None if memory is None else share * memory / ranks)
 
 
 class Tunable(Protocol):
@@ -56,7 +71,15 @@ class Tunable(Protocol):
 
 
 class Tuner:
-    """See the module. ``room`` is called in the tuner's thread and may take its time."""
+    """See the module.
+
+    Args:
+        config: The configuration.
+        start: The settings to begin with.
+        limits: Those of the configuration, the loader and the user.
+        room: Room on a cluster; it is called in the tuner's thread and may take its time.
+        note: Why workers keep their number, for the user, or how many of them read; else "".
+    """
 
     def __init__(
         self,
@@ -65,11 +88,12 @@ class Tuner:
         limits: Limits,
         *,
         room: Room | None = None,
+        note: str = "",
         clock: Clock = monotonic,
         machine: MachineMeter | None = None,
     ) -> None:
         self.config = config
-        self._limits = limits
+        self._limits = limits = limits.with_a_worker() if room is not None else limits.without_remote(start.local)
         self._room = room
         self._clock = clock
         self._machine = machine
@@ -82,7 +106,6 @@ class Tuner:
         self._notes: list[Decision] = []
         self._start = start
         self._has_failed = False
-        self._refused = False
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._changing = threading.Lock()
@@ -90,52 +113,32 @@ class Tuner:
         self._recorder = recorder(config)
         self.gpu_use: GpuUse | None = None
         self.settings: Settings = start
-        self._law: Law | RecordingLaw = Law(self._allowed(), start)
-        self._renew("")
-        if said := limits.streams or limits.reading:
-            self._past.append(_noted(0.0, self.settings, self.settings, "start", said))
-            logger.info("auto: %s", said)
+        self._law: Law | RecordingLaw = Law(config, start, limits)
+        self._renew("", lambda given: given)
+        if note:
+            self._past.append(_noted(0.0, self.settings, self.settings, "start", note))
+            logger.info("auto: %s", note)
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
-    def _renew(
-        self,
-        why: str,
-        *,
-        limits: Mapping[str, Any] | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        """Have another law, for these limits and from the present setting with these sizes."""
+    def _renew(self, why: str, narrow: Callable[[Limits], Limits], **workers: int) -> None:
+        """Have another law, for narrower limits and from the present setting with these ``workers``."""
         with self._changing:
-            self._limits = replace(self._limits, **limits or {})
-            self.settings = replace(self.settings, **sizes or {})
-            config = self._allowed()
-            self.settings = brought_inside(self.settings, config)
+            self._limits = limits = narrow(self._limits)
+            self.settings = limits.clip(replace(self.settings, **workers))
             self._past += self._law.decisions
-            self._law = self._on_record(Law(config, self.settings), config, why)
+            self._law = Law(self.config, self.settings, limits)
+            if self._recorder is not None:
+                origin = TraceOrigin(config=self.config, start=self.settings, limits=limits, why=why)
+                self._law = RecordingLaw(self._law, self._recorder, origin)
             self._windows.clear()
             self._request()
-
-    def _allowed(self) -> AutotuneConfig:
-        remote = self._room is not None and not self._refused
-        return within(self.config, self._limits, self.settings, remote=remote)
-
-    def _on_record(self, law: Law, config: AutotuneConfig, why: str) -> Law | RecordingLaw:
-        if self._recorder is None:
-            return law
-        limits = asdict(replace(self._limits, pins=dict(self._limits.pins or {})))
-        limits |= {"streams": bool(limits["streams"])}
-        del limits["reading"]
-        origin = TraceOrigin(config=config, start=self.settings, limits=limits, why=why)
-        return RecordingLaw(law, self._recorder, origin)
 
     @property
     def sizes(self) -> Sizes:
         """For an engine: the present setting, and the limits that it keeps by itself."""
-        now, limits = self.settings, self._limits
-        prefetch = (limits.pins or {}).get("prefetch")
-        if prefetch is None and limits.prefetch_factor is not None:
-            prefetch = limits.prefetch_factor * max(1, now.workers)
+        now = self.settings
+        prefetch = now.prefetch if self._limits.is_prefetch_limited else None
         return Sizes(local=now.local, remote=now.remote, prefetch=prefetch, tuned_prefetch=now.prefetch)
 
     @property
@@ -147,13 +150,13 @@ class Tuner:
     @property
     def is_frozen(self) -> bool:
         """True if the user fixed everything, or tuning has failed."""
-        return self._has_failed or set(KNOBS) <= set(self._limits.pins or {})
+        return self._has_failed or self._limits.is_fixed
 
     def pin(self, pins: Mapping[str, int]) -> None:
         """From now on these are the user's; the rest is tuned on."""
         why = f"{', '.join(f'{name}={count}' for name, count in pins.items())} is fixed by resize()"
-        sizes = {name: count for name, count in pins.items() if name in WORKER_POOLS}
-        self._renew(why, limits={"pins": dict(pins)}, sizes=sizes)
+        workers = {name: count for name, count in pins.items() if name in WORKER_POOLS}
+        self._renew(why, lambda limits: limits.fixed(**pins), **workers)
         logger.info("auto: %s%s", why, "; nothing is tuned any more" if self.is_frozen else "")
 
     # -- engines -----------------------------------------------------------------------------------------------------
@@ -251,12 +254,11 @@ class Tuner:
             free = int(
                 self.config.memory_share * (free / parts_of_machine(os.environ, look.local.sharing_ranks) + held) - held
             )
-        budget = self._limits.memory_budget
-        return replace(machine, memory_free=free, batch_budget=budget, trainer_queued_s=window.trainer_queued_s)
+        return replace(machine, memory_free=free, trainer_queued_s=window.trainer_queued_s)
 
     def _with_room(self, sample: Sample) -> PoolSample:
         remote = sample.remote
-        if self._room is None or self._refused:
+        if self._room is None or not self._limits.remote:
             return remote
         found = self._look_for_room(self._wanted(remote.requested, remote.running), sample.at)
         if found is None:
@@ -279,16 +281,16 @@ class Tuner:
         it reports.
         """
         is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S
-        if self._room is None or self._refused or not looks or not is_due:
+        if self._room is None or not self._limits.remote or not looks or not is_due:
             return
         requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
         self._look_for_room(self._wanted(requested, running), self._elapsed_s())
 
     def _wanted(self, requested: int, running: int) -> RoomWanted:
         """Return what this loader wants of the cluster. It asks for nodes only up to a number that the user gave."""
-        most = self._allowed().max_remote
-        useful = self._law.useful_remote(MOST_WORKERS if most is None else most)
-        return RoomWanted(requested=requested, running=running, useful=useful, may_grow=bool(most))
+        most = self._limits.remote
+        useful = self._law.useful_remote(most)
+        return RoomWanted(requested=requested, running=running, useful=useful, may_grow=0 < most < MOST_WORKERS)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -303,23 +305,21 @@ class Tuner:
 
     def _learn(self, look: EngineLook) -> bool:
         """Take in limits that were met; return True if another law decides now."""
-        if look.refused is not None and not self._refused:  # its dataset cannot travel, or the cluster is gone
-            self._refused = True
-            sizes = {LOCAL: look.sizes.local, REMOTE: 0}
-            self._renew(f"there can be no remote workers: {look.refused}", sizes=sizes)
+        if look.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
+            local, why = look.sizes.local, f"there can be no remote workers: {look.refused}"
+            self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
             return True
         if look.most_local is not None and self._is_news(look.most_local[0]):
             most, reason = look.most_local
             why = f"no more than {most} local workers can be started: {reason}"
-            self._renew(why, limits={"most_local": most})
+            self._renew(why, lambda limits: limits.with_most_local(most))
             logger.info("auto: %s", why)
             return True
         return False
 
     def _is_news(self, most: int) -> bool:
         """True if the system refused to start a worker, where more were thought possible."""
-        known = self._limits.most_local
-        return (known is None or most < known) and LOCAL not in (self._limits.pins or {})
+        return self._limits.least_local != self._limits.local > most
 
     def _carry_out(self, decision: Decision, law: Law | RecordingLaw) -> None:
         """Unless the user fixed a size meanwhile, and another law decides."""
@@ -339,13 +339,13 @@ class Tuner:
             stay = "The present setting stays" if old == new else back
             text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
             self._past, self._notes = [*self.decisions, _noted(self._elapsed_s(), old, new, "failed", text)], []
-            self._law = Law(self._allowed(), new)
+            self._law = Law(self.config, new, self._limits)
             self.settings = new
             self._request()
 
     def _last_good(self) -> Settings:
         kept = [d.new for d in self.decisions if d.outcome is not None and d.outcome.kept]
-        return brought_inside((kept or [self._start])[-1], self._allowed())
+        return self._limits.clip((kept or [self._start])[-1])
 
     def _request(self) -> None:
         sizes = self.sizes

@@ -15,6 +15,7 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
+from dpex.autotune.limits import Limits
 from dpex.autotune.measured import SampleChecker
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
@@ -52,7 +53,6 @@ MACHINES = st.builds(
     trainer_cpu_s=number(1.0),
     trainer_queued_s=st.none() | number(1.0),
     memory_free=st.none() | st.sampled_from([0, -(10**9), 10**6, 10**9, 10**10, 10**30]),
-    batch_budget=st.none() | st.sampled_from([0, 1, 10**6, 10**9]),
     worker_bytes=number(1e8),
 )
 SAMPLES = st.builds(
@@ -118,11 +118,11 @@ def play(law: Law, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, D
 
 
 def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) -> None:
-    new, walls = decision.new, sample.machine
+    new, machine = decision.new, sample.machine
     assert config.min_local <= new.local <= (math.inf if config.max_local is None else config.max_local)
     assert config.min_remote <= new.remote <= (math.inf if config.max_remote is None else config.max_remote)
     if config.max_local is None:
-        cpus = max(walls.cpus if math.isfinite(walls.cpus) else 1e5, decision.evidence.get("cpus", 0.0))
+        cpus = max(machine.cpus if math.isfinite(machine.cpus) else 1e5, decision.evidence.get("cpus", 0.0))
         assert new.local <= max(decision.old.local, first(config).local, config.max_waiting, 2 * cpus + 2)
     assert 1 <= new.prefetch <= (config.max_prefetch or max(decision.old.prefetch, 32 * new.workers))
     assert new != decision.old
@@ -134,13 +134,13 @@ def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) ->
 
 
 @settings(max_examples=60, deadline=None)
-@given(config=CONFIGS, turns=TURNS, is_plausible=st.booleans())
+@given(config=CONFIGS, turns=TURNS, is_plausible=st.booleans(), budget=st.sampled_from([1, 10**6, 10**9, math.inf]))
 def test_any_sequence_of_legal_samples_is_taken_and_the_limits_are_kept(
-    config: AutotuneConfig, turns: Sequence[tuple[Sample, bool]], is_plausible: bool
+    config: AutotuneConfig, turns: Sequence[tuple[Sample, bool]], is_plausible: bool, budget: float
 ) -> None:
     if is_plausible:
         turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
-    for sample, decision in play(Law(config, first(config)), turns):
+    for sample, decision in play(Law(config, first(config), replace(Limits.of(config), batch_budget=budget)), turns):
         assert_within(config, sample, decision)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.limits import Limits
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.cli.replay import Trace, read
@@ -22,7 +23,7 @@ from dpex.measure.samples import MachineSample, PoolSample
 NOW_S = 1_800_000_000.25
 MACHINE = {"name": "here", "cpus": 8}
 ORIGIN = TraceOrigin(
-    config=AutotuneConfig(max_local=3), start=Settings(local=2, prefetch=4), limits={"pins": {"local": 3}}
+    config=AutotuneConfig(max_local=3), start=Settings(local=2, prefetch=4), limits=Limits(local=3, memory=1e9)
 )
 DECISION = a_decision(evidence={"rate": 0.1})
 
@@ -228,9 +229,9 @@ def with_header(**changes: Any) -> list[bytes]:
 
 def test_another_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        TraceError, match=r"t, line 1: a trace of version '2\.0', written by dpex 9\.1.*reads 1\.x: replay"
+        TraceError, match=r"t, line 1: a trace of version '3\.0', written by dpex 9\.1.*reads 2\.x: replay"
     ):
-        read(with_header(version="2.0", dpex="9.1", origin={"unknown": 1}), "t")
+        read(with_header(version="3.0", dpex="9.1", origin={"unknown": 1}), "t")
     with pytest.raises(TraceError, match="version 'None'"):
         read(with_header(version=None), "t")
 
@@ -253,7 +254,7 @@ def test_what_an_older_version_lacks_takes_defaults() -> None:
         {
             "kind": "header",
             "format": FORMAT,
-            "version": "1.0",
+            "version": "2.0",
             "dpex": "0.1",
             "started_s": 0,
             "origin": {"config": {}, "start": {"local": 1}},

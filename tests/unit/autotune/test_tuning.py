@@ -13,9 +13,9 @@ from decisions import a_decision
 from waiting import ManualClock
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.constants import AWAY_S, SHORTEST_WINDOW_S, WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING
-from dpex.autotune.runtime.allowed import Limits, cold_start
-from dpex.autotune.runtime.tuner import Tuner
+from dpex.autotune.constants import AWAY_S, MOST_WORKERS, SHORTEST_WINDOW_S, WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING
+from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted, Settings
 from dpex.measure.consumer_time import EngineLook, Times
@@ -133,7 +133,7 @@ def tuned(config: AutotuneConfig | None = None, **work: Any) -> tuple[Tuner, Loa
     tuner = Tuner(
         config or AutotuneConfig(),
         start,
-        given.get("limits", Limits()),
+        given.get("limits", Limits.of(config or AutotuneConfig())),
         room=given.get("room"),
         clock=loader.clock,
         machine=given.get("machine", Machine()),
@@ -151,8 +151,8 @@ def run(tuner: Tuner, loader: Loader, seconds: float) -> None:
 class Listener:
     """In the place of a law: answers what the test says."""
 
-    def __init__(self, config: AutotuneConfig, start: Settings) -> None:
-        self.config, self.start, self.decisions = config, start, []
+    def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
+        self.limits, self.start, self.decisions = limits, start, []
         self.samples: list[Any] = []
         self.answers: list[Settings] = []
         self.useful: int | None = None
@@ -411,7 +411,7 @@ def test_what_the_system_refuses_is_learnt_as_a_limit() -> None:
         loader.odd = {"most_local": (most, "no more processes")}
         loader.work(99, 0.0, 1.0)
         tuner.turn()
-        assert tuner._law.config.max_local == learnt
+        assert tuner._law.limits.local == learnt  # type: ignore[union-attr]
         assert tuner.sizes.local <= learnt
     assert loader.requests[-1].local <= 2
 
@@ -488,20 +488,18 @@ def test_it_jumps_to_what_the_training_loop_takes_in_few_decisions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "limits", "machine", "most", "prefetch"),
+    ("limits", "machine", "most", "prefetch"),
     [
-        (AutotuneConfig(max_local=3), Limits(), Machine(), 3, 4096),
-        (AutotuneConfig(max_prefetch=6), Limits(), Machine(), 64, 6),
-        (AutotuneConfig(), Limits(most_local=4), Machine(), 4, 4096),
-        (AutotuneConfig(), Limits(memory_budget=5 * int(BATCH_BYTES)), Machine(), 64, 5),
-        (AutotuneConfig(), Limits(), Machine(memory_free=4 * 10**8, worker_bytes=1e8), 6, 4096),
-        (AutotuneConfig(), Limits(pins={"local": 2}), Machine(), 2, 4096),
+        (Limits(local=3), Machine(), 3, 4096),
+        (Limits(prefetch=6), Machine(), 64, 6),
+        (Limits(prefetch_factor=3), Machine(), 64, 3 * 64),
+        (Limits(batch_budget=5 * BATCH_BYTES), Machine(), 64, 5),
+        (Limits(), Machine(memory_free=4 * 10**8, worker_bytes=1e8), 6, 4096),
+        (Limits().fixed(local=2), Machine(), 2, 4096),
     ],
 )
-def test_no_limit_is_exceeded(
-    config: AutotuneConfig, limits: Limits, machine: Machine, most: int, prefetch: int
-) -> None:
-    tuner, loader = tuned(config, service_s=0.4, step_s=0.005, limits=limits, machine=machine)
+def test_no_limit_is_exceeded(limits: Limits, machine: Machine, most: int, prefetch: int) -> None:
+    tuner, loader = tuned(service_s=0.4, step_s=0.005, limits=limits, machine=machine)
     run(tuner, loader, 30.0)
     assert all(decision.new.local <= most for decision in tuner.decisions)
     assert all(decision.new.prefetch <= prefetch for decision in tuner.decisions)
@@ -568,7 +566,7 @@ def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
 
 
 def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
-    assert parts[0]._law.config.max_remote == 0
+    assert parts[0]._law.limits.remote == 0
     cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
     tuner, loader = tuned(room=cluster)
     loader.odd = {"remote": PoolSample(requested=5, running=3)}
@@ -578,11 +576,11 @@ def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) ->
     assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in cluster.told] == [(5, 3, False)]
     seen = tuner._law.samples[0].remote  # type: ignore[union-attr]
     assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
-    assert tuner._law.config.max_remote is None  # type: ignore[union-attr]
+    assert tuner._law.limits.remote == MOST_WORKERS  # type: ignore[union-attr]
     loader.odd = {"refused": "the dataset cannot travel"}
     loader.work(99, 0.0, 1.0)
     tuner.turn()
-    assert tuner._law.config.max_remote == 0  # type: ignore[union-attr]
+    assert tuner._law.limits.remote == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("parts")

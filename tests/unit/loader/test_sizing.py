@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.limits import Limits
 from dpex.autotune.types import Settings
 from dpex.errors import ClusterError, FixedWorkersError
 from dpex.loader.sizing import Sizing, Streams
@@ -59,6 +60,10 @@ def options(*, is_split: bool = False, **changes: Any) -> Sizing:
     return found
 
 
+def limits_of(sizing: Sizing) -> Limits:
+    return sizing.limits(AutotuneConfig(), sizing.start())
+
+
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
@@ -96,31 +101,31 @@ def test_a_daemonic_process_has_remote_workers_only(monkeypatch: pytest.MonkeyPa
     assert not options(**TUNED).is_tuned
     found = options(**TUNED, **REMOTE)
     assert found.is_tuned
-    assert found.limits().pins == {"local": 0}
+    assert limits_of(found).local == 0
 
 
 def test_tuning_begins_with_the_number_that_was_given_and_what_was_fixed() -> None:
     given = options(autotune=AutotuneConfig(), prefetch_factor=4, _pins={"prefetch": 9})
-    assert given.start(given.limits()) == Settings(local=3, remote=0, prefetch=9)
+    assert given.start() == Settings(local=3, remote=0, prefetch=9)
+    assert limits_of(given).least_prefetch == limits_of(given).prefetch == 9
     cold = options(**TUNED, _pins={"local": 2, "remote": 1})
-    assert cold.start(cold.limits()).local == 2
-    assert cold.start(cold.limits()).remote == 1
+    assert (cold.start().local, cold.start().remote) == (2, 1)
 
 
 def test_streams_keep_their_number_and_the_reason_is_told() -> None:
-    assert options(**TUNED).limits().streams == ""
-    assert options(**TUNED, **STREAM, _streams=STREAMS).limits().streams.startswith(STREAMS.why)
-    split = options(**TUNED, is_split=True, _streams=STREAMS).limits()
-    assert split.streams == ""
-    assert split.reading.startswith("The dataset is read in 3 streams, as the dataset names 3 shards.")
-    assert "in 3 streams, as num_workers says" in options(**STREAM, _streams=STREAMS).limits().streams
+    assert options(**TUNED)._note() == ""
+    assert "Other workers" in options(**TUNED, is_split=True, _streams=STREAMS)._note()
+    assert "in 3 streams, as num_workers says" in options(**STREAM, _streams=STREAMS)._note()
     given = options(**TUNED, **STREAM, _streams=STREAMS)
-    assert given.start(given.limits()) == Settings(local=3, remote=0, prefetch=6)
+    assert given._note().startswith(STREAMS.why)
+    assert given.start() == Settings(local=3, remote=0, prefetch=6)
+    limits = limits_of(given)
+    assert (limits.least_local, limits.local, limits.remote) == (3, 3, 0)
 
 
 def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
-    assert options().limits().prefetch_factor is None
-    assert options(_prefetch_is_given=True, prefetch_factor=7).limits().prefetch_factor == 7
+    assert not limits_of(options()).is_prefetch_limited
+    assert limits_of(options(_prefetch_is_given=True, prefetch_factor=7)).prefetch_factor == 7
 
 
 @pytest.mark.parametrize(

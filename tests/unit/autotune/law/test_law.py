@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.law import Law, start
+from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
@@ -31,7 +32,7 @@ class TunedLoader:
         at_once: float = math.inf,
         cpu_s: float = 0.0,
     ) -> None:
-        begin, self.machine = start(AutotuneConfig(), cpus), Machine(cpus=cpus)
+        begin, self.machine = start(Limits.of(AutotuneConfig()), cpus), Machine(cpus=cpus)
         self.tuner, self.engine = tuned(
             service_s=service_s, step_s=step_s, cpu_s=cpu_s, machine=self.machine, start=begin
         )
@@ -49,8 +50,8 @@ class TunedLoader:
 
 
 def test_it_starts_within_the_configuration() -> None:
-    assert start(AutotuneConfig(max_local=3, max_prefetch=4), 8.0) == Settings(local=3, prefetch=4)
-    assert start(AutotuneConfig(min_local=2, min_remote=1), 1.0) == Settings(local=2, remote=1, prefetch=6)
+    assert start(Limits.of(AutotuneConfig(max_local=3, max_prefetch=4)), 8.0) == Settings(local=3, prefetch=4)
+    assert start(Limits.of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
 
 
 # -- jump --------------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.autotune.law.model import Model, PoolCost, Start
-from dpex.autotune.law.walls import Walls
+from dpex.autotune.limits import Limits
 from dpex.autotune.types import Settings
 
-ANYTHING = Walls(local=64, remote=0)
+ANYTHING = Limits(local=64, remote=0)
 
 
 def model(
@@ -24,7 +24,7 @@ def model(
     step_cpu_s: float = 0.0,
     cpus: float = 16.0,
     others: float = 0.0,
-    walls: Walls = ANYTHING,
+    limits: Limits = ANYTHING,
     now: int = 8,
 ) -> Model:
     place = PoolCost(service_s=service_s, cpu_s=cpu_s)
@@ -36,7 +36,7 @@ def model(
         step_cpu_s=step_cpu_s,
         cpus=cpus,
         others=others,
-        walls=walls,
+        limits=limits,
     )
 
 
@@ -78,7 +78,7 @@ def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, blo
 
 
 def test_remote_workers_make_no_more_than_the_link_carries() -> None:
-    work = replace(model(step_s=0.001, cpus=4.0, walls=Walls(local=64, remote=64)), link=25.0)
+    work = replace(model(step_s=0.001, cpus=4.0, limits=Limits(local=64, remote=64)), link=25.0)
     assert work.rate(workers(4, 8)).value == pytest.approx(40.0 + 25.0)
     assert work.best(1.2)[1] == 3  # those keep it full
 
@@ -93,7 +93,7 @@ def test_the_interval_grows_with_the_distance() -> None:
     [
         (model(step_s=0.02), (6, 0)),  # what the step takes, and a reserve
         (model(step_s=0.001), (16, 0)),  # the CPUs
-        (model(step_s=0.005, cpus=4, walls=Walls(local=64, remote=40)), (3, 21)),  # a CPU is left to the training loop
+        (model(step_s=0.005, cpus=4, limits=Limits(local=64, remote=40)), (3, 21)),  # a CPU is left to the loop
     ],
 )
 def test_the_best_is_what_the_step_takes_and_a_reserve(work: Model, best: tuple[int, int]) -> None:
@@ -101,8 +101,7 @@ def test_the_best_is_what_the_step_takes_and_a_reserve(work: Model, best: tuple[
 
 
 def test_few_workers_are_best_where_starting_them_takes_longest() -> None:
-    walls = Walls(local=64, remote=0)
-    work = replace(model(step_s=0.001, cpu_s=0.01, cpus=2, walls=walls), start=Start(seconds=2, workers=8, batches=10))
+    work = replace(model(step_s=0.001, cpu_s=0.01, cpus=2), start=Start(seconds=2, workers=8, batches=10))
     assert work.best(1.2)[0] <= 3
     assert replace(work, start=None).best(1.2)[0] > 20
 
@@ -129,7 +128,7 @@ seconds = st.floats(1e-5, 100.0)
 @st.composite
 def models(draw: st.DrawFn) -> Model:
     service_s = draw(seconds)
-    walls = Walls(
+    limits = Limits(
         local=draw(st.integers(1, 64)),
         remote=draw(st.integers(0, 64)),
         memory=draw(st.one_of(st.just(math.inf), st.floats(1e8, 1e11))),
@@ -145,7 +144,7 @@ def models(draw: st.DrawFn) -> Model:
         step_cpu_s=step_s * draw(st.floats(0, 1)),
         cpus=draw(st.floats(0.1, 128)),
         others=draw(st.floats(0, 128)),
-        walls=walls,
+        limits=limits,
         measured_rate=draw(st.one_of(st.none(), st.floats(1e-3, 1e5))),
         error=draw(st.floats(0, 1)),
         start=draw(st.one_of(st.none(), st.builds(Start, seconds=seconds, workers=st.just(4), batches=st.just(20)))),
@@ -171,11 +170,11 @@ def test_no_rate_surpasses_the_step_and_its_interval_holds_it(work: Model, local
 
 
 @given(models())
-def test_the_best_is_within_the_walls(work: Model) -> None:
+def test_the_best_is_within_the_limits(work: Model) -> None:
     local, remote = work.best(1.2)
     assert local + remote >= 1
-    assert local <= max(1, work.walls.local)
-    assert remote <= work.walls.remote
+    assert local <= max(1, work.limits.local)
+    assert remote <= work.limits.remote
 
 
 @given(models(), st.floats(1.0, 4.0))

@@ -1,0 +1,158 @@
+"""The limits of settings, by configuration, loader, ``resize``, system, memory and cluster. PURE."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
+from dpex.autotune.types import Sample, Settings
+from dpex.schedule.names import LOCAL, REMOTE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The lowest and the highest workers of each pool and prefetch, and the bytes that both may fill.
+
+    Attributes:
+        local, remote, prefetch: The highest.
+        least_local, least_remote, least_prefetch: The lowest. A value that is fixed has the same lowest and highest.
+        prefetch_factor: The highest prefetch for each worker.
+        batch_budget: Bytes of batches in flight, at most.
+        memory: Bytes of local workers and batches in flight together, at most.
+        worker_bytes, batch_bytes: Bytes of one worker, and of one batch.
+    """
+
+    local: int = MOST_WORKERS
+    remote: int = MOST_WORKERS
+    prefetch: int = MOST_WORKERS
+    least_local: int = 0
+    least_remote: int = 0
+    least_prefetch: int = 1
+    prefetch_factor: int = MOST_WORKERS
+    batch_budget: float = math.inf
+    memory: float = math.inf
+    worker_bytes: float = 0.0
+    batch_bytes: float = 0.0
+
+    @classmethod
+    def of(cls, config: AutotuneConfig) -> Limits:
+        """Return the limits that a configuration gives."""
+        highest = (config.max_local, config.max_remote, config.max_prefetch)
+        local, remote, prefetch = (MOST_WORKERS if most is None else most for most in highest)
+        least = {"least_local": config.min_local, "least_remote": config.min_remote}
+        return cls(local=local, remote=remote, prefetch=prefetch, **least)
+
+    # -- what narrows them ---------------------------------------------------------------------------------------------
+
+    def fixed(self, **values: int) -> Limits:
+        """Return the limits that allow only these ``values``, by the names of settings."""
+        least = {f"least_{name}": value for name, value in values.items()}
+        factor = MOST_WORKERS if "prefetch" in values else self.prefetch_factor
+        return replace(self, **values, **least, prefetch_factor=factor)
+
+    def with_a_worker(self) -> Limits:
+        """Return the limits with at least one worker, a local one where local workers are possible."""
+        if self.least_local or self.least_remote:
+            return self
+        return replace(self, least_local=1) if self.local else replace(self, least_remote=1)
+
+    def without_remote(self, local: int) -> Limits:
+        """Return the limits without remote workers. Where workers are fixed, ``local`` ones are."""
+        if (self.least_local, self.least_remote) == (self.local, self.remote):
+            return self.fixed(**{LOCAL: local, REMOTE: 0})
+        return replace(self, local=self.local or MOST_WORKERS, remote=0, least_remote=0).with_a_worker()
+
+    def with_most_local(self, most: int) -> Limits:
+        """Return the limits with at most ``most`` local workers."""
+        return replace(self, local=min(self.local, most), least_local=min(self.least_local, most))
+
+    def in_window(self, sample: Sample) -> Limits:
+        """Return the limits with the memory, the room on the cluster and the bytes that a window measured."""
+        machine, batch_bytes = sample.machine, sample.batch_bytes
+        memory, each, local, prefetch = math.inf, machine.worker_bytes, self.local, self.prefetch
+        if machine.memory_free is not None:
+            held = sample.ready + min(sample.in_flight, sample.lanes * sample.local.running)
+            memory = machine.memory_free + held * batch_bytes + sample.local.requested * each
+        if each > 0 and math.isfinite(memory):
+            local = min(local, max(1, int((memory - batch_bytes) / each)))
+        if batch_bytes > 0:
+            prefetch = int(max(self.least_prefetch, min(prefetch, self.batch_budget / batch_bytes)))
+        return replace(
+            self,
+            local=max(local, self.least_local),
+            remote=max(self._places(sample), self.least_remote),
+            prefetch=prefetch,
+            memory=memory,
+            worker_bytes=each,
+            batch_bytes=batch_bytes,
+        )
+
+    def _places(self, sample: Sample) -> int:
+        """Remote workers that find a place."""
+        there = sample.remote
+        held = min(there.requested, sample.settings.remote)  # those that leave cannot be had again
+        room = held - there.unplaced + there.room if there.room is not None else 0
+        return min(room, self._granted(sample))
+
+    def _granted(self, sample: Sample) -> int:
+        """Remote workers that these limits and other loaders on the cluster leave to this one."""
+        granted = sample.remote.granted
+        return self.remote if granted is None else min(self.remote, granted)
+
+    # -- what they allow -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if there is only one setting."""
+        lowest = (self.least_local, self.least_remote, self.least_prefetch)
+        return lowest == (self.local, self.remote, self.prefetch)
+
+    @property
+    def is_prefetch_limited(self) -> bool:
+        """True if the user limits the prefetch."""
+        return min(self.prefetch, self.prefetch_factor) < MOST_WORKERS
+
+    def most_prefetch(self, local: int) -> int:
+        """Batches in flight that there is room for beside ``local`` workers, at least the lowest."""
+        if math.isinf(self.memory) or self.batch_bytes <= 0:
+            return self.prefetch
+        room = (self.memory - local * self.worker_bytes) / self.batch_bytes
+        return int(max(self.least_prefetch, min(self.prefetch, room)))
+
+    def most_local(self, unevenness: float) -> int:
+        """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
+        ``unevenness`` times the mean, as the others go on meanwhile."""
+        at_once = min(unevenness * self.batch_bytes, self.batch_bytes + CONSTANTS.uneven_room * self.worker_bytes)
+        each = self.worker_bytes + at_once
+        if math.isinf(self.memory) or not each:
+            return self.local
+        return int(max(1, min(self.local, self.memory / each)))
+
+    def clip(self, settings: Settings) -> Settings:
+        """Return the nearest setting inside, with at least one worker."""
+        local = max(self.least_local, min(settings.local, self.local))
+        remote = max(self.least_remote, min(settings.remote, self.remote))
+        local = max(local, int(not remote))
+        most = min(self.most_prefetch(local), self.prefetch_factor * (local + remote))
+        return Settings(local=local, remote=remote, prefetch=max(self.least_prefetch, min(settings.prefetch, most)))
+
+    def clip_change(self, sample: Sample, wanted: Settings) -> Settings:
+        """Return the setting nearest to ``wanted`` that may follow the setting of a window.
+
+        Remote workers that run may stay where there is no place for others: they are lost when they are lost. What
+        other loaders have a right to is given back. Memory that leaving workers and drawn batches still have counts as
+        taken.
+        """
+        hard, now = self.in_window(sample), sample.settings
+        if wanted.local > now.local and hard.worker_bytes > 0 and math.isfinite(hard.memory):
+            beside = hard.memory - (sample.ready + sample.in_flight) * hard.batch_bytes
+            most = max(now.local, hard.least_local, int(beside / hard.worker_bytes))
+            hard = replace(hard, local=min(hard.local, most))
+        hard = replace(hard, remote=max(hard.remote, min(now.remote, self._granted(sample))))
+        found = hard.clip(wanted)
+        if found.prefetch <= now.prefetch:
+            return found
+        still = max(found.local, sample.local.requested)
+        return replace(found, prefetch=min(found.prefetch, max(now.prefetch, hard.most_prefetch(still))))
