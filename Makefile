@@ -148,8 +148,8 @@ soak: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict dpex benchmarks/simulation
-	sh -c 'PATH=$(BIN):$$PATH pyright --verifytypes dpex --ignoreexternal'
+	$(BIN)/mypy --strict dpex benchmarks/simulation tests/fresh_scripts/typed_use.py
+	sh -c 'PATH=$(BIN):$$PATH; pyright tests/fresh_scripts/typed_use.py && pyright --verifytypes dpex --ignoreexternal'
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
@@ -43,6 +43,7 @@ from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Self  # torch needs the package
 
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
@@ -56,6 +57,12 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Samples(Protocol[T_co]):
+    """A dataset that is no `torch.utils.data.Dataset`, such as a list or a range: it has a sample for each index."""
+
+    def __getitem__(self, index: Any, /) -> T_co: ...
+
+
 def _new_runtime() -> LoaderRuntime:
     from dpex.loader.runtime import LoaderRuntime
 
@@ -67,7 +74,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     It takes torch's arguments in torch's order and with torch's meaning, and the keyword-only ones of dpex. Each
     argument is kept as an attribute of its own name. With a fixed number of workers the batches are torch's, bit for
-    bit.
+    bit. The type parameter is the type of a sample, as in torch, and type checkers see batches as ``Any``.
 
     Args:
         dataset: A map-style or an iterable dataset, as in torch.
@@ -139,7 +146,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     """
 
     _source: Source | None = None
-    _begun: Any = None
+    _begun: BaseDataLoaderIter | None = None
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
 
@@ -150,11 +157,11 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     @with_hints
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[T_co] | Samples[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Any = None,
-        batch_sampler: Any = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[list[Any]] | None = None,
         num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -213,7 +220,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         self._pins: dict[str, int] = {}
         self._runtime = _new_runtime()
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]  # torch's loader takes lists, too
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
@@ -282,7 +289,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         self._runtime.close()
         self._iterator = self._begun = None
 
-    def __enter__(self) -> DpexDataLoader[T_co]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -486,7 +493,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
         load(self, state_dict)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> BaseDataLoaderIter:
         begun, self._begun = self._begun, None
         return super().__iter__() if begun is None else begun
 
