@@ -27,6 +27,7 @@ from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import WITHIN, Facts, TransformFacts
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural, rounded
+from dpex.schedule.names import lanes
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
@@ -44,7 +45,18 @@ _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "
 """Stages of a batch in words; others are names of transforms."""
 
 Kind = Literal[
-    "workers", "prefetch", "start", "free", "place", "narrow", "larger", "cached", "divided", "cheaper", "machines"
+    "workers",
+    "prefetch",
+    "start",
+    "free",
+    "place",
+    "narrow",
+    "larger",
+    "cached",
+    "awaited",
+    "divided",
+    "cheaper",
+    "machines",
 ]
 EFFORT: dict[Kind, float] = {
     "workers": 1.0,
@@ -55,6 +67,7 @@ EFFORT: dict[Kind, float] = {
     "place": 2.0,
     "larger": 3.0,
     "cached": 3.0,
+    "awaited": 4.0,
     "divided": 4.0,
     "cheaper": 4.0,
     "machines": 12.0,
@@ -290,6 +303,24 @@ class Run:
             left = 1.0 - HALF * stage[1]
             yield self._costing("cheaper", f"{_stage(stage[0])} at half its cost", left, left)
         yield from self._cached()
+        yield from self._awaited()
+
+    def _awaited(self) -> Iterator[Prediction]:
+        """Samples that mostly wait, read by coroutines: a worker then waits for many at the same time."""
+        facts, model, now = self.facts, self.model, self.base or self.model.now
+        if not facts.concurrency or model.cpu_share >= HALF:
+            return
+        quicker = self._scaled(max(model.cpu_share, 1.0 / facts.concurrency), 1.0)
+        local, remote = quicker.best(facts.config.headroom)
+        at_once = lanes(round(facts.samples / max(1, facts.batches)), facts.concurrency)
+        chosen = Settings(local=local, remote=remote, prefetch=max(now.prefetch, 2 * at_once * (local + remote)))
+        counts = range(1, min(now.workers, chosen.workers))
+        alike = (each for each in counts if quicker.rate(Settings(local=each)).value >= model.rate(now).value)
+        fewest = next(alike, 0)
+        told = f" ({plural(fewest, 'worker')} would do what {now.workers} do)" if fewest else ""
+        change = f"`async def __getitem__` with num_workers={chosen.workers} instead of {now.workers}{told}"
+        condition = f"the storage serves {chosen.workers * facts.concurrency} requests at a time as fast"
+        yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
 
     def _cached(self) -> Iterator[Prediction]:
         """Samples from `dpex.cached`, as far as nothing random was drawn for them."""
@@ -343,13 +374,16 @@ class Run:
 
     def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
         """With batches that take these parts of the wall and CPU time."""
+        return self.predicted(kind, change, model=self._scaled(wall, cpu))
+
+    def _scaled(self, wall: float, cpu: float) -> Model:
+        """The model of batches that take these parts of the wall and CPU time."""
         model = self.model
 
         def scaled(pool: PoolCost) -> PoolCost:
             return replace(pool, service_s=pool.service_s * wall, cpu_s=pool.cpu_s * cpu)
 
-        cheaper = model.costing(scaled(model.local), scaled(model.remote))
-        return self.predicted(kind, change, model=cheaper)
+        return model.costing(scaled(model.local), scaled(model.remote))
 
 
 def _named(now: Settings, new: Settings) -> str:

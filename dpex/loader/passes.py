@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.loader import hook
 from dpex.loader.sizing import Sizing, Streams, stay_in_process_if_daemonic
-from dpex.schedule.names import encodable
+from dpex.schedule.names import encodable, is_asynchronous
 from dpex.system.user_warnings import is_first, warn
 
 if TYPE_CHECKING:
@@ -176,8 +176,14 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         is_torchs=_is_torchs(sizing),
         held=held_by(loader.dataset),
+        concurrency=loader.worker_config.concurrency if _may_be_asynchronous(loader) else 0,
     )
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
+
+
+def _may_be_asynchronous(loader: Any) -> bool:
+    """Return True if the dataset is map-style and is read synchronously."""
+    return loader._dataset_kind == DatasetKind.Map and not is_asynchronous(loader.dataset)
 
 
 def _step_labels(dataset: Any) -> tuple[str, ...] | None:

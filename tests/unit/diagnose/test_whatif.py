@@ -114,6 +114,19 @@ def test_a_diagnosis_keeps_to_the_configuration_of_the_tuner() -> None:
     assert found.facts.config == tuner.config
 
 
+def test_a_dataset_that_waits_is_told_what_coroutines_would_bring() -> None:
+    measured = replace(waiting(step_s=0.0004, workers=64, making_s=0.08, batches=4000), concurrency=64)
+    told_of = "`async def __getitem__` with num_workers="
+    found = named(diagnose(measured), told_of)
+    assert found.change == f"{told_of}4 instead of 64 (1 worker would do what 64 do)"
+    assert found.condition == "the storage serves 256 requests at a time as fast"
+    assert (measured.rate, found.rate) == (pytest.approx(800, rel=0.02), pytest.approx(2500, rel=0.05))
+    assert not any(one.kind == "awaited" for one in diagnose(replace(measured, concurrency=0)).predictions)
+    computing = pool(tickets=4000, load_s=320.0, load_cpu_s=310.0, running=64)
+    busy = replace(measured, pools={"local": computing})
+    assert not any(one.kind == "awaited" for one in diagnose(busy).predictions)
+
+
 def test_workers_that_wait_make_batches_in_proportion_to_their_number() -> None:
     measured = waiting(step_s=0.01)
     found = diagnose(measured)
