@@ -13,7 +13,6 @@ import os
 import shutil
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +67,6 @@ def cached(
     version: str | int | None = None,
     on_random: OnRandom = "raise",
     paths: Iterable[str | Path] | str | Path = (),
-    cache_version: str | int | None = None,
 ) -> CachedDataset:
     """Return a dataset that prepares each sample of ``dataset`` once, and then reads it from a cache.
 
@@ -101,7 +99,6 @@ def cached(
             process, and one in a thousand later, are prepared twice under different seeds.
         paths: Files and folders that the samples are made from, or one of them. Trainings for which their sizes or
             times of change differ share no cache.
-        cache_version: The former name of ``version``.
 
     Returns:
         A map-style dataset. Attributes that it lacks are those of ``dataset``, and are set there. Samples consist of
@@ -146,9 +143,6 @@ def cached(
             raise OptionError(f"{option}={value!r}: give a number of bytes, a text such as '8GB', or None")
     if sizes["memory"] == 0 and disk is None:
         raise OptionError("memory=0 without disk=: give one of the two, or leave dpex.cached out")
-    if cache_version is not None:
-        warnings.warn(f"cache_version={cache_version!r} is now version=", DeprecationWarning, stacklevel=2)
-        version = cache_version if version is None else version
     _check_names(name, version, disk)
     parts = _cut(dataset, upto)
     key, label = uuid.uuid4().hex, kind
