@@ -1,8 +1,8 @@
 """Every private name of torch that dpex uses, once, with what it is used for.
 
 Other modules take these names from here: ruff fails on a private name elsewhere (`banned-api` in pyproject.toml).
-`tests/test_torch_names.py` checks the presence and shape of each name in the torch that is installed. Importing this
-module imports torch.
+`tests/project/test_torch_names.py` checks the presence and shape of each name in the torch that is installed. Importing
+this module imports torch.
 
 Names of methods and attributes cannot be imported: those that dpex overrides, replaces or reads are in `ATTRIBUTES`.
 """

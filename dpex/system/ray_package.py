@@ -1,7 +1,7 @@
 """Ray as an optional package: import it, see whether it is connected, and every private name of it that dpex uses.
 
-Importing this module does not import Ray. `tests/test_torch_names.py` checks the private names in the Ray that is
-installed.
+Importing this module does not import Ray. `tests/project/test_torch_names.py` checks the private names in the
+installed Ray.
 """
 
 from __future__ import annotations

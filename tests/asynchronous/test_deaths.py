@@ -11,7 +11,7 @@ import pytest
 
 from dpex.schedule.events import WorkerGone
 from tests.asynchronous.works import Indices, turn
-from tests.test_local_pool import driven
+from tests.pools.test_local_pool import driven
 
 pytestmark = [pytest.mark.timeout(120)]
 

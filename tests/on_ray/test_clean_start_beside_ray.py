@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked, worker_pids
-from test_clean_start import BROKEN, SHAPE, no_server, server_pid  # noqa: F401
+from pools.test_clean_start import BROKEN, SHAPE, no_server, server_pid  # noqa: F401
 
 from dpex import DpexDataLoader
 from dpex.pools.local import clean_server

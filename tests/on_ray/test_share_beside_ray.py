@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
-from test_clean_start import no_server  # noqa: F401
+from pools.test_clean_start import no_server  # noqa: F401
 
 from dpex import DpexDataLoader
 from dpex.options import WorkerConfig

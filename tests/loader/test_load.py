@@ -26,7 +26,7 @@ from dpex import DpexDataLoader
 
 pytestmark = pytest.mark.timeout(240)
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOADERS = 50
 RANKS = 8
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seeding": "batch"}

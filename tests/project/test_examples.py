@@ -10,7 +10,7 @@ import pytest
 from trainers import Forker
 
 pytestmark = pytest.mark.timeout(300)
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 Run = Callable[..., tuple[str, str]]

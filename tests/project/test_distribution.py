@@ -26,8 +26,8 @@ pytest.importorskip("hatchling", reason="needs the dev extra: hatchling")
 import fresh_environment
 from fresh_environment import FreshEnvironment
 
-ROOT = Path(__file__).parents[1]
-SCRIPTS = Path(__file__).parent / "fresh_scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests/fresh_scripts"
 DATA_FILES = {
     "dpex/py.typed",
     "dpex/run/sitehook/sitecustomize.py",

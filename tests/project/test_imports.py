@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REPORT = """
 import json, logging, os, sys, threading
 before = set(os.listdir('/proc/self/fd')), list(threading.enumerate())

@@ -18,7 +18,7 @@ from dpex import errors, stats
 from dpex.errors import DpexError
 from dpex.system import user_warnings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = dpex.__all__
 
 

@@ -31,7 +31,7 @@ import pytest
 import dpex
 from dpex.dataloader import DpexDataLoader
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 LINKED = (
     *PAGES,
