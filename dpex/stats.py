@@ -25,8 +25,8 @@ class LoaderStats:
         batch_bytes: The mean size of a batch.
         ready_bytes: The size of the batches that are ready, estimated from the sizes seen.
         wait_s: Wall seconds that the training loop spent inside ``next()``.
-        own_s: The part of ``wait_s`` in which it was not blocked but busy: decoding, handing out work, making batches.
-        head_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
+        busy_s: The part of ``wait_s`` in which it was not blocked but busy: decoding, handing out work, making batches.
+        straggler_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
         work_s: Wall seconds between two calls of ``next()``. They are the training loop's, not the GPU's.
         first_batch_s: Seconds from ``iter()`` to the first batch.
         gpu_stall_s: Seconds in which the GPU's stream was idle without data. The first batch of an epoch is left
@@ -59,8 +59,8 @@ class LoaderStats:
     batch_bytes: float = 0.0
     ready_bytes: float = 0.0
     wait_s: float = 0.0
-    own_s: float = 0.0
-    head_s: float = 0.0
+    busy_s: float = 0.0
+    straggler_s: float = 0.0
     work_s: float = 0.0
     first_batch_s: float = 0.0
     gpu_stall_s: float | None = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.simulation.rank import Rank
     from benchmarks.simulation.simulator import Simulator
 
-_NOISY = ("wait_s", "own_s", "work_s", "head_s")
+_NOISY = ("wait_s", "busy_s", "work_s", "straggler_s")
 _NOISY_OF_POOLS = ("load_s", "encode_s", "cpu_s")
 _WORKERS, _TRAINER = 1, 2
 

@@ -22,7 +22,7 @@ nothing, and its own step may take a tenth of the GPU's. So loading is judged by
 - *nvml*: where there are no events. No more can be lost than the time in which the GPU ran no kernel.
 - *wait*: nothing is known of a GPU. The loss is the training loop's wait.
 
-A window that was measured by the GPU's clock becomes a sample whose consumer is the GPU: ``wait_s`` and ``own_s`` are
+A window that was measured by the GPU's clock becomes a sample whose consumer is the GPU: ``wait_s`` and ``busy_s`` are
 what it waited, ``work_s`` the rest.
 """
 
@@ -61,12 +61,12 @@ class SampleChecker:
 
     def check(self, sample: Sample) -> Sample | None:
         """Return a sample to calculate with; None if the window measured nothing."""
-        times = (sample.seconds, sample.wait_s, sample.own_s, sample.work_s)
+        times = (sample.seconds, sample.wait_s, sample.busy_s, sample.work_s)
         if not all(_is_time(value) for value in times) or sample.seconds < LEAST_S or self._stood_still(sample):
             return None
         total_s = sum(times[1:])
         factor = sample.seconds / total_s if total_s > MOST_TIMES * sample.seconds else 1.0
-        wait_s, own_s, work_s = (factor * value for value in times[1:])
+        wait_s, busy_s, work_s = (factor * value for value in times[1:])
         if 0 < sample.machine.cpus < math.inf:
             self._cpus = min(max(sample.machine.cpus, LEAST_CPUS), MOST_CPUS)
         found, settings = _checked(sample), _checked(sample.settings)
@@ -75,11 +75,11 @@ class SampleChecker:
             at=self._passed(sample),
             settings=replace(settings, prefetch=max(1, settings.prefetch)),
             wait_s=wait_s,
-            own_s=own_s,
+            busy_s=busy_s,
             work_s=work_s,
             steps=found.steps if _is_time(sample.steps_s) else None,
             steps_s=factor * found.steps_s,
-            head_s=min(wait_s, found.head_s),
+            straggler_s=min(wait_s, found.straggler_s),
             local=_pool(sample.local),
             remote=_pool(sample.remote),
             machine=replace(_checked(sample.machine), cpus=self._cpus),
@@ -195,18 +195,18 @@ def by_events(sample: Sample) -> Sample:
 
 def _by_nvml(sample: Sample) -> Sample:
     idle_s = max(0.0, 1.0 - (sample.gpu_busy or 0.0)) * sample.seconds
-    return _with_loss(sample, min(sample.wait_s + sample.own_s, idle_s))
+    return _with_loss(sample, min(sample.wait_s + sample.busy_s, idle_s))
 
 
 def _with_loss(sample: Sample, lost_s: float) -> Sample:
     """The window of a consumer with a loss: the end of each stay in ``next()``, where batches are handed out."""
-    own_s = min(lost_s, sample.own_s)
-    wait_s = lost_s - own_s
+    busy_s = min(lost_s, sample.busy_s)
+    wait_s = lost_s - busy_s
     return replace(
         sample,
         wait_s=wait_s,
-        own_s=own_s,
+        busy_s=busy_s,
         work_s=remainder(sample.seconds, lost_s),
         steps=None,
-        head_s=min(sample.head_s, wait_s),
+        straggler_s=min(sample.straggler_s, wait_s),
     )

@@ -49,14 +49,14 @@ class Sample:
     """The measurements between ``at - seconds`` and ``at``, under ``settings``.
 
     Attributes:
-        wait_s: Seconds in which the consumer was blocked in ``next()``. With ``own_s`` and ``work_s`` these add up to
+        wait_s: Seconds in which the consumer was blocked in ``next()``. With ``busy_s`` and ``work_s`` these add up to
             ``seconds``, but for the call that is under way.
-        own_s: Seconds in which it was busy there (decoding, or handing out work).
+        busy_s: Seconds in which it was busy there (decoding, or handing out work).
         work_s: Seconds between two calls.
         steps, steps_s: Steps that ended in the window, and all their seconds, those before the window too. A window
             that ends in the middle of a step holds a part of it, so ``work_s`` over ``batches`` is no mean. None: only
             ``work_s`` is known.
-        head_s: Part of ``wait_s`` in which later batches were ready and the next one in turn was not.
+        straggler_s: Part of ``wait_s`` in which later batches were ready and the next one in turn was not.
         ready, in_flight: Batches at the end of the window.
         batch_bytes: Mean size of a batch.
         gpu_busy: Share of about the last second in which the GPU ran kernels (NVML).
@@ -75,11 +75,11 @@ class Sample:
     epoch: int = 0
     batches: int = 0
     wait_s: float = 0.0
-    own_s: float = 0.0
+    busy_s: float = 0.0
     work_s: float = 0.0
     steps: int | None = None
     steps_s: float = 0.0
-    head_s: float = 0.0
+    straggler_s: float = 0.0
     ready: int = 0
     in_flight: int = 0
     batch_bytes: float = 0.0
@@ -109,8 +109,8 @@ class Sample:
     @property
     def wait(self) -> float:
         """Share of the consumer's time spent in ``next()``, 0 to 1."""
-        total = self.wait_s + self.own_s + self.work_s
-        return (self.wait_s + self.own_s) / total if total > 0 else 0.0
+        total = self.wait_s + self.busy_s + self.work_s
+        return (self.wait_s + self.busy_s) / total if total > 0 else 0.0
 
 
 Signal = Literal["wait", "events", "nvml"]

@@ -301,7 +301,7 @@ def _head(trace: Trace) -> Iterator[str]:
     if trace.is_torn:
         yield "  note      the last line is incomplete (the run was killed, or the disk was full) and was left out"
     if samples:
-        lost_s = sum(sample.wait_s + sample.own_s for sample in samples)
+        lost_s = sum(sample.wait_s + sample.busy_s for sample in samples)
         total_s = max(1e-9, lost_s + sum(sample.work_s for sample in samples))
         measured_s = max(1e-9, sum(sample.seconds for sample in samples))
         batches, seconds = sum(sample.batches for sample in samples), samples[-1].at - samples[0].at

@@ -164,10 +164,10 @@ def _crowded(facts: Facts, left: Seconds) -> Seconds:
     Taking in and making batches there queue as well. That is their time, as it would go if they took none.
     """
     busy_s = sum(left[name] for name in _OWN)
-    own_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolStats()).busy_s
-    if is_tiny(facts) or own_s <= 0:
+    total_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolStats()).busy_s
+    if is_tiny(facts) or total_s <= 0:
         return {}
-    return _part_of(left, _OWN, busy_s * min(1.0, facts.loop_queued_s / own_s))
+    return _part_of(left, _OWN, busy_s * min(1.0, facts.loop_queued_s / total_s))
 
 
 def _dispatch(facts: Facts, left: Seconds) -> Seconds:
@@ -230,8 +230,8 @@ def _queued(facts: Facts, name: str, pool: PoolStats) -> float:
     queued_s = queueing_s(pool)
     if queued_s is not None or name != INLINE or facts.trainer_queued_s is None:
         return queued_s or 0.0
-    own_s = pool.busy_s + facts.work_s
-    return facts.trainer_queued_s * pool.busy_s / own_s if own_s > 0 else 0.0
+    total_s = pool.busy_s + facts.work_s
+    return facts.trainer_queued_s * pool.busy_s / total_s if total_s > 0 else 0.0
 
 
 def _part(part: float, whole: float) -> float:

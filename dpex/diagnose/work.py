@@ -107,8 +107,8 @@ def _load(facts: Facts) -> float:
 def _free_step_s(facts: Facts) -> float:
     """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
     waited for page-locked memory, which no worker makes shorter."""
-    own_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in ("sampler", "dispatch", "unknown", "h2d"))
-    loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * own_s, own_s - facts.loop_queued_s)
+    busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in ("sampler", "dispatch", "unknown", "h2d"))
+    loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * busy_s, busy_s - facts.loop_queued_s)
     if facts.gpu_running_stall_s is None:
         return loop_s
     return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)

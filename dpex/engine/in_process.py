@@ -392,7 +392,7 @@ class InlineMeter:
         return LoaderStats(
             batches=sums.batches,
             wait_s=inside_s,
-            own_s=inside_s,
+            busy_s=inside_s,
             work_s=sums.work_s,
             first_batch_s=self._tally.first_batch_s,
             gpu_stall_s=sums.gpu_stall_s,

@@ -78,18 +78,18 @@ class Times(Record):
 
     batches: int = counter("Batches that the consumer got.")
     wait_s: float = counter("Seconds in which it was blocked in ``next()``.", "seconds")
-    own_s: float = counter("Seconds in which it was busy in ``next()``.", "seconds")
+    busy_s: float = counter("Seconds in which it was busy in ``next()``.", "seconds")
     work_s: float = counter("Seconds between two calls.", "seconds")
     steps: int | None = counter("Steps that have ended: the next call of ``next()`` has begun.", default=None)
     steps_s: float = counter("Seconds of the steps that have ended.", "seconds")
-    head_s: float = counter(
+    straggler_s: float = counter(
         "Seconds of the wait in which later batches were ready and the next one was not.", "seconds"
     )
 
     @property
     def seconds(self) -> float:
         """Seconds in passes."""
-        return self.wait_s + self.own_s + self.work_s
+        return self.wait_s + self.busy_s + self.work_s
 
 
 class Tally:
@@ -120,7 +120,7 @@ class Tally:
 
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at", "errors"),
-        *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "log", "named_s"),
+        *("first_batch_s", "first_blocked_s", "head_idle_s", "straggler_s", "idle_ratio", "inside_s", "log", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
         *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "stepped", "steps", "transfer_s"),
         *("unended_s", "waited_s", "waits", "work_s", "_before", "_latest", "_queued_before_s"),
@@ -137,7 +137,7 @@ class Tally:
         self.delivered_at: float = 0.0
         self.inside_s: float = 0.0
         self.blocked_s: float = 0.0
-        self.head_s: float = 0.0
+        self.straggler_s: float = 0.0
         self.work_s: float = 0.0
         self.start_s: float = 0.0
         self.first_batch_s: float = 0.0
@@ -190,7 +190,7 @@ class Tally:
                 self._queued_before_s = self.queue()
         else:
             self.starting = True
-            self._before = (self.blocked_s, self.head_s)
+            self._before = (self.blocked_s, self.straggler_s)
         seqlock.changes = (seqlock.changes | 1) + 1
 
     def leave(self, opened_s: float | None, now: float, *, over: bool) -> None:
@@ -229,7 +229,7 @@ class Tally:
 
     def _started(self, inside_s: float, got_one: bool) -> None:
         self.first_blocked_s += self.blocked_s - self._before[0]
-        self.blocked_s, self.head_s = self._before
+        self.blocked_s, self.straggler_s = self._before
         self.start_s += inside_s
         self.starts += got_one
         if self.batches == 1:
@@ -260,7 +260,7 @@ class Tally:
         self.blocked_s += waited
         cause = self.cause
         if cause == STRAGGLER:
-            self.head_s += waited
+            self.straggler_s += waited
         if self.starting:
             return
         self.named_s += waited
@@ -319,9 +319,9 @@ class Tally:
         batches, inside_s = self.batches - self.starts, self.inside_s - self.start_s
         steps_s = work_s = self.work_s
         if self.starting:
-            blocked_s, head_s = self._before
+            blocked_s, straggler_s = self._before
         else:
-            blocked_s, head_s = self.blocked_s, self.head_s
+            blocked_s, straggler_s = self.blocked_s, self.straggler_s
             entered_at, blocked_at, returned_at = self.entered_at, self.blocked_at, self.returned_at
             if entered_at:
                 inside_s += max(0.0, now - entered_at)
@@ -329,16 +329,16 @@ class Tally:
                 work_s += max(0.0, now - returned_at)
             if blocked_at:
                 blocked_s += max(0.0, now - blocked_at)
-                head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
-        own_s = max(0.0, inside_s - blocked_s)
+                straggler_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
+        busy_s = max(0.0, inside_s - blocked_s)
         return Times(
             batches=batches,
             wait_s=blocked_s,
-            own_s=own_s,
+            busy_s=busy_s,
             work_s=work_s,
             steps=self.stepped,
             steps_s=steps_s,
-            head_s=head_s,
+            straggler_s=straggler_s,
         )
 
     def sums(self, now: float, **others: Any) -> Sums:

@@ -176,7 +176,7 @@ BUSY = world(Work(cpu_s=0.02, wait_s=0.03, spread=0.5), Step(gpu_s=0.01, cpu_s=0
 
 def test_the_consumer_s_time_adds_up_but_for_what_is_under_way() -> None:
     samples = recorded(BUSY, workers(2))
-    spent = sum(sample.wait_s + sample.own_s + sample.work_s for sample in samples)
+    spent = sum(sample.wait_s + sample.busy_s + sample.work_s for sample in samples)
     assert spent == pytest.approx(sum(sample.seconds for sample in samples), abs=0.1)
 
 

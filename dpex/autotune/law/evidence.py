@@ -225,11 +225,11 @@ def is_link_full(sample: Sample) -> bool:
 
 def steps(sample: Sample) -> tuple[tuple[float, float], int]:
     """Return the seconds of steps and those in which the training thread waited for a CPU, and the number of steps."""
-    total_s = sample.work_s + sample.own_s
+    total_s = sample.work_s + sample.busy_s
     queued = min(CONSTANTS.queued, (sample.machine.trainer_queued_s or 0.0) / max(1e-9, total_s))
     count = sample.batches
     if sample.steps is not None:
-        total_s, count = sample.steps_s + sample.own_s, sample.steps
+        total_s, count = sample.steps_s + sample.busy_s, sample.steps
     return ((1.0 - queued) * total_s, queued * total_s), count
 
 
@@ -240,10 +240,10 @@ class SettingStats:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
         self.seconds: float = 0.0
         self.wait_s: float = 0.0
-        self.own_s: float = 0.0
-        self.queued_s: float = 0.0
-        self.head_s: float = 0.0
         self.busy_s: float = 0.0
+        self.queued_s: float = 0.0
+        self.straggler_s: float = 0.0
+        self.worker_s: float = 0.0
         self.times: ServiceTimes = ServiceTimes()
         self.calm: int = 0
 
@@ -254,10 +254,10 @@ class SettingStats:
         self._rows.append((sample.batches, made, sample.seconds))
         self.seconds += sample.seconds
         self.wait_s += sample.wait_s
-        self.own_s += sample.own_s
-        self.head_s += sample.head_s
+        self.busy_s += sample.busy_s
+        self.straggler_s += sample.straggler_s
         self.queued_s += sample.machine.trainer_queued_s or 0.0
-        self.busy_s += local.busy_s + remote.busy_s
+        self.worker_s += local.busy_s + remote.busy_s
         self.times.add(local, remote)
         self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
 
@@ -282,7 +282,7 @@ class SettingStats:
     @property
     def is_late(self) -> bool:
         """True if mostly the next batch in turn is missing."""
-        return self.head_s > 0.5 * self.wait_s
+        return self.straggler_s > 0.5 * self.wait_s
 
     def is_draining(self, headroom: float) -> bool:
         """Return True if the loop takes batches from before rather than new ones."""

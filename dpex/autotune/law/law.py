@@ -355,7 +355,7 @@ class Law:
             return self._change(sample, *to, "too many", GIVE_BACK)
         if record.is_draining(self.config.headroom) or record.calm < self._shrink_after:
             return None
-        wanted = math.ceil(max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand))
+        wanted = math.ceil(max(record.worker_s / record.seconds, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
         local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
         if local + remote >= now.workers:

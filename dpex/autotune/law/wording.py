@@ -37,7 +37,7 @@ def measured(record: SettingStats, sample: Sample) -> dict[str, float]:
     The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
     """
     seen = _seen(record, sample)
-    found = {"wait": min(1.0, (seen.wait_s + seen.own_s) / max(1e-9, seen.seconds))}
+    found = {"wait": min(1.0, (seen.wait_s + seen.busy_s) / max(1e-9, seen.seconds))}
     return {"rate": seen.rate()[0]} | found if seen.has_rate else found
 
 
@@ -53,7 +53,7 @@ def _seen(record: SettingStats, sample: Sample) -> SettingStats:
 def expected_wait(blocked: float, record: SettingStats, sample: Sample) -> float:
     """Return the share of the time in ``next()`` if the training loop is blocked there for the share ``blocked``."""
     seen = _seen(record, sample)
-    return blocked + (1.0 - blocked) * min(1.0, seen.own_s / max(1e-9, seen.seconds - seen.wait_s))
+    return blocked + (1.0 - blocked) * min(1.0, seen.busy_s / max(1e-9, seen.seconds - seen.wait_s))
 
 
 def named(settings: Settings) -> str:

@@ -65,7 +65,7 @@ def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it(
 def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Sample:
     """A window of 0.23 s: four batches, and four steps of 50 ms and a part of the fifth."""
     machine = MachineSample(cpus=2.0, trainer_queued_s=queued_s)
-    given = {"batches": 4, "work_s": 0.2296, "own_s": 0.0004, "steps": steps, "steps_s": 0.2 if steps else 0.0}
+    given = {"batches": 4, "work_s": 0.2296, "busy_s": 0.0004, "steps": steps, "steps_s": 0.2 if steps else 0.0}
     return Sample(at=at, seconds=0.23, settings=Settings(local=2), machine=machine, **given)
 
 

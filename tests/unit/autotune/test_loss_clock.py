@@ -11,11 +11,11 @@ from dpex.autotune.measured import JudgedSample, LossClock, by_events
 from dpex.autotune.types import Sample, Settings
 
 NOW = Settings(local=2, prefetch=4)
-WINDOW = Sample(at=1.0, seconds=1.0, settings=NOW, batches=10, wait_s=0.6, own_s=0.1, work_s=0.3, head_s=0.2)
+WINDOW = Sample(at=1.0, seconds=1.0, settings=NOW, batches=10, wait_s=0.6, busy_s=0.1, work_s=0.3, straggler_s=0.2)
 
 
 def consumer(sample: Sample) -> tuple[float, float, float, float]:
-    return sample.wait_s, sample.own_s, sample.work_s, sample.head_s
+    return sample.wait_s, sample.busy_s, sample.work_s, sample.straggler_s
 
 
 def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
@@ -41,7 +41,7 @@ def test_by_events_the_gpu_loses_what_its_stream_waited(stall_s: float, step_s: 
 
 def test_waiting_for_copies_is_a_part_of_the_step() -> None:
     """Which the loop does not notice, and no worker shortens."""
-    window = replace(WINDOW, wait_s=0.0, own_s=0.0, work_s=1.0, gpu_stall_s=0.0, gpu_steps=10, gpu_step_s=0.4)
+    window = replace(WINDOW, wait_s=0.0, busy_s=0.0, work_s=1.0, gpu_stall_s=0.0, gpu_steps=10, gpu_step_s=0.4)
     assert consumer(by_events(replace(window, feed_wait_s=0.6))) == (0.0, 0.0, 1.0, 0.0)
 
 
@@ -50,7 +50,7 @@ def test_marks_that_the_stream_has_not_come_to_mean_that_it_has_work() -> None:
 
 
 def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
-    stuck = replace(WINDOW, batches=0, wait_s=1.0, own_s=0.0, work_s=0.0, gpu_stall_s=0.0)
+    stuck = replace(WINDOW, batches=0, wait_s=1.0, busy_s=0.0, work_s=0.0, gpu_stall_s=0.0)
     assert by_events(stuck) == stuck
 
 
@@ -62,7 +62,7 @@ def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) ->
     felt, window = LossClock(), replace(WINDOW, gpu_busy=busy)
     seen = [felt.of(window) for _ in range(2 + int(LOOK_S))]
     assert [found.is_known for found in seen] == [False, False, True, True]
-    assert seen[-1].sample.wait_s + seen[-1].sample.own_s == pytest.approx(lost)
+    assert seen[-1].sample.wait_s + seen[-1].sample.busy_s == pytest.approx(lost)
     assert seen[-1].sample.work_s == pytest.approx(1.0 - lost)
     assert {found.signal for found in seen} == {"nvml"}
 

@@ -62,9 +62,9 @@ SAMPLES = st.builds(
     settings=st.just(Settings()),
     batches=whole(200),
     wait_s=number(1.0),
-    own_s=number(1.0),
+    busy_s=number(1.0),
     work_s=number(1.0),
-    head_s=number(1.0),
+    straggler_s=number(1.0),
     ready=whole(50),
     in_flight=whole(100),
     batch_bytes=number(1e8),
@@ -102,7 +102,7 @@ def first(config: AutotuneConfig) -> Settings:
 def plausible(sample: Sample) -> Sample:
     """The same with times that are times, so that the rest of it is looked at."""
     times = {name: value if 0 <= (value := getattr(sample, name)) <= 2 else 0.5 for name in ("seconds", "wait_s")}
-    return replace(sample, **times, own_s=0.01, work_s=0.2)
+    return replace(sample, **times, busy_s=0.01, work_s=0.2)
 
 
 def play(law: Law, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, Decision]]:
@@ -191,15 +191,15 @@ def test_time_never_goes_back() -> None:
 def test_a_window_in_which_all_stood_still_is_left_out_and_one_of_a_loader_with_long_windows_is_not() -> None:
     checker = SampleChecker()
     lasted = [1.0, 3600.0, 1.0, 29.0, 290.0, 2901.0, 2901.0]
-    found = [checker.check(replace(sample(), seconds=seconds, own_s=seconds)) for seconds in lasted]
+    found = [checker.check(replace(sample(), seconds=seconds, busy_s=seconds)) for seconds in lasted]
     assert [each is not None for each in found] == [True, False, True, True, True, False, True]
 
 
 def test_times_that_add_up_to_more_than_their_window_are_shares_of_it() -> None:
-    found = SampleChecker().check(replace(sample(), seconds=2.0, wait_s=1.0, own_s=1e6 - 2.0, work_s=1.0))
+    found = SampleChecker().check(replace(sample(), seconds=2.0, wait_s=1.0, busy_s=1e6 - 2.0, work_s=1.0))
     assert found is not None
-    assert found.wait_s + found.own_s + found.work_s == pytest.approx(2.0)
-    assert found.own_s > 1.99
+    assert found.wait_s + found.busy_s + found.work_s == pytest.approx(2.0)
+    assert found.busy_s > 1.99
 
 
 def test_what_nobody_knows_of_the_machine_is_what_was_known_before() -> None:
@@ -213,5 +213,5 @@ def test_what_nobody_knows_of_the_machine_is_what_was_known_before() -> None:
 
 def test_a_plausible_sample_stays_as_it_is() -> None:
     pool = PoolSample(requested=3, running=2, tickets=9, load_s=0.5, cpu_s=0.25, queued_s=0.125, services_s=(0.0625,))
-    given_sample = sample(batches=9, head_s=0.25, batch_bytes=1e6, local=pool, remote=pool)
+    given_sample = sample(batches=9, straggler_s=0.25, batch_bytes=1e6, local=pool, remote=pool)
     assert SampleChecker().check(given_sample) == given_sample

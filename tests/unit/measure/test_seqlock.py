@@ -73,7 +73,7 @@ def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.Monke
     assert lock.read(lambda: "whole") == "whole"
 
 
-@pytest.mark.parametrize(("part", "seconds"), [("work_s", 9.0 + 88.0), ("own_s", 1.0)])
+@pytest.mark.parametrize(("part", "seconds"), [("work_s", 9.0 + 88.0), ("busy_s", 1.0)])
 def test_no_second_is_counted_twice_by_who_reads_as_a_call_ends(
     monkeypatch: pytest.MonkeyPatch, part: str, seconds: float
 ) -> None:

@@ -51,12 +51,12 @@ class Consumer:
         self.clock.advance(work_s)
 
     def call(
-        self, *waits: tuple[float, int], making: BatchTimes | None = None, own_s: float = 0.0, decode_s: float = 0.0
+        self, *waits: tuple[float, int], making: BatchTimes | None = None, busy_s: float = 0.0, decode_s: float = 0.0
     ) -> None:
         """One call of next(): waits, each with its cause, then the batch."""
         tally, clock = self.tally, self.clock
         tally.enter(clock())
-        clock.advance(own_s)
+        clock.advance(busy_s)
         for wait_s, cause in waits:
             tally.block(clock(), cause)
             clock.advance(wait_s)
@@ -117,7 +117,7 @@ def test_the_parts_add_up(waited_s: float, making: BatchTimes) -> None:
 def test_each_cause_gets_what_was_planted() -> None:
     consumer = Consumer()
     consumer.call()
-    consumer.call((1.0, STRAGGLER), own_s=0.25)
+    consumer.call((1.0, STRAGGLER), busy_s=0.25)
     consumer.call((2.0, H2D), (0.5, STRAGGLER))
     consumer.call((4.0, STARTUP))
     consumer.call((8.0, NONE_YET), making=BatchTimes(collate_s=1.0))
@@ -250,10 +250,10 @@ calls = st.lists(
 def test_whatever_happens_every_second_is_counted_once(calls: list[Any]) -> None:
     consumer = Consumer()
     seen = dict.fromkeys(CAUSES, 0.0)
-    for number, (work_s, waits, making, own_s, decode_s) in enumerate(calls):
+    for number, (work_s, waits, making, busy_s, decode_s) in enumerate(calls):
         if number:
             consumer.step(work_s)
-        consumer.call(*waits, making=making, own_s=own_s, decode_s=decode_s)
+        consumer.call(*waits, making=making, busy_s=busy_s, decode_s=decode_s)
         now = consumer.tally.sums(consumer.clock()).causes
         assert all(now[name] >= earlier - 1e-9 for name, earlier in seen.items())
         seen = dict(now)
@@ -282,7 +282,7 @@ def test_steps_count_once_they_have_ended() -> None:
     """A look in the middle of the third step finds two steps, and their seconds."""
     consumer = Consumer()
     for _ in range(3):
-        consumer.call(own_s=0.001)
+        consumer.call(busy_s=0.001)
         consumer.step(0.05)
     times = consumer.tally.times(consumer.clock())
     assert (times.batches, times.steps) == (2, 2)
