@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from dpex.errors import AsyncError
-from dpex.schedule.names import is_asynchronous, with_inner_datasets
+from dpex.schedule.names import with_inner_datasets
 from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
 from dpex.worker.async_states import SampleStates, turns
@@ -93,21 +93,6 @@ class Stepping:
                 step = self._coroutine.send
             except BaseException as error:
                 step, value = self._coroutine.throw, error
-
-
-def of_wrapper(error: Exception, dataset: Any) -> AsyncError | None:
-    """Return the error that explains ``error``, if a synchronous wrapper took a coroutine for a sample; else None."""
-    if not isinstance(error, (TypeError, AttributeError)) or "'coroutine'" not in str(error):
-        return None
-    names = [type(each).__name__ for each, _ in with_inner_datasets(dataset) if is_asynchronous(each)]
-    if not names:
-        return None
-    outer = type(dataset).__name__
-    text = (
-        f"{outer}.__getitem__ got a coroutine in place of a sample ({error}). {names[-1]}.__getitem__ is async: that "
-        f"of {outer}, which wraps it, must be, too, and await it"
-    )
-    return AsyncError(text)
 
 
 async def _in_steps(coroutine: Any, sample: Step, loop: SampleLoop) -> Any:

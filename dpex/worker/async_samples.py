@@ -23,7 +23,8 @@ import torch
 from dpex.errors import AsyncError, SampleTimeoutError
 from dpex.measure.sampling import as_text
 from dpex.schedule.seeding import ticket_seed
-from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task, of_wrapper
+from dpex.worker.async_errors import explained
+from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
 from dpex.worker.async_states import SampleStates, turns
 from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
 from dpex.worker.own_generators import OwnGenerators
@@ -330,11 +331,11 @@ class AsyncSamples:
             if sample.is_dropped or self._loop.is_ending:
                 raise
             raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
-        except (TypeError, AttributeError) as error:
-            explained = of_wrapper(error, self._dataset)
-            if explained is None:
+        except Exception as error:
+            told = explained(error, self._dataset, sample.index, self.slots.most)
+            if told is None:
                 raise
-            raise explained from error
+            raise told from error
         finally:
             if limit is not None:
                 limit.cancel()

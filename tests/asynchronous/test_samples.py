@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -292,35 +291,6 @@ def test_a_synchronous_wrapper_of_the_mixin_works() -> None:
             return 1 + self.base[index]
 
     assert indices(Adds(Mixed(8)), num_workers=1, multiprocessing_context="fork") == list(range(1, 80, 10))
-
-
-def test_an_idle_worker_takes_no_cpu_time() -> None:
-    """A loop that waits for messages must not poll."""
-    with DpexDataLoader(Indices(64), batch_size=1, num_workers=1, prefetch_factor=2, collate_fn=list) as loader:
-        iterator: Any = iter(loader)
-        next(iterator)
-        process = Path(f"/proc/{iterator._workers[0].pid}/stat")
-
-        def ticks() -> int:
-            return sum(map(int, process.read_text().rpartition(")")[2].split()[11:13]))
-
-        before, ends = ticks(), time.monotonic() + 0.5
-        while time.monotonic() < ends:
-            os.sched_yield()
-        assert ticks() - before < 25
-
-
-class AddsOne(Wrapper):
-    def __getitem__(self, index: int) -> Any:
-        return 1 + self.base[index]
-
-
-@IN
-def test_a_synchronous_wrapper_of_coroutines_is_named(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        AsyncError, match=r"Indices.__getitem__ is async: that of AddsOne, which wraps it, must be, too"
-    ):
-        indices(AddsOne(Indices()), **options)
 
 
 async def decoded(text: str) -> int:
