@@ -113,7 +113,7 @@ def test_compressed_batches_are_the_same_and_fewer_bytes_travel() -> None:
         assert sum(node.sent_bytes for node in times.nodes.values()) < 0.5 * times.nbytes
 
 
-def test_a_node_that_is_left_alone_is_in_stats_metrics_and_diagnosis(agents: list[int]) -> None:
+def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -> None:
     agents[SECOND] = 0
     why = "node bad-one is left alone for 30 s, as it failed 3 times within 60 s; the last time: its agent ended"
     with remote(Augmented(80), num_workers=1, seeding="batch") as loader:

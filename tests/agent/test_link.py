@@ -94,7 +94,7 @@ def test_what_the_socket_does_not_take_waits_with_its_memory(ends: Ends) -> None
     until(lambda: reader.ended)
 
 
-def test_requests_reach_the_agent_whole_whatever_pieces_they_come_in() -> None:
+def test_requests_reach_the_agent_whole_from_any_pieces() -> None:
     ours, theirs = socket.socketpair()
     sink, source = socket.socketpair()
     FrameWriter(sink).put("never flushed")
@@ -126,7 +126,7 @@ def test_no_buffers_are_taken_where_none_are_expected() -> None:
             FrameReader(theirs).read()
 
 
-def test_a_connection_that_ends_in_the_middle_says_so_and_keeps_what_was_whole(ends: Ends) -> None:
+def test_a_connection_cut_in_mid_frame_keeps_its_whole_frames(ends: Ends) -> None:
     ends.send("whole", noise(50))
     ends.agent.sendall(struct.pack("<II", 10, 1) + b"half")
     ends.agent.shutdown(socket.SHUT_WR)

@@ -55,7 +55,7 @@ def test_what_a_link_carries_is_measured_and_told() -> None:
     assert node["round_trip_s"] >= 0.02
 
 
-def test_batches_travel_as_they_are_from_a_node_without_zstandard(tmp_path: Path) -> None:
+def test_a_node_without_zstandard_sends_uncompressed_batches(tmp_path: Path) -> None:
     """Two remote workers behind 20 Mbit/s, with batches of 0.4 MB that would compress, all of which are compared."""
     (tmp_path / "zstandard.py").write_text("raise ImportError('not installed')\n")
     packages: dict[str, Any] = {"compression": "zstd", "agents_look_in": [str(tmp_path)]}
@@ -69,7 +69,7 @@ def test_batches_travel_as_they_are_from_a_node_without_zstandard(tmp_path: Path
     assert node["sent_bytes"] > 0.5 * BATCH_BYTES * node["tickets"]
 
 
-def test_what_a_very_slow_link_owes_is_made_again_here_and_the_batches_are_the_same() -> None:
+def test_late_batches_of_a_slow_link_are_remade_locally() -> None:
     """Batches of 0.4 MB over 1 Mbit/s: each takes more than three seconds to arrive."""
     with (
         Network([Link(bits_per_s=1e6, round_trip_s=0.01)]) as network,
@@ -86,7 +86,7 @@ GIVEN_UP_S = 80.0
 """A connection is given up after 15 s; the kernel by itself waits for 15 minutes."""
 
 
-def test_a_node_that_is_cut_off_is_waited_for_and_given_up_if_that_lasts() -> None:
+def test_a_disconnected_node_is_lost_only_after_a_timeout() -> None:
     link = Link(bits_per_s=1e9, round_trip_s=0.001)
     with Network([link]) as network, training_with_a_node(network) as training:
         training.until_all_run()

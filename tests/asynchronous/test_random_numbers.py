@@ -74,7 +74,7 @@ def test_worker_seeding_repeats_if_it_is_asked_for(count: int) -> None:
     assert first == second
 
 
-def test_training_keeps_its_generators_while_batches_are_made_here() -> None:
+def test_inline_batches_keep_the_training_processs_generators() -> None:
     torch.manual_seed(3)
     random.seed(3)
     expected = torch.rand(()).item(), random.random()

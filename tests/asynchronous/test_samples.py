@@ -96,9 +96,7 @@ class Failing(Indices):
 
 
 @IN
-def test_the_error_is_that_of_the_first_sample_and_later_ones_are_cancelled(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_first_samples_error_is_raised_and_others_cancelled(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="five"):
         indices(Failing(tmp_path / "cancelled"), **options)
     assert (tmp_path / "cancelled").exists()
@@ -174,7 +172,7 @@ class Meets(Indices):
         return self.most
 
 
-def test_a_worker_loads_several_batches_at_once_up_to_its_concurrency() -> None:
+def test_a_worker_loads_batches_at_once_up_to_its_concurrency() -> None:
     config = WorkerConfig(concurrency=24)
     found = indices(Meets(96, together=24), num_workers=1, worker_config=config)
     assert set(found) == {24}

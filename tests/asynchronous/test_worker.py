@@ -12,7 +12,7 @@ from dpex.worker.async_samples import Slots
 from tests.asynchronous.works import turn
 
 
-def test_an_idle_worker_wakes_only_for_messages_and_once_to_give_back() -> None:
+def test_an_idle_worker_wakes_for_messages_and_one_give_back() -> None:
     here, there = socket.socketpair()
     here.setblocking(False)
     reads: list[bytes | None] = []

@@ -85,7 +85,7 @@ def test_the_clock_starts_before_iter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (driven.batches, driven.seconds, driven.waited_s, driven.marks[0]) == (4, 5.0, 5.0, (3.5, 1))
 
 
-def test_the_whole_course_has_the_start_and_the_settled_half_has_not() -> None:
+def test_a_whole_course_has_the_start_and_its_settled_half_not() -> None:
     marks = tuple((float(second), 10 * max(0, second - 4)) for second in range(1, 20))
     learning = Course(batches=160, seconds=20.0, waited_s=20.0, marks=marks)
     assert (learning.rate, learning.settled_rate) == (8.0, pytest.approx(10))
@@ -93,7 +93,7 @@ def test_the_whole_course_has_the_start_and_the_settled_half_has_not() -> None:
     assert counted.settled_rate == pytest.approx(10)
 
 
-def test_a_course_has_few_marks_and_one_where_its_second_half_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_course_has_few_marks_and_one_at_its_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: now[0])
 
@@ -121,7 +121,7 @@ def test_ratios_are_taken_within_rounds_that_both_have() -> None:
     assert found.ratio(DPEX[2], TORCH[8]) is None
 
 
-def test_a_contestant_without_a_batch_after_the_start_is_not_divided_by() -> None:
+def test_a_contestant_without_settled_batches_has_no_ratio() -> None:
     early = Course(batches=1, seconds=10.0, waited_s=10.0, marks=((1.0, 1),))
     found = result({DPEX[2]: 10.0, TORCH[2]: early})
     assert found.ratio(DPEX[2], TORCH[2], "settled") is None
@@ -160,7 +160,7 @@ def test_each_dpex_has_its_twin_of_the_base_beside_it() -> None:
 # -- what may be kept --------------------------------------------------------------------------------------------------
 
 
-def test_every_row_has_a_work_and_torch_and_dpex_have_the_same_counts() -> None:
+def test_every_row_has_a_work_and_equal_torch_and_dpex_counts() -> None:
     assert {row.work for row in ROWS} <= set(WORKS)
     for row in ROWS:
         found = row.contestants(CORES)
@@ -196,7 +196,7 @@ def test_a_contestant_that_failed_is_not_left_out_silently() -> None:
     assert (list(found.courses[TORCH[0]]), found.failed) == ([0], {TORCH[0]: "why"})
 
 
-def test_a_run_is_kept_and_reported_without_rows_that_cannot_be_quoted(
+def test_a_kept_run_is_reported_without_incomplete_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One row has too few contestants."""
@@ -223,13 +223,13 @@ def test_a_run_is_kept_and_reported_without_rows_that_cannot_be_quoted(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_headline_sets_the_whole_course_of_auto_beside_torch_after_its_start() -> None:
+def test_the_headline_compares_whole_auto_with_settled_torch() -> None:
     row = result({TORCH[0]: course(40, 60), TORCH[2]: course(40, 50), DPEX[8]: 90.0, AUTO: course(75, 99)})
     (line,) = cells(report.headline_table([kept_run(row)]))
     assert line[1:] == ["50.0/s (2)", "60.0/s (0)", "75.0/s", "1.50x (1.50 to 1.50)", "1.25x (1.25 to 1.25)"]
 
 
-def test_the_table_of_speed_has_both_counts_and_begins_with_rows_where_dpex_is_behind() -> None:
+def test_the_table_of_speed_has_both_counts_and_losses_first() -> None:
     rates = {TORCH[0]: 40.0, TORCH[2]: 10.0, DPEX[0]: 30.0, DPEX[2]: 50.0}
     behind, ahead = cells(report.speed_table([kept_run(result(rates), result({TORCH[0]: 10.0, DPEX[0]: 8.0}, "jpeg"))]))
     assert behind[0] == BY_KEY["jpeg"].title
@@ -237,7 +237,7 @@ def test_the_table_of_speed_has_both_counts_and_begins_with_rows_where_dpex_is_b
     assert ahead[1:] == ["10.0/s (2)", "40.0/s (0)", "50.0/s (2)", "50.0/s (2)", *best]
 
 
-def test_auto_stands_beside_the_oracle_over_the_whole_course_and_after_learning() -> None:
+def test_auto_is_compared_with_the_oracle_whole_and_settled() -> None:
     row = result({TORCH[0]: course(50, 50), BATCH: course(40, 60), AUTO: course(30, 57)}, "wait")
     (line,) = cells(report.auto_table([kept_run(row)]))
     oracle = '60.0/s, dpex, 64 workers, seeding="batch"'
@@ -252,7 +252,7 @@ def test_the_table_of_trainings_has_the_best_of_torchs() -> None:
     assert auto[2:] == ["768 (640 to 1,024)", "768 (640 to 1,024)", "50% (50% to 50%)", "60% (50% to 80%)"]
 
 
-def test_the_table_of_loaders_has_the_best_of_each_and_its_memory() -> None:
+def test_the_table_of_loaders_has_each_best_and_its_memory() -> None:
     rivals = {count: Contestant(engine="spdl", workers=count) for count in (32, 64)}
     courses = {DPEX[8]: 30.0, AUTO: 20.0, rivals[32]: 10.0, rivals[64]: 25.0}
     row = result({one: replace(course(rate), memory_bytes=2 * 10**9) for one, rate in courses.items()}, "loaders-wait")
@@ -268,7 +268,7 @@ def test_a_contestant_is_known_by_its_key() -> None:
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
-def test_the_tables_of_the_documents_are_those_of_the_kept_results(path: Path) -> None:
+def test_the_documents_tables_match_the_kept_results(path: Path) -> None:
     text = path.read_text()
     named = re.findall(r"<!-- (?:place for )?bench:([a-z-]+) -->", text)
     assert named

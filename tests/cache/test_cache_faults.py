@@ -251,7 +251,7 @@ def test_a_second_preparation_counts_against_no_limit(limit: dict[str, Any], mon
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_a_worker_that_is_killed_while_writing_leaves_no_half_sample(
+def test_a_worker_killed_while_writing_leaves_no_partial_sample(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed with half of the sample written, and in the middle of a transaction."""
@@ -300,7 +300,7 @@ def test_a_worker_that_is_killed_while_writing_leaves_no_half_sample(
     assert dataset.stored()[kind].kept == LENGTH
 
 
-def test_two_trainings_fill_one_cache_and_the_last_one_removes_it(tmp_path: Path) -> None:
+def test_two_trainings_fill_one_cache_and_the_last_removes_it(tmp_path: Path) -> None:
     made, met = tmp_path / "made", tmp_path / "met"
     made.mkdir()
     met.mkdir()
@@ -324,7 +324,7 @@ def test_two_trainings_fill_one_cache_and_the_last_one_removes_it(tmp_path: Path
     assert not path.exists()
 
 
-def test_what_two_processes_write_becomes_huge_pages_and_stays_whole() -> None:
+def test_two_processes_samples_survive_the_move_to_huge_pages() -> None:
     """Each writes every second sample while the other one has the kernel move pages."""
     path = memory_store.path_of(uuid.uuid4().hex)
     store = MemoryStore(path, 100, 1 << 25, "Data")
@@ -367,7 +367,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_a_full_disk_ends_the_filling_with_one_warning_and_is_read_on(small_disk: Path, logged: Path) -> None:
+def test_a_full_disk_ends_filling_with_one_warning_not_reading(small_disk: Path, logged: Path) -> None:
     dataset = cached(Images(transform=Decode()), memory=0, disk=small_disk, disk_budget="100MB")
     with DpexDataLoader(dataset, batch_size=4, num_workers=2) as loader:
         for _ in range(2):
@@ -431,7 +431,7 @@ def test_a_read_only_folder_is_read_only() -> None:
     shutil.rmtree(memory_store.SHARED_MEMORY / f"dpex-{NOBODY}", ignore_errors=True)
 
 
-def test_a_process_forked_after_the_files_were_removed_has_the_lock_of_its_parent(tmp_path: Path) -> None:
+def test_a_process_forked_after_file_removal_shares_the_lock(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path / "cache" / "key.samples", 100, 1 << 20, "Data")
     shutil.rmtree(tmp_path / "cache")  # as systemd does when the user logs out
     lock = os.fstat(store._claims._fd)
@@ -445,7 +445,7 @@ def test_a_process_forked_after_the_files_were_removed_has_the_lock_of_its_paren
     assert [decoded(store.get(index)[0]) for index in (3, 4)] == [3, 4]  # type: ignore[index]
 
 
-def test_a_process_forked_after_the_disk_was_removed_goes_on_without_it(tmp_path: Path) -> None:
+def test_a_process_forked_after_removal_of_the_disk_works_on(tmp_path: Path) -> None:
     dataset = cached(Images(transform=Decode()), disk=tmp_path / "disk")
     dataset[0]
     shutil.rmtree(tmp_path / "disk")

@@ -55,7 +55,7 @@ def printed(*loaders: Served, **options: Any) -> list[str]:
     return list(lines(RunOptions(**options), [(one, one.source.diagnose()) for one in loaders]))
 
 
-def test_workers_and_the_wait_from_what_to_what_and_the_report_with_what_to_do_first() -> None:
+def test_closing_prints_old_and_new_workers_wait_and_report() -> None:
     line, _, report, *_ = printed(served(Source(tuner=Tuner(0.63, 0.11))))
     assert line == (
         "dpex run: a D of a R: 2 workers became 7 local, prefetch 14, wait 61 % in all, 63 % at first and 11 % at the "

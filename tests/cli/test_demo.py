@@ -21,7 +21,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_auto_torch_and_ray_are_compared_and_ray_makes_the_same_batches() -> None:
+def test_the_demo_compares_auto_torch_and_ray_on_equal_batches() -> None:
     demo = start("--seconds", "16")
     out, err = demo.communicate(timeout=180)
     told = " ".join(out.split())

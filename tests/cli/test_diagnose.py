@@ -74,7 +74,7 @@ def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) 
     assert found["facts"]["pools"]["local"]["load_s"] >= 2.4
 
 
-def test_the_report_is_one_screen_on_stderr_and_ends_with_its_advice() -> None:
+def test_the_report_fits_one_screen_and_ends_with_its_advice() -> None:
     done = dpex("diagnose", "waits.py", "0", "0.02", "0", "0.001")
     line, _, title, *lines, command = done.stderr.splitlines()
     assert line.startswith("dpex diagnose: a DataLoader of a Samples: 0 workers, wait ")

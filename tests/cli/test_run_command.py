@@ -80,7 +80,7 @@ def test_torch_is_not_imported_for_it(tmp_path: Path) -> None:
 CHILD = "import sys; print([type(finder).__name__ for finder in sys.meta_path][0], 'other' in sys.modules)"
 
 
-def test_processes_that_the_script_starts_hear_of_it_and_keep_their_sitecustomize(tmp_path: Path) -> None:
+def test_child_processes_get_dpex_run_and_their_sitecustomize(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import other")
     (tmp_path / "other.py").touch()
     (tmp_path / "child.py").write_text(CHILD)

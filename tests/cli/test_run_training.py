@@ -59,20 +59,20 @@ def test_with_auto_indices_and_order_are_torchs(plain: Any, auto: Any) -> None:
     assert found["iterator"] == ITERATORS
 
 
-def test_with_auto_augmentations_are_others_but_the_same_each_time(plain: Any, auto: Any) -> None:
+def test_augmentations_under_auto_differ_but_are_reproducible(plain: Any, auto: Any) -> None:
     passes = told(auto)["passes"]
     assert passes["shuffled"] == passes["again"]
     assert passes["shuffled"] != plain["passes"]["shuffled"]
 
 
-def test_a_loader_without_workers_stays_in_the_process_and_a_line_says_so(plain: Any, auto: Any) -> None:
+def test_a_loader_without_workers_stays_inline_with_one_line(plain: Any, auto: Any) -> None:
     assert told(auto)["passes"]["in process"] == plain["passes"]["in process"]
     lines = [line for line in auto.stderr.splitlines() if "num_workers=0" in line]
     assert len(lines) == 1
     assert "num_workers=0 and stays in the training process; --also-in-process" in lines[0]
 
 
-def test_a_line_for_each_loader_and_one_report_say_at_the_end_what_came_of_it(auto: Any) -> None:
+def test_the_end_prints_a_line_per_loader_and_one_report(auto: Any) -> None:
     lines = [line for line in auto.stderr.splitlines() if re.match("dpex run: an? .*batch", line)]
     pattern = r"dpex run: an? \w+ of a \w+: \d workers?( became [^:]+)?, .*(\d batches|wait \d+ %).*"
     assert [line for line in lines if not re.fullmatch(pattern, line)] == []

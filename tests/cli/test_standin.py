@@ -43,7 +43,7 @@ def test_options_travel_as_text() -> None:
     assert RunOptions.from_text(options.to_text()) == options
 
 
-def test_what_the_script_set_is_taken_over_and_what_it_changes_too() -> None:
+def test_a_stand_in_adopts_the_scripts_settings_and_changes() -> None:
     generator = torch.Generator()
     loader: Any = DataLoader(NUMBERS, 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
     made = stand_in(loader, RunOptions())

@@ -128,7 +128,7 @@ def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any]) -> No
     assert "DPEX_METRICS_ALLOWED_HOSTS" in one.error
 
 
-def test_targets_are_in_the_order_of_ranks_and_what_is_none_is_left_out(directory: Path) -> None:
+def test_targets_are_in_rank_order_without_invalid_files(directory: Path) -> None:
     for port, rank in ((1, "10"), (2, "9"), (3, "1")):
         announce(directory, port, rank)
     for number, text in enumerate(("nonsense", "{}", '[{"targets": 3, "labels": {}}]', "[1]")):

@@ -148,7 +148,7 @@ def test_whatever_a_dataset_is_asked_for_can_be_shown() -> None:
 
 
 @pytest.mark.parametrize(("times", "ratio", "is_named"), [(3, 20.0, True), (1, 20.0, False), (3, 2.0, False)])
-def test_the_sample_that_holds_up_others_again_and_again_is_named(times: int, ratio: float, is_named: bool) -> None:
+def test_a_sample_that_repeatedly_blocks_others_is_named(times: int, ratio: float, is_named: bool) -> None:
     mean_s = PLANTED["stragglers"][2].sample_s
     slow = SlowIndex(30.0 * mean_s, "17", times, ratio * times * mean_s)
     verdict = diagnose(replace(PLANTED["stragglers"][2], slow_samples=(slow,))).verdict

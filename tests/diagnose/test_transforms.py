@@ -257,7 +257,7 @@ def test_a_transform_that_takes_most_is_named() -> None:
     assert told(measured, steps(own=0.9)).verdict.where == "the dataset"
 
 
-def test_a_step_of_the_collate_function_is_named_where_that_is_the_cause() -> None:
+def test_the_verdict_names_the_slow_step_of_the_collate_function() -> None:
     measured = facts({"transform": 0.6, "collate": 5.4}, COLLATING)
     found = told(measured, steps(own=0.1, Crop=0.9, collate=0.1, mixup=0.9))
     assert found.verdict.where == "the collate function, 90 % of it in the transform Mixup"

@@ -42,7 +42,7 @@ def test_what_is_read_without_waiting_is_caught(gpu: AsyncDevice, feed: Feed) ->
     gpu.hazards.clear()
 
 
-def test_memory_of_the_host_that_is_given_back_too_early_is_caught(gpu: AsyncDevice) -> None:
+def test_the_fake_device_detects_host_memory_freed_too_early(gpu: AsyncDevice) -> None:
     feed = Feed(opened(CUDA), budget_bytes=1 << 30, pin=lambda tensor: tensor)
     hold_copies(gpu)
     arrival = launched(feed, gpu.pin(torch.arange(4.0)))
@@ -67,12 +67,12 @@ def used_while_it_is_dropped(gpu: AsyncDevice, feed: Feed) -> list[Any]:
     return [one.item() / 64 for one in sums]
 
 
-def test_memory_of_the_device_is_not_used_anew_before_training_is_done_with_it(gpu: AsyncDevice, feed: Feed) -> None:
+def test_device_memory_is_not_reused_before_training_is_done(gpu: AsyncDevice, feed: Feed) -> None:
     assert used_while_it_is_dropped(gpu, feed) == list(range(6))
     assert gpu.hazards == []
 
 
-def test_memory_of_the_device_that_is_used_anew_too_early_is_caught(
+def test_the_fake_device_detects_device_memory_reused_too_early(
     gpu: AsyncDevice, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed.device, "record_use", lambda tensor: None)

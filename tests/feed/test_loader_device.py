@@ -210,7 +210,7 @@ def test_errors_come_in_their_place_and_it_goes_on(gpu: AsyncDevice) -> None:
         ("auto", None, False),
     ],
 )
-def test_a_batch_that_was_refused_while_a_graph_is_captured_comes_next(
+def test_a_batch_refused_during_graph_capture_comes_next(
     gpu: AsyncDevice, workers: Any, seeding: Any, is_counted: bool
 ) -> None:
     loader = on_gpu(Augmented(5), workers, **({} if seeding is None else {"seeding": seeding}))

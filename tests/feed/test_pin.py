@@ -74,7 +74,7 @@ def test_same_batches_in_the_same_order(accelerator: Accelerator, dataset: Any, 
     assert_same(*runs)
 
 
-def test_without_workers_the_consumer_pins_and_errors_come_as_they_are(accelerator: Accelerator) -> None:
+def test_the_training_thread_pins_inline_and_raises_its_errors(accelerator: Accelerator) -> None:
     iterator = iter(pinning(Augmented(3), 0, seeding="batch"))
     assert next(iterator).pinned_in == threading.current_thread().name
     accelerator.before = _refuse
@@ -315,7 +315,7 @@ def test_waiting_for_a_closed_thread_is_an_error_not_a_hang(accelerator: Acceler
     assert acts == ["last"]
 
 
-def test_an_iterator_in_a_cycle_may_be_collected_by_the_thread_itself(accelerator: Accelerator) -> None:
+def test_the_pin_thread_may_collect_an_iterator_in_a_cycle(accelerator: Accelerator) -> None:
     """The finalizer then runs there, where it must not wait for itself."""
     gate = threading.Event()
     iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))

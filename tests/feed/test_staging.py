@@ -24,7 +24,7 @@ def staging_of(gpu: AsyncDevice) -> Staging:
     return Staging(device)
 
 
-def test_a_segment_is_locked_once_whole_and_unlocked_before_it_is_unmapped(gpu: AsyncDevice) -> None:
+def test_a_segment_is_locked_once_and_unlocked_before_unmapping(gpu: AsyncDevice) -> None:
     stage, arena = staging_of(gpu), Arena(shared=False)
     tensors = [arena.tensor((1000,), torch.float32) for _ in range(2)]
     assert [stage(tensor) is tensor for tensor in tensors] == [True, True]
@@ -47,7 +47,7 @@ def test_other_memory_is_copied(gpu: AsyncDevice, tensor: torch.Tensor) -> None:
     assert gpu.pinned == 1
 
 
-def test_what_the_platform_refuses_is_copied_and_not_asked_for_again(gpu: AsyncDevice) -> None:
+def test_memory_that_cannot_be_locked_is_copied_without_retries(gpu: AsyncDevice) -> None:
     gpu.runtime.answer = 801
     stage, arena = staging_of(gpu), Arena(shared=False)
     tensor = arena.tensor((1000,), torch.float32)

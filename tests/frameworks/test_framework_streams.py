@@ -73,7 +73,7 @@ def goes_on(dataset: Any) -> None:
         assert [str(batch) for batch in loader] == rest
 
 
-def test_streaming_of_hugging_face_goes_on_in_the_middle_of_an_epoch(streaming: Any) -> None:
+def test_a_hugging_face_stream_resumes_in_mid_epoch(streaming: Any) -> None:
     goes_on(decode_in_workers(streaming, doubled))
 
 

@@ -83,7 +83,7 @@ def test_classes_of_a_notebook_reach_workers(kernel: Kernel, way: str) -> None:
     assert kernel.run(f"batches({WAYS[way]})")["text/plain"] == "[[0, 2, 4, 6], [8, 10, 12, 14]]"
 
 
-def test_a_class_that_was_changed_and_run_again_is_the_one_that_counts(kernel: Kernel) -> None:
+def test_a_redefined_class_replaces_the_former_one(kernel: Kernel) -> None:
     kernel.run("class Doubled:\n    def __init__(self, index):\n        self.value = 3 * index")
     assert kernel.run("batches(num_workers=1)")["text/plain"] == "[[0, 3, 6, 9], [12, 15, 18, 21]]"
 

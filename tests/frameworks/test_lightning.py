@@ -74,7 +74,7 @@ def test_the_callback_lets_go_of_loaders_of_earlier_epochs() -> None:
     assert alive == [1, 1, 1]
 
 
-def test_fabric_uses_the_loader_itself_and_it_is_found_behind_fabrics() -> None:
+def test_fabric_uses_the_loader_and_loader_behind_finds_it() -> None:
     from lightning.fabric import Fabric
 
     loader = DpexDataLoader(DATA, 4, num_workers="auto", name="fabric")
@@ -85,7 +85,7 @@ def test_fabric_uses_the_loader_itself_and_it_is_found_behind_fabrics() -> None:
     loader.close()
 
 
-def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_with_the_batches_that_follow(tmp_path: Path) -> None:
+def test_a_mid_epoch_checkpoint_resumes_with_the_next_batch(tmp_path: Path) -> None:
     """Lightning saves and loads the loader's state by itself."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 

@@ -84,7 +84,7 @@ def test_gauges_of_opentelemetry_have_the_latest_values() -> None:
     assert values["dpex.train.decisions"] == 0
 
 
-def test_a_loader_that_was_made_from_one_will_do_and_needs_no_name() -> None:
+def test_a_logger_accepts_a_loader_rebuilt_from_a_dpex_loader() -> None:
     kept: list[str] = []
     loader = DpexDataLoader(DATA, num_workers=1)
     log = log_to(lambda values, step: kept.extend(values), DataLoader(DATA, num_workers=1, timeout=loader.timeout))

@@ -51,7 +51,7 @@ def numbers(loader: Any) -> list[int]:
 
 @pytest.mark.parametrize("how", REBUILT)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_fixed_number_gives_torchs_batches_and_the_own_loader_tells_of_them(how: str, workers: int) -> None:
+def test_fixed_workers_give_torchs_batches_and_stats_count_them(how: str, workers: int) -> None:
     torchs = DataLoader(DATA, 7, num_workers=workers)
     loader = DpexDataLoader(DATA, 7, num_workers=workers, seeding="batch")
     plain = REBUILT[how](loader)
@@ -82,7 +82,7 @@ def test_persistent_workers_are_kept(how: str) -> None:
     loader.close()
 
 
-def test_resize_and_close_of_the_own_loader_reach_what_was_made_from_it() -> None:
+def test_resize_and_close_reach_the_rebuilt_loaders_workers() -> None:
     loader = DpexDataLoader(DATA, num_workers=1, seeding="batch")
     plain = as_accelerate(loader)
     iterator = iter(plain)
@@ -116,7 +116,7 @@ def test_a_number_that_the_plain_loader_was_given_is_kept() -> None:
     assert (known_proxy(plain)._is_auto, known_proxy(plain).num_workers) == (False, loader.num_workers + 1)
 
 
-def test_a_loader_of_another_dataset_or_with_its_own_timeout_is_pytorchs() -> None:
+def test_a_loader_of_another_dataset_or_timeout_stays_pytorchs() -> None:
     """So is one that the user makes beside, such as for a comparison."""
     loader = DpexDataLoader(DATA, num_workers=1)
     for other in (
@@ -140,7 +140,7 @@ class Wrapped(Dataset[Any]):
         return self.dataset[index]
 
 
-def test_a_dataset_that_the_framework_wrapped_is_still_the_own_loaders() -> None:
+def test_a_loader_of_the_wrapped_dataset_uses_the_dpex_loader() -> None:
     loader = DpexDataLoader(DATA, num_workers=1)
     assert numbers(DataLoader(Wrapped(DATA), num_workers=1, timeout=loader.timeout)) == [0, 1, 2]
     assert loader.stats().batches == 3
@@ -225,7 +225,7 @@ def test_a_rebuilt_loader_of_dpexs_class_is_tuned_as_the_own_one() -> None:
     assert not type(loader)(DATA, num_workers=loader.num_workers)._is_auto
 
 
-def test_a_loader_of_a_list_is_known_after_it_has_gone_and_no_longer_than_those_made_from_it() -> None:
+def test_a_deleted_loader_of_a_list_lives_as_long_as_its_copies() -> None:
     data = list(range(8))
     loader: Any = DpexDataLoader(data, 4, num_workers=1, seeding="batch", name="list")
     loader.timeout = 30
@@ -322,7 +322,7 @@ def test_a_class_that_cannot_be_served_is_warned_of() -> None:
     assert caught[0].filename == __file__
 
 
-def test_loaders_that_have_nothing_to_do_with_dpex_and_datapipes_are_torchs_without_a_word() -> None:
+def test_unrelated_loaders_and_datapipes_stay_torchs_silently() -> None:
     loader = DpexDataLoader(IterableWrapper([1, 2]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

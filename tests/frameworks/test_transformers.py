@@ -30,9 +30,7 @@ class Model(torch.nn.Module):
         return {"loss": (self.layer(x) - labels).pow(2).mean()}
 
 
-def test_auto_reaches_the_trainers_own_loader_and_the_callback_tells(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_applies_to_the_trainers_loader_and_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import Trainer, TrainingArguments
 
     import dpex.transformers

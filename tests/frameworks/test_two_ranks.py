@@ -78,7 +78,7 @@ def test_batches_are_torchs_bit_for_bit(ranks: Any, framework: str, way: str) ->
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_auto_is_tuned_in_both_ranks_and_has_torchs_indices_in_torchs_order(ranks: Any, framework: str) -> None:
+def test_auto_is_tuned_in_both_ranks_and_keeps_torchs_order(ranks: Any, framework: str) -> None:
     for rank in ranks:
         found = rank["seen"][framework]
         assert indices(found["auto"]) == indices(found["torch"])

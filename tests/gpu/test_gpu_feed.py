@@ -142,7 +142,7 @@ def test_no_batch_is_handed_out_while_a_graph_is_captured() -> None:
 # -- page locks --------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_locking_does_not_come_out_of_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_lock_error_does_not_surface_in_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     device = opened(torch.device("cuda"))
     assert isinstance(device, QueueDevice)
     monkeypatch.setattr(QueueDevice, "_refuses_locks", False)

@@ -125,7 +125,7 @@ DEATH = 48
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("kind", ["worker", "batch"])
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_every_batch_comes_once_if_the_news_of_a_death_are_interrupted(kind: str) -> None:
+def test_every_batch_comes_once_if_a_death_report_is_interrupted(kind: str) -> None:
     """An interrupt once lost news that were read, or a part of what a death changes: the loop waited without an end."""
     wanted = stacked(loader_of(kind))
     for at in range(1, DEATH, 4):
@@ -149,9 +149,7 @@ def test_every_batch_comes_once_if_the_news_of_a_death_are_interrupted(kind: str
 
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_epoch(
-    kind: str, handler: Callable[..., None]
-) -> None:
+def test_a_generator_ended_by_an_exception_is_an_error(kind: str, handler: Callable[..., None]) -> None:
     """Every batch that was drawn comes."""
 
     class Interrupted:
@@ -200,7 +198,7 @@ def fingerprints() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("handler")
-def test_generators_and_threads_are_as_they_were_whatever_is_from_handlered() -> None:
+def test_an_interrupt_restores_generators_and_thread_counts() -> None:
     process = InProcessMaker(7, modes_here())
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -222,7 +220,7 @@ def test_generators_and_threads_are_as_they_were_whatever_is_from_handlered() ->
     assert at > 5
 
 
-def test_an_error_of_the_dataset_is_delivered_once_and_the_rest_comes() -> None:
+def test_a_dataset_error_is_raised_once_and_the_rest_comes() -> None:
     """It looks like the handler's, but is none: in this process it is not made again."""
 
     class Bad(Dataset[torch.Tensor]):

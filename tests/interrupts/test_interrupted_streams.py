@@ -103,7 +103,7 @@ def test_a_long_stream_without_a_state_is_an_error(monkeypatch: pytest.MonkeyPat
         assert rest_of(iter(loader)) == list(range(ROWS))
 
 
-def test_the_state_of_a_decoded_stream_after_an_interrupted_reading() -> None:
+def test_the_state_of_a_decoded_stream_after_an_interrupted_read() -> None:
     """The reading starts anew behind the batches that were decoded and delivered, not behind those that were read."""
 
     def loader() -> DpexDataLoader[Any]:

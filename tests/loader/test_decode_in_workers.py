@@ -64,7 +64,7 @@ def ours(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
 @pytest.mark.parametrize(
     "options", [{"batch_size": 3}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}], ids=str
 )
-def test_batches_are_those_of_torch_with_as_many_workers_as_streams(options: dict[str, Any]) -> None:
+def test_batches_match_torch_with_one_worker_per_stream(options: dict[str, Any]) -> None:
     dataset = decode_in_workers(Shards(), decoded)
     expected = by_torch(dataset, **options)
     with ours(dataset, persistent_workers=True, **options) as loader:
@@ -78,7 +78,7 @@ def drawn(_: bytes) -> float:
     return random.random()
 
 
-def test_random_numbers_depend_on_the_batch_and_not_on_who_decodes() -> None:
+def test_random_numbers_depend_on_the_batch_not_the_decoder() -> None:
     def numbers(workers: int) -> list[Any]:
         torch.manual_seed(3)
         with ours(decode_in_workers(Shards(), drawn), batch_size=4) as loader:
@@ -159,7 +159,7 @@ def test_more_workers_decode_than_there_are_shards(tmp_path: Path) -> None:
     assert len(pids) >= 4
 
 
-def test_under_auto_streams_are_chosen_and_those_who_decode_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_streams_and_tunes_the_decoding_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 5)
     dataset = decode_in_workers(Shards(), decoded)
     with DpexDataLoader(dataset, 3, num_workers="auto", autotune=AutotuneConfig(min_local=3)) as loader:
@@ -212,7 +212,7 @@ def outcomes(loader: Any) -> list[Any]:
     raise AssertionError("no end")
 
 
-def test_an_error_of_the_stream_comes_in_its_place_and_the_other_streams_go_on() -> None:
+def test_a_stream_error_comes_in_place_and_others_continue() -> None:
     dataset = decode_in_workers(Shards(fails_at=5), decoded)
     expected = outcomes(DataLoader(dataset, batch_size=2, num_workers=2))
     assert OSError in expected

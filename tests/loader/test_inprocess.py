@@ -93,7 +93,7 @@ def test_a_ticket_within_a_ticket() -> None:
     assert [first, second] == [random.random(), random.random()]
 
 
-def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -> None:
+def test_a_forked_child_makes_tickets_while_the_parent_makes_one() -> None:
     begun, finish = threading.Event(), threading.Event()
 
     def fetch(_: Any) -> bool:
@@ -134,7 +134,7 @@ class Halting(Noisy):
         return torch.tensor([*first, *three()], dtype=torch.float64)
 
 
-def test_loaders_in_two_threads_have_the_batches_that_they_have_alone() -> None:
+def test_loaders_in_two_threads_yield_the_batches_of_one_alone() -> None:
     expected, found = loaded(Halting()), {}
     threads = [threading.Thread(target=lambda i=i: found.update({i: loaded(Halting())})) for i in range(2)]
     for thread in threads:
@@ -307,7 +307,7 @@ DRAWS: dict[str, Callable[[], float]] = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_batches_are_those_of_a_worker_and_the_trainer_is_left_alone(draw: Callable[[], float]) -> None:
+def test_inline_batches_match_a_workers_and_keep_generators(draw: Callable[[], float]) -> None:
     leaves = draw in (with_threads_left, with_a_mode_left)  # which a worker keeps, as torch's do
     length = len(Drawn(draw))
     random.seed(1), np.random.seed(1), torch.manual_seed(1)

@@ -104,7 +104,7 @@ class Resized:
         return self.resize()
 
 
-def test_opencv_s_threads_were_running_when_the_worker_was_forked() -> None:
+def test_a_forked_worker_does_not_hang_on_opencv_threads() -> None:
     """Setting OpenCV's thread count in a forked worker once waited for ever for threads the fork had not copied."""
     pytest.importorskip("cv2")
     assert len(list(DpexDataLoader(Resized(), batch_size=2, num_workers=2))) == 4

@@ -163,7 +163,7 @@ def test_a_sample_that_hangs_once_is_made_again_elsewhere(tmp_path: Path) -> Non
     assert loader.stats().failed_samples == 0
 
 
-def test_a_sample_that_hangs_twice_is_an_error_at_its_place_where_errors_are_raised() -> None:
+def test_a_sample_that_hangs_twice_raises_at_its_place() -> None:
     batches = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -257,7 +257,7 @@ def test_the_next_good_sample_of_the_batch_takes_the_place() -> None:
     assert guard.taken() == ()
 
 
-def test_where_a_whole_batch_fails_others_of_the_dataset_take_its_places() -> None:
+def test_a_batch_of_failed_samples_is_replaced_from_the_dataset() -> None:
     found = guard_of(Numbers(bad=(1, 2))).samples([1, 2])
     assert found == guard_of(Numbers(bad=(1, 2)), "replace").samples([1, 2])
     assert not {1, 2} & set(found)

@@ -147,7 +147,7 @@ class Pipeline:
         ([], None),
     ],
 )
-def test_the_urls_of_a_pipeline_are_its_shards_as_many_as_every_rank_has(stages: list[Any], count: int | None) -> None:
+def test_the_urls_of_a_pipeline_are_its_shards_per_rank(stages: list[Any], count: int | None) -> None:
     assert named_shards(Pipeline(*stages), ranks=2) == count
     chosen = choose_streams(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
     assert chosen.count == (1 if count is None else count)
@@ -175,7 +175,7 @@ def test_a_number_is_the_users_whatever_the_dataset_says() -> None:
     assert DpexDataLoader(Shards(2), num_workers=5, autotune=AutotuneConfig(max_streams=1)).num_workers == 5
 
 
-def test_shards_are_read_once_each_and_the_number_of_streams_stays(cpus: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_shard_is_read_once_by_a_constant_number_of_streams(cpus: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dpex")
     cpus(42)
     with DpexDataLoader(Shards(), batch_size=4, num_workers="auto", autotune=AutotuneConfig(interval_s=0.05)) as loader:
@@ -191,9 +191,7 @@ def test_shards_are_read_once_each_and_the_number_of_streams_stays(cpus: Any, ca
 
 
 @pytest.mark.parametrize("dataset", [[1, 2], Shards(1000)])
-def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
-    monkeypatch: pytest.MonkeyPatch, dataset: Any
-) -> None:
+def test_torch_warns_of_many_workers_only_for_a_given_number(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
     for name in ("sizing.static_worker_count", "sizing.rank_cpus"):
         monkeypatch.setattr(f"dpex.loader.{name}", lambda: 1000)
     with warnings.catch_warnings():
@@ -422,7 +420,7 @@ def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None
 
 
 @pytest.mark.parametrize("kind", [Plain, SplitsInItsGenerator, NamesShards])
-def test_the_next_epoch_of_persistent_workers_has_as_many_streams(kind: Any) -> None:
+def test_a_resumed_persistent_epoch_has_the_chosen_streams(kind: Any) -> None:
     with auto(kind(), persistent_workers=True) as loader:
         list(loader)
         state = loader.state_dict()
@@ -444,14 +442,14 @@ def state_after(batches: int, dataset: Any) -> dict[str, Any]:
     "options", [{"autotune": AutotuneConfig(max_streams=5)}, {"num_workers": 1, "seeding": "batch", "autotune": None}]
 )
 @pytest.mark.parametrize("kind", [Plain, Stateful])
-def test_what_was_read_in_one_stream_goes_on_with_any_number_of_cpus(kind: Any, options: dict[str, Any]) -> None:
+def test_a_one_stream_state_resumes_with_any_number_of_cpus(kind: Any, options: dict[str, Any]) -> None:
     state = state_after(3, kind())
     with DpexDataLoader(kind(), **{"batch_size": 4, "num_workers": "auto", **options}) as loader:
         loader.load_state_dict(state)
         assert samples(loader) == list(range(12, LENGTH))
 
 
-def test_a_state_of_one_stream_is_none_of_two_workers_and_one_of_three_streams_none_of_one() -> None:
+def test_a_state_of_another_number_of_streams_is_refused() -> None:
     state = state_after(3, Plain())
     with pytest.raises(StateError, match=r"num_workers=1.*num_workers=2"):
         DpexDataLoader(Plain(), batch_size=4, num_workers=2, seeding="batch").load_state_dict(state)
@@ -483,7 +481,7 @@ def test_the_death_of_a_worker_changes_nothing(kind: Any, worker: int) -> None:
 # -- who else reads streams --------------------------------------------------------------------------------------------
 
 
-def test_torchs_own_workers_begin_at_once_so_there_is_one_unless_the_dataset_names_shards(
+def test_torchs_workers_read_one_stream_unless_shards_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Named(SplitsAtOnce):

@@ -99,7 +99,7 @@ def test_the_batches_of_a_base_seed_are_those_of_every_release(workers: int) -> 
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_ticket_begins_with_the_states_of_its_seed_whatever_was_drawn_before(draw: Callable[[], Any]) -> None:
+def test_a_tickets_generators_depend_only_on_its_seed(draw: Callable[[], Any]) -> None:
     seed_ticket(50)
     expected = states()
     half_a_pair()
@@ -109,7 +109,7 @@ def test_a_ticket_begins_with_the_states_of_its_seed_whatever_was_drawn_before(d
     assert torch.initial_seed() == 50
 
 
-def test_seeds_that_are_computed_together_are_those_computed_alone() -> None:
+def test_seeds_computed_together_equal_those_computed_singly() -> None:
     """Of numbers in any order, as tickets are made again."""
     seeds = TicketSeeds(-(2**63))
     for epoch, number in [(0, 0), (0, 255), (0, 256), (0, 3), (1, 3), (1, 2**40), (0, 700), (0, 699), (0, 511)]:

@@ -223,7 +223,7 @@ def test_a_stream_that_runs_is_timed() -> None:
     assert sys.getprofile() is None
 
 
-def test_a_collate_function_of_the_dataset_is_no_part_of_getting_samples() -> None:
+def test_a_datasets_collate_function_is_timed_apart_from_getitem() -> None:
     data = Pictures(half)
     found = rows(data, collate_fn=lambda samples: data.transform(torch.stack(samples)))
     assert found["collate > Compose > half"][1] == 1
@@ -610,7 +610,7 @@ def test_a_pass_of_a_few_tiny_batches_is_left_alone() -> None:
     assert looked_at(0.9 * FIRST_S, 0.00001, 0.3)[0] == []
 
 
-def test_what_comes_at_regular_intervals_is_met_as_often_as_it_comes() -> None:
+def test_periodic_samples_are_measured_as_often_as_they_occur() -> None:
     chosen, _ = looked_at(40_000.0, 0.05, 0.01)
     for period in (2, 8):
         met = [sum(number % period == rest for number in chosen) / len(chosen) for rest in range(period)]

@@ -52,7 +52,7 @@ def outer(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
-def test_each_batch_is_there_with_its_stages_and_the_loop_with_its_steps(seeding: Any, tmp_path: Path) -> None:
+def test_a_timeline_has_the_stages_of_batches_and_the_steps(seeding: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     with DpexDataLoader(Augmented(48, SAMPLE_S), batch_size=4, num_workers=2, seeding=seeding) as loader:
         with loader.timeline(path):
@@ -91,7 +91,7 @@ def test_without_workers_there_is_nothing_to_record(tmp_path: Path) -> None:
         DpexDataLoader(Augmented(48, SAMPLE_S)).timeline(tmp_path / "run.json")
 
 
-def test_a_second_timeline_at_the_same_time_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_concurrent_timeline_is_refused(tmp_path: Path) -> None:
     with DpexDataLoader(range(8), batch_size=2, num_workers=1) as loader:
         with loader.timeline(tmp_path / "first.json"):
             second = loader.timeline(tmp_path / "second.json")

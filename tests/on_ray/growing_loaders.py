@@ -153,7 +153,7 @@ def wait_until_it_has_shrunk() -> None:
     until(lambda: nodes() == 0, PATIENCE_S)
 
 
-def test_demand_of_a_tuned_loader_brings_a_node_that_leaves_when_it_is_idle(
+def test_a_tuned_loaders_demand_adds_a_node_until_it_is_idle(
     cluster: GrowingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dpex.pools.ray.nodes.IDLE_S", 0.5)

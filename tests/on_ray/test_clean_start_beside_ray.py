@@ -23,7 +23,7 @@ def remote(length: int) -> DpexDataLoader[torch.Tensor]:
     return DpexDataLoader(Augmented(length, 0.004), generator=seeded(), distribute_mode=True, **SHAPE)
 
 
-def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:
+def test_remote_workers_deliver_until_a_local_worker_is_up() -> None:
     """The server is held up until 30 batches have come since the resize."""
     with remote(6000) as loader:
         iterator = iter(loader)

@@ -133,7 +133,7 @@ def on_its_node(sample: torch.Tensor) -> torch.Tensor:
     return torch.cat([sample, torch.rand(1)])
 
 
-def test_what_is_read_here_is_decoded_on_the_cluster_and_goes_on_elsewhere() -> None:
+def test_a_stream_read_here_and_decoded_remotely_is_resumed() -> None:
     dataset = decode_in_workers(Stream(), on_its_node)
     expected = epochs(DataLoader(dataset, batch_size=4, num_workers=3))
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 3, "seeding": "batch"}

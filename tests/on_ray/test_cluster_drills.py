@@ -66,7 +66,7 @@ def test_a_raylet_killed_in_the_middle_changes_nothing(cluster: Any, seeding: An
         cluster.remove_node(victim, allow_graceful=False)
 
 
-def test_logical_workers_of_a_drained_node_are_restarted_once_it_is_gone(cluster: Any) -> None:
+def test_logical_workers_of_a_drained_node_restart_elsewhere(cluster: Any) -> None:
     """They stay on their workers as long as these live."""
     drained, other = (
         cluster.add_node(num_cpus=2, resources={"pair": 2}, object_store_memory=STORE_BYTES) for _ in range(2)

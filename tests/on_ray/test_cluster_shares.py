@@ -97,7 +97,7 @@ def are_shown_equal(address: str, *trainings: Training) -> bool:
     return all(row[3:6] == ["3"] * 3 for row in rows)
 
 
-def test_two_trainings_have_equal_shares_and_one_alone_has_everything(address: str) -> None:
+def test_two_trainings_have_equal_shares_and_one_alone_has_all(address: str) -> None:
     first = Training(address, 0.05)
     try:
         while_they_train(lambda: first.workers == {ROOM}, first)

@@ -132,7 +132,7 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
         assert sorted(driver.made) == list(range(8))
 
 
-def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(tmp_path):
+def test_a_killed_agent_is_replaced_and_no_ticket_is_suspected(tmp_path):
     samples = HeldBack(tmp_path)
     with Driver(samples, 2) as driver:
         driver.wait_up(2)
@@ -202,7 +202,7 @@ def test_what_cannot_travel_is_named():
         Driver(Opaque(), 1)
 
 
-def test_the_next_pool_gets_the_agents_with_the_dataset_as_it_is_then(shared_ray):
+def test_the_next_pool_reuses_agents_with_the_current_dataset(shared_ray):
     dataset = [1, 2, 3]
     pids = []
     for value in (1, 100):
@@ -256,7 +256,7 @@ def test_a_node_that_lacks_something_is_set_aside(dataset):
         assert driver.pool.counts.requested == 3
 
 
-def test_a_runtime_environment_is_that_of_the_agent_and_its_workers():
+def test_a_runtime_environment_applies_to_agent_and_workers():
     options = {**ASIDE, "runtime_env": {"env_vars": {"DPEX_TEST_NODE": "of its own"}}}
     with Driver(NodeBound(), 2, options=options, collate_fn=same, auto_collation=False) as driver:
         driver.wait_up(2)
@@ -293,7 +293,7 @@ def test_a_killed_training_process_leaves_nothing_behind(shared_ray):
     until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
 
 
-def test_closing_in_the_middle_is_idempotent_and_leaves_no_process(shared_ray, tmp_path):
+def test_closing_in_mid_epoch_is_idempotent_and_ends_processes(shared_ray, tmp_path):
     """Nobody else holds a share of the connection, for which agents would be parked."""
     shared_ray.release()
     samples = HeldBack(tmp_path)

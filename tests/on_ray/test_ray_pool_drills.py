@@ -54,7 +54,7 @@ def test_a_broken_connection_costs_its_agent_and_nothing_else():
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_killed_guardian_takes_its_processes_along_and_is_replaced():
+def test_a_killed_guardian_ends_its_processes_and_is_replaced():
     with Driver(Numbers(), 2) as driver:
         driver.wait_up(2)
         pids = [*driver.pids(), *(agent.pid for agent in driver.agent_processes())]
@@ -133,7 +133,7 @@ def test_a_removed_node_loses_its_tickets_without_blame(cluster, tmp_path):
         cluster.remove_node(node, allow_graceful=False)
 
 
-def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back(cluster, monkeypatch):
+def test_a_node_that_fails_repeatedly_is_excluded_for_a_while(cluster, monkeypatch):
     monkeypatch.setattr("dpex.pools.ray.cluster.WITHIN_S", 1000.0)
     monkeypatch.setattr("dpex.pools.ray.cluster.PAUSE_S", 3.0)
     one = {"num_cpus": 1, "resources": {"flaky": 1}}

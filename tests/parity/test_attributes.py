@@ -171,7 +171,7 @@ def test_copies_of_a_loader_that_was_used(cls: Loader) -> Any:
 
 
 @parity
-def test_a_loader_with_living_persistent_workers_cannot_be_pickled(cls: Loader) -> Any:
+def test_a_loader_with_live_persistent_workers_is_not_picklable(cls: Loader) -> Any:
     loader = cls(MAP, num_workers=1, persistent_workers=True)
     list(loader)
     return [

@@ -193,7 +193,7 @@ def test_more_workers_than_processors_is_said_at_construction(cls: Loader) -> An
 
 
 @needs_cpu_count
-def test_more_workers_than_processors_is_said_at_each_new_iterator() -> None:
+def test_each_new_iterator_warns_of_more_workers_than_cpus() -> None:
     check_rationality()
 
 

@@ -99,7 +99,7 @@ def test_a_sampler_that_is_its_own_iterator(cls: Loader, workers: int, is_batche
 
 
 @pytest.mark.parametrize("sizes", [{"num_workers": 2}, {"num_workers": 2, "seeding": "batch"}, {"num_workers": "auto"}])
-def test_a_sampler_that_is_its_own_iterator_goes_on_in_a_later_run(sizes: dict[str, Any]) -> None:
+def test_a_sampler_that_is_its_own_iterator_is_resumed(sizes: dict[str, Any]) -> None:
     def made() -> Any:
         sampler: Any = BeginsAnew(BatchSampler(RandomSampler(range(40)), 4, False))
         return DpexDataLoader(torch.arange(40), batch_sampler=sampler, **sizes)

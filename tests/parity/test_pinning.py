@@ -70,7 +70,7 @@ def test_errors_of_pinning(cls: Loader, workers: int) -> Any:
 
 
 @parity
-def test_the_device_in_errors_is_that_of_the_thread_that_made_the_iterator(cls: Loader) -> Any:
+def test_errors_name_the_device_of_the_thread_that_called_iter(cls: Loader) -> Any:
     the.before, the.index = fail, 3
     iterator = iter(cls(Counting(2), num_workers=1, pin_memory=True))
     the.index = 5
@@ -79,7 +79,7 @@ def test_the_device_in_errors_is_that_of_the_thread_that_made_the_iterator(cls: 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 @parity
-def test_the_sampler_is_drawn_no_further_and_in_the_trainers_thread(cls: Loader, prefetch: int) -> Any:
+def test_the_sampler_is_drawn_no_further_by_the_training_thread(cls: Loader, prefetch: int) -> Any:
     """However far the thread is: a sampler may draw random numbers that the training step draws from as well."""
     sampler = Drawing(range(30))
     loader = cls(Counting(30), sampler=sampler, num_workers=2, prefetch_factor=prefetch, pin_memory=True)

@@ -193,7 +193,7 @@ def test_draws_before_an_error_count(cls: Loader, workers: int) -> Any:
 
 @WORKERS
 @parity
-def test_draws_between_batches_in_this_process_do_not_matter_to_workers(cls: Loader, workers: int) -> Any:
+def test_draws_in_the_training_process_do_not_affect_workers(cls: Loader, workers: int) -> Any:
     return [(batch, augmented(0)) for batch in cls(Of(augmented, 6), num_workers=workers)]
 
 

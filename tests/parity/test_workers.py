@@ -392,7 +392,7 @@ class Process(Dataset[Any]):
 
 @pytest.mark.parametrize("method", [None, "fork"])
 @parity
-def test_workers_are_counted_like_other_processes_of_the_main_process(cls: Loader, method: str | None) -> Any:
+def test_workers_are_numbered_like_other_processes_of_the_main(cls: Loader, method: str | None) -> Any:
     """Datasets pick a port or a device by that number."""
     before = multiprocessing.Process()._identity[0]  # type: ignore[attr-defined]
     loader = cls(Process(), batch_size=1, num_workers=3, multiprocessing_context=method, collate_fn=as_is)

@@ -104,7 +104,7 @@ def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
 
 
 @pytest.mark.usefixtures("kept_server", "seems_connected")
-def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
+def test_the_clean_server_serves_all_epochs_and_is_replaced() -> None:
     with local(seeding="worker") as loader:
         first = stacked(loader)
         server = server_pid()
@@ -116,7 +116,7 @@ def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed
 
 
 @pytest.mark.usefixtures("ray_seems_up")
-def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_the_time_it_is_needed() -> None:
+def test_the_clean_server_starts_with_the_loader_and_is_shared() -> None:
     with local(seeding="worker") as loader:
         early = server_pid()
         with local(seeding="worker"):
@@ -149,7 +149,7 @@ class Variable:
 
 
 @pytest.mark.usefixtures("kept_server", "ray_seems_up")
-def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_have_the_environment_of_the_training_at_iter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPEX_TEST_VARIABLE", "1")
     with DpexDataLoader(Variable(), num_workers=1) as loader:
         monkeypatch.setenv("DPEX_TEST_VARIABLE", "2")
@@ -184,7 +184,7 @@ def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("seems_connected")
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
-def test_where_no_worker_can_be_started_the_error_says_why_and_a_resize_tries_again(
+def test_a_failed_start_of_all_workers_raises_and_resize_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for executable in BROKEN.values():

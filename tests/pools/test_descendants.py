@@ -85,7 +85,7 @@ def test_the_childs_children_count(pair: Pair) -> None:
     until(lambda: held(pair) == 0)
 
 
-def test_a_slot_comes_back_when_the_last_of_several_children_is_gone(pair: Pair) -> None:
+def test_a_slot_returns_when_the_last_of_several_children_ends(pair: Pair) -> None:
     first = pair(torch.arange(LARGE))
     older = Child()
     second = pair(torch.arange(LARGE))
@@ -122,7 +122,7 @@ def test_the_next_batch_brings_back_what_a_child_gave_up(pair: Pair) -> None:
     assert pair.slots_held() == 0
 
 
-def test_one_descriptor_for_each_living_child_and_none_afterwards(pair: Pair) -> None:
+def test_each_living_child_costs_one_descriptor_until_it_ends(pair: Pair) -> None:
     batch = pair(torch.arange(LARGE))
     before = descriptors()
     children = [Child() for _ in range(3)]
@@ -153,7 +153,7 @@ def test_a_program_that_is_executed_holds_nothing(pair: Pair, preexec: Any) -> N
         process.communicate(b"\n")
 
 
-def test_without_a_descriptor_memory_is_lost_and_no_batch_changes(pair: Pair) -> None:
+def test_a_fork_without_descriptors_leaks_memory_not_batches(pair: Pair) -> None:
     batch = pair(torch.arange(LARGE))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -169,7 +169,7 @@ def test_without_a_descriptor_memory_is_lost_and_no_batch_changes(pair: Pair) ->
     arena.forks.clear()
 
 
-def test_a_worker_that_forks_keeps_its_own_slots_for_its_children(pair: Pair) -> None:
+def test_a_slot_of_a_forking_worker_is_held_until_the_child_ends(pair: Pair) -> None:
     """The maker's side is lent in the same way: a dataset may fork, too."""
     collated = pair.arena.tensor((LARGE,), torch.float32).fill_(1)
     child = Child()

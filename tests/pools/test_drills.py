@@ -90,7 +90,7 @@ def test_a_trainer_that_was_stopped_goes_on_with_all_batches() -> None:
     assert [int(line) for line in got] == [*range(COUNT), 0]
 
 
-def test_a_training_that_stands_still_with_its_workers_goes_on_as_it_was() -> None:
+def test_a_suspended_training_and_its_workers_continue_unchanged() -> None:
     """As when a laptop sleeps, but that all clocks go on meanwhile, which no sample and no decision may suffer from."""
     with Watched(Work(workers=0, options={"sample_policy": SamplePolicy(timeout_s=TIMEOUT_S)})) as training:
         training.until(lambda: training.running == 2)

@@ -134,7 +134,7 @@ def test_persistent_workers_go_on_into_the_next_epoch(step: Step) -> None:
         assert_same(driven(loader, {9: step, 19: step}, epochs=3), wanted)
 
 
-def test_breaking_off_and_starting_again_with_persistent_workers_and_a_death() -> None:
+def test_a_broken_off_persistent_epoch_restarts_despite_a_death() -> None:
     def run(workers: int, nap_s: float, deadly: bool) -> torch.Tensor:
         with elastic(Augmented(80, nap_s), workers, batch_size=2, persistent_workers=True) as loader:
             begun = iter(loader)
@@ -396,7 +396,7 @@ def test_the_other_streams_go_on_after_one_failed() -> None:
     assert len(set(got)) == len(got)
 
 
-def test_the_death_of_a_worker_whose_stream_had_ended_does_not_matter() -> None:
+def test_the_death_of_a_worker_with_an_ended_stream_is_harmless() -> None:
     iterator = iter(DpexDataLoader(Streams(60, first=2, nap_s=0.005), batch_size=1, num_workers=2))
     got = [int(next(iterator)) for _ in range(15)]
     with warnings.catch_warnings():
@@ -407,7 +407,7 @@ def test_the_death_of_a_worker_whose_stream_had_ended_does_not_matter() -> None:
 
 
 @pytest.mark.smoke
-def test_the_number_of_streams_is_fixed_and_workers_change_at_the_next_iter() -> None:
+def test_the_number_of_streams_is_fixed_during_an_epoch() -> None:
     loader = DpexDataLoader(Streams(20), batch_size=2, num_workers=2)
     iterator = iter(loader)
     first = [next(iterator)]
@@ -504,7 +504,7 @@ def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> N
     assert max(large[15:]) <= 4
 
 
-def test_the_death_of_one_iterators_worker_does_not_touch_the_other() -> None:
+def test_the_death_of_an_iterators_worker_spares_the_other() -> None:
     loader = elastic(WhoMadeIt(100, 0.0005), 2, batch_size=2)
     first, second = iter(loader), iter(loader)
     got = [[next(first)], [next(second)]]
@@ -515,7 +515,7 @@ def test_the_death_of_one_iterators_worker_does_not_touch_the_other() -> None:
     assert [torch.cat(batches)[:, 0].tolist() for batches in got] == [list(range(100))] * 2
 
 
-def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning(tmp_path: Path) -> None:
+def test_workers_added_in_mid_epoch_have_the_dataset_as_of_iter(tmp_path: Path) -> None:
     """What grows is forked from the template, which holds the dataset as it was at ``iter()``."""
 
     class Table(Dataset[int]):

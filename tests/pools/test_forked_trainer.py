@@ -46,7 +46,7 @@ def undisturbed(kind: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_child_does_with_its_parents_iterator_fails_there_and_changes_nothing_here(kind: str) -> None:
+def test_a_childs_use_of_its_parents_iterator_fails_harmlessly(kind: str) -> None:
     wanted = undisturbed(kind)
     loader = loader_of(kind)
     iterator = iter(loader)
@@ -71,7 +71,7 @@ def test_what_a_child_does_with_its_parents_iterator_fails_there_and_changes_not
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_iter_in_a_child_makes_an_iterator_of_the_childs_own_or_fails(kind: str) -> None:
+def test_iter_in_a_child_makes_its_own_iterator_or_fails(kind: str) -> None:
     loader = loader_of(kind)
     iterator = iter(loader)
     batches = [next(iterator) for _ in range(5)]
@@ -88,7 +88,7 @@ def test_iter_in_a_child_makes_an_iterator_of_the_childs_own_or_fails(kind: str)
     assert torch.cat(batches)[:, 0].tolist() == list(range(ROWS))
 
 
-def test_a_lock_that_was_held_when_the_child_was_forked_does_not_stop_it() -> None:
+def test_a_lock_held_at_the_fork_does_not_block_the_child() -> None:
     """Another thread may hold the engine's lock just then; in the child nobody would ever release it."""
     iterator = iter(loader_of("batch"))
     next(iterator)

@@ -112,7 +112,7 @@ def driven(workers: int, *, shared_queue: bool = True, **options: Any) -> Iterat
         driver.pool.close(5.0)
 
 
-def test_batches_arrive_in_slots_that_are_lent_until_they_are_dropped() -> None:
+def test_batches_hold_their_slots_until_they_are_dropped() -> None:
     with driven(2) as driver:
         driver.send(*range(6))
         driver.listen_until(lambda: len(driver.of(TicketMade)) == 6)
@@ -123,7 +123,7 @@ def test_batches_arrive_in_slots_that_are_lent_until_they_are_dropped() -> None:
         assert driver.lent() == 0
 
 
-def test_a_death_in_a_ticket_of_an_earlier_epoch_is_not_blamed_on_the_ticket_of_that_number() -> None:
+def test_a_death_in_an_old_epochs_ticket_spares_its_new_namesake() -> None:
     with driven(1, shared_queue=False, dataset=Hangs()) as driver:
         (worker,) = driver.pool.workers()
         driver.send(0, worker=worker)
@@ -137,7 +137,7 @@ def test_a_death_in_a_ticket_of_an_earlier_epoch_is_not_blamed_on_the_ticket_of_
 
 
 @pytest.mark.parametrize("shared_queue", [True, False])
-def test_results_of_an_earlier_epoch_are_not_told_of_and_give_their_slots_back(shared_queue: bool) -> None:
+def test_an_old_epochs_results_are_dropped_and_free_their_slots(shared_queue: bool) -> None:
     """They arrive after the next epoch has begun, undecoded: nobody else would let go of them."""
     with driven(1, shared_queue=shared_queue) as driver:
         (worker,) = driver.pool.workers()
@@ -186,7 +186,7 @@ class CannotBeDecoded:
         raise ValueError("cannot be unpickled")
 
 
-def test_a_result_of_an_earlier_epoch_that_cannot_be_decoded_is_no_error_of_the_next_one() -> None:
+def test_an_old_epochs_undecodable_result_raises_no_error() -> None:
     with driven(1, collate_fn=CannotBeDecoded) as driver:
         driver.send(0, 1)
         until(lambda: unread(driver) and idle(driver))
@@ -218,7 +218,7 @@ def stop(pid: int) -> None:
     until(lambda: state_of(pid) == "T")
 
 
-def test_what_a_worker_took_and_did_not_write_down_before_it_died_is_found_by_counting_again() -> None:
+def test_a_ticket_taken_but_unrecorded_at_a_death_is_recounted() -> None:
     """Between taking a message from the shared socket and writing its number on the board a worker can be killed."""
     with driven(2) as driver:
         pool, (first, second) = driver.pool, driver.pids()
@@ -253,7 +253,7 @@ def test_a_dead_worker_held_tickets_of_this_epoch_alone() -> None:
         assert (gone.lost, gone.expected) == ((0, 1), False)
 
 
-def test_what_a_worker_sent_before_it_died_with_tickets_unread_is_taken_in() -> None:
+def test_results_sent_before_a_death_with_unread_tickets_count() -> None:
     """The kernel reports such an end ahead of the messages that lie in the socket."""
     with driven(1, shared_queue=False) as driver:
         (worker,), (pid,) = driver.pool.workers(), driver.pids()
@@ -268,7 +268,7 @@ def test_what_a_worker_sent_before_it_died_with_tickets_unread_is_taken_in() -> 
         assert driver.of(WorkerGone)[0].lost == (1,)
 
 
-def test_why_a_dataset_cannot_be_opened_is_heard_after_the_template_has_ended() -> None:
+def test_a_dataset_error_is_reported_after_the_fork_server_ended() -> None:
     """A machine that is busy looks late. The requests for workers are unread then, as the template opens first."""
 
     def prepare() -> Prepared:
@@ -282,7 +282,7 @@ def test_why_a_dataset_cannot_be_opened_is_heard_after_the_template_has_ended() 
 
 
 @pytest.mark.parametrize("whose", ["the worker", "the template"])
-def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s(whose: str) -> None:
+def test_a_ticket_is_a_suspect_in_worker_not_fork_server_deaths(whose: str) -> None:
     with driven(1, dataset=Hangs()) as driver:
         pool, (worker,) = driver.pool, driver.pool._workers.values()
         driver.send(5)
@@ -308,7 +308,7 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shared_queue", [True, False])
-def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path, shared_queue: bool) -> None:
+def test_a_failed_worker_start_does_not_affect_running_workers(gate: Path, shared_queue: bool) -> None:
     with driven(1, shared_queue=shared_queue) as driver:
         pool, (pid,) = driver.pool, driver.pids()
         gate.touch()
@@ -373,7 +373,7 @@ def test_closing_forks_no_worker_that_was_asked_for_before(
         assert [process.exitcode for process in pool.handles] == [0] * 9
 
 
-def test_workers_that_are_not_needed_before_they_are_forked_leave(attempts: mmap.mmap) -> None:
+def test_workers_released_before_their_fork_leave(attempts: mmap.mmap) -> None:
     """Their sockets are open, so that each is forked, takes its request to leave, and gives back what it held."""
     attempts[1] = 1
     with driven(1) as driver:
@@ -393,7 +393,7 @@ def test_workers_that_are_not_needed_before_they_are_forked_leave(attempts: mmap
         driver.wait_until_made(1)
 
 
-def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
+def test_a_fork_server_out_of_descriptors_refuses_and_recovers() -> None:
     with driven(1) as driver:
         pool = driver.pool
         template = pool._source._process.pid
@@ -434,9 +434,7 @@ def test_a_worker_that_takes_another_s_place_has_its_number() -> None:
 
 
 @pytest.mark.parametrize(("asked_for", "most"), [(2, 2), (None, 5)])
-def test_workers_that_nobody_asked_for_are_done_without_where_the_init_function_fails_for_them(
-    asked_for: int | None, most: int
-) -> None:
+def test_extra_workers_whose_init_function_fails_are_given_up(asked_for: int | None, most: int) -> None:
     """A list of CPUs, say, is as long as the number of workers in the script. Asked for, a worker's error is the answer
     to its tickets."""
     with driven(2, dataset=Ids(), worker_init_fn=[0, 1].__getitem__, own_workers=asked_for) as driver:
@@ -462,7 +460,7 @@ def many_words(indices: list[int]) -> list[str]:
     return ["x" * 10] * 3500 + [str(indices[0])]  # 42 kB, which travel in the message itself
 
 
-def test_a_question_is_queued_while_both_directions_of_a_socket_are_full() -> None:
+def test_a_request_is_queued_while_a_socket_is_full_in_both_ways() -> None:
     """Trainer and worker once waited for each other to read. The question comes after the tickets sent before it."""
     with driven(1, shared_queue=False, dataset=Indices(), collate_fn=many_words) as driver:
         pool, (worker,) = driver.pool, driver.pool.workers()
@@ -488,7 +486,7 @@ def test_a_question_is_queued_while_both_directions_of_a_socket_are_full() -> No
         driver.listen_until(lambda: driver.of(TicketMade)[-1].number == sent)
 
 
-def test_a_worker_that_nobody_needs_is_freed_without_a_garbage_collection() -> None:
+def test_an_unreferenced_worker_is_freed_without_collection() -> None:
     """Its memory may be hundreds of megabytes, and Python collects garbage by the number of objects."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

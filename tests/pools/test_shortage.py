@@ -131,7 +131,7 @@ def test_no_address_space_left_in_the_trainer() -> None:
     assert got == list(range(COUNT))
 
 
-def test_no_descriptor_left_in_a_worker_is_the_error_of_its_batches() -> None:
+def test_a_worker_out_of_descriptors_raises_in_its_batches() -> None:
     iterator = iter(DpexDataLoader(ShortInWorker(), batch_size=1, num_workers=1))
     got: list[int] = []
     failed: dict[int, OSError] = {}

@@ -88,7 +88,7 @@ def test_workers_ignore_what_the_trainer_ignores(method: str) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_the_template_has_none_either_and_the_trainer_keeps_its_own(busy_with_signals: None) -> None:
+def test_the_fork_server_blocks_no_signal_and_training_keeps_its(busy_with_signals: None) -> None:
     iterator = iter(DpexDataLoader(Augmented(8), num_workers=1))
     next(iterator)
     assert not mask_of(template_pid(iterator), "SigBlk")
@@ -157,7 +157,7 @@ def mask_of(pid: int, which: str) -> int:
     return int(next(line for line in lines if line.startswith(which)).split()[1], 16)
 
 
-def test_what_arrives_before_a_forked_process_has_forgotten_runs_no_handler() -> None:
+def test_a_signal_just_after_a_fork_runs_no_inherited_handler() -> None:
     """A signal to the whole process group may come between the fork and the child's first line."""
     reader, writer = os.pipe()
     before = signal.signal(signal.SIGTERM, lambda *_: os.write(writer, b"the handler ran"))
@@ -221,7 +221,7 @@ def test_a_death_is_noticed_although_the_trainer_ignores_sigchld() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_a_template_that_the_trainer_itself_waited_for_is_not_taken_for_alive() -> None:
+def test_a_fork_server_reaped_by_the_training_counts_as_dead() -> None:
     """As one does that starts programs, and waits for whichever ends."""
     with DpexDataLoader(Augmented(8), num_workers=1, seeding="batch") as loader:
         iterator = iter(loader)

@@ -53,7 +53,7 @@ def _with_the_module() -> UsesThreads:
 
 
 @METHODS
-def test_threads_that_a_module_started_at_its_import_live_in_every_worker(method: str) -> None:
+def test_threads_started_at_import_live_in_every_worker(method: str) -> None:
     made = stacked(loader_of(UsesThreads(), method, num_workers=2))
     assert made[:, 0].tolist() == list(range(8))
     assert len(set(made[:, 1].tolist())) == 2
@@ -72,7 +72,7 @@ class Attribute(Dataset[int]):
         return self.value
 
 
-def test_a_worker_that_starts_later_has_the_dataset_as_it_was_at_the_beginning() -> None:
+def test_a_worker_started_later_has_the_dataset_as_of_iter() -> None:
     dataset = Attribute()
     loader = loader_of(dataset, "spawn", seeding="batch")
     iterator = iter(loader)
@@ -111,7 +111,7 @@ class Shares(Dataset[int]):
 
 
 @METHODS
-def test_what_the_dataset_shares_reaches_every_worker_also_those_that_start_later(method: str, tmp_path: Path) -> None:
+def test_shared_objects_reach_workers_that_start_later(method: str, tmp_path: Path) -> None:
     dataset = Shares(method, 40, tmp_path)
     loader = loader_of(dataset, method, seeding="batch")
     iterator = iter(loader)
@@ -124,7 +124,7 @@ def test_what_the_dataset_shares_reaches_every_worker_also_those_that_start_late
 
 
 @METHODS
-def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(method: str) -> None:
+def test_a_dead_worker_is_replaced_and_the_batches_are_the_same(method: str) -> None:
     with loader_of(Augmented(40), method, persistent_workers=True) as loader:
         iterator = iter(loader)
         got = [next(iterator)]
@@ -163,9 +163,7 @@ def pool_of(dataset: Any, workers: int) -> LocalPool:
 
 
 @pytest.mark.parametrize("kind", [CannotBeUnpickled, LosesItsStore])
-def test_workers_that_end_before_they_are_ready_are_not_started_again_and_again(
-    kind: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_end_before_being_ready_are_not_restarted(kind: Any, capfd: pytest.CaptureFixture[str]) -> None:
     pool = pool_of(kind(8), 3)
     try:
         until(lambda: pool.poll() is not None and pool.failed)
@@ -183,7 +181,7 @@ def test_workers_that_end_before_they_are_ready_are_not_started_again_and_again(
     assert "there is nothing to unpickle this with" in capfd.readouterr().err
 
 
-def test_a_signal_that_the_trainer_survives_does_not_end_a_worker_that_is_starting() -> None:
+def test_a_handled_signal_does_not_end_a_starting_worker() -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         pool = pool_of(Augmented(8), 2)

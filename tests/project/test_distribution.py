@@ -156,7 +156,7 @@ def test_dpex_run_and_diagnose(fresh: FreshEnvironment) -> None:
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "squares True"), done.stderr
 
 
-def test_dpex_run_on_a_cluster_asks_for_the_extra_before_the_script_runs(fresh: FreshEnvironment) -> None:
+def test_dpex_run_on_a_cluster_names_the_missing_extra_first(fresh: FreshEnvironment) -> None:
     done = fresh.run("dpex", "run", "--distribute-mode", "true", "stock.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'dpex[ray]'" in done.stderr

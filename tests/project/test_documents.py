@@ -214,7 +214,7 @@ def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_has_every_public_name_as_stable_or_provisional() -> None:
+def test_the_reference_lists_public_names_stable_or_provisional() -> None:
     sections = re.split(r"^## ", REFERENCE.read_text(), flags=re.MULTILINE)
     stable, provisional = [], []
     for section in sections:
@@ -279,7 +279,7 @@ def module_paths() -> set[str]:
     return {path.with_suffix("").as_posix() for path in kept}
 
 
-def test_the_map_has_every_folder_and_names_modules_that_are_there() -> None:
+def test_the_map_has_every_folder_and_names_existing_modules() -> None:
     rows = re.findall(r"^\| (`.+?) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`([\w/]+)`", row)]
     assert len(set(listed)) == len(listed)

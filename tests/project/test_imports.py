@@ -142,7 +142,7 @@ def test_importing_the_loader_loads_the_listed_modules_alone() -> None:
     assert [name for name in loaded()["imported"] if name not in FOR_THE_CLASS] == []
 
 
-def test_a_loader_with_two_local_workers_loads_the_listed_modules_alone() -> None:
+def test_a_loader_with_two_workers_imports_only_listed_modules() -> None:
     found = loaded()["after an epoch"]
     assert "dpex.pools.local.pool" in found
     assert [name for name in found if not is_listed(name, FOR_THE_CLASS + FOR_AN_EPOCH)] == []
@@ -155,7 +155,7 @@ def test_no_slow_package_is_loaded_for_such_a_loader() -> None:
     assert [name for name in found if {name, name.split(".")[0]} & FOREIGN] == []
 
 
-def test_workers_have_what_they_need_from_the_process_that_forks_them() -> None:
+def test_workers_import_nothing_beyond_the_fork_servers_modules() -> None:
     """A module that a worker loads after the fork is loaded once for each worker."""
     in_workers = loaded()["in workers"]
     assert "dpex.worker.core" in in_workers

@@ -53,7 +53,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = dpex.DataLoader
 
 
-def test_a_former_name_is_the_new_one_and_warns_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_former_name_is_an_alias_that_warns_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dpex._FORMER, "Loader", ("DpexDataLoader", "0.4"))
     with pytest.warns(FutureWarning, match=r"^dpex\.Loader is deprecated, and dpex 0\.4 removes it: use dpex") as seen:
         from dpex import Loader

@@ -68,7 +68,7 @@ def test_nothing_listens_beyond_this_machine(metrics: MetricsConfig | None, addr
         assert len([address for address in found if address in LOOPBACK]) >= addresses
 
 
-def test_agents_of_a_private_ray_are_waited_for_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_of_a_private_ray_connect_by_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.setattr(cluster, "_current", cluster.Cluster("a session", private=True))
     assert cluster.trainer_address() == "127.0.0.1"

@@ -111,7 +111,7 @@ def test_whoever_sets_their_pace_asks_for_states(kind: str, notes: Path) -> None
 
 
 @pytest.mark.parametrize("at", [1, 5, 12])
-def test_a_stream_that_is_first_asked_in_mid_epoch_goes_on_exactly(at: int, notes: Path) -> None:
+def test_a_state_first_requested_in_mid_epoch_resumes_exactly(at: int, notes: Path) -> None:
     """Also in a later epoch of workers that persist, in which the dataset has counted on."""
     with loader_of(Stream(notes), persistent_workers=True) as loader:
         list(loader)
@@ -125,7 +125,7 @@ def test_a_stream_that_is_first_asked_in_mid_epoch_goes_on_exactly(at: int, note
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-def test_at_the_end_of_an_epoch_workers_that_persist_are_asked_at_once(kind: str, notes: Path) -> None:
+def test_persistent_workers_report_states_at_the_epochs_end(kind: str, notes: Path) -> None:
     with loader_of(KINDS[kind](notes), persistent_workers=True, seeding="worker") as loader:
         list(loader)
         state, following = loader.state_dict(), list(loader)
@@ -196,7 +196,7 @@ class Order(Sampler[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_fails_to_tell_its_state_does_not_end_training(workers: int, notes: Path) -> None:
+def test_a_sampler_whose_state_dict_fails_does_not_end_training(workers: int, notes: Path) -> None:
     """Its order is drawn again then."""
     options = {"num_workers": workers, "sampler": Order()}
     with warnings.catch_warnings(record=True) as caught, loader_of(Map(notes), **options) as loader:

@@ -52,7 +52,7 @@ def steps(loaders: list[DpexDataLoader[Any]], most: int = SIZE) -> Iterator[list
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 4)])
-def test_with_the_global_batch_kept_the_steps_that_follow_are_the_same(before: int, after: int) -> None:
+def test_other_ranks_resume_the_same_steps_of_one_global_batch(before: int, after: int) -> None:
     whole = list(steps(ranks(before)))
     first = ranks(before)
     begun = list(steps(first, 2))

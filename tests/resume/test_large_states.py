@@ -77,7 +77,7 @@ def test_each_batch_comes_once(kind: Any, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_a_stream_goes_on_from_a_large_state_after_a_death_and_in_a_later_run() -> None:
+def test_a_large_stream_state_survives_a_death_and_a_new_run() -> None:
     with DpexDataLoader(
         Shuffled(), batch_size=4, num_workers=2, worker_config=WorkerConfig(snapshot_every_n_steps=1)
     ) as loader:

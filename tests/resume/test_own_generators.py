@@ -59,7 +59,7 @@ def drawn(dataset: Any, workers: int) -> list[tuple[float, ...]]:
         return [tuple(sample[1:].tolist()) for _ in range(2) for batch in loader for sample in batch]
 
 
-def test_draws_are_distinct_and_the_same_wherever_batches_are_made() -> None:
+def test_draws_are_distinct_and_equal_inline_and_in_workers() -> None:
     dataset = Jittered(Jitter())
     before = OwnGenerators(dataset, None).states()
     here, there = drawn(dataset, 0), drawn(dataset, 2)
@@ -164,7 +164,7 @@ def global_generators_are_put_back() -> Any:
 
 
 @pytest.mark.parametrize("kind", [Drawing, SeededByInit])
-def test_logical_workers_of_one_worker_draw_as_if_each_had_its_own(kind: Callable[[], Any]) -> None:
+def test_logical_workers_sharing_a_worker_draw_as_if_alone(kind: Callable[[], Any]) -> None:
     def setup() -> tuple[Any, dict[str, Any]]:
         dataset = kind()
         return dataset, {"worker_init_fn": dataset.reseed} if kind is SeededByInit else {}

@@ -110,7 +110,7 @@ PLACES: dict[str, dict[str, Any]] = {
         *(("in-process", "2 persistent", 0), ("in-process", "2 persistent", 4), ("in-process", "2 persistent", 10)),
     ],
 )
-def test_under_batch_seeding_another_number_of_workers_gives_the_rest(before: str, after: str, at: int | None) -> None:
+def test_batch_seeding_resumes_under_another_number_of_workers(before: str, after: str, at: int | None) -> None:
     with loader_of("map", seeding="batch", **PLACES[before]) as loader:
         state, rest = interrupted(loader, at)
     with loader_of("map", seeding="batch", **PLACES[after]) as loader:
@@ -255,7 +255,7 @@ def test_out_of_order_each_batch_comes_once() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_what_was_delivered_out_of_order_is_passed_over_without_workers_in_each_run(steps: int) -> None:
+def test_batches_delivered_ahead_are_skipped_inline_in_each_run(steps: int) -> None:
     with loader_of("map", seeding="batch") as loader:
         iterator = iter(loader)
         wanted = [plain(next(iterator)) for _ in range(2)]
@@ -343,7 +343,7 @@ def test_a_stateful_sampler_does_not_draw_what_was_delivered() -> None:
     assert sampler.drawn == len(rest) * BATCH
 
 
-def test_a_batch_sampler_and_samples_without_batches_are_gone_on_with() -> None:
+def test_batch_samplers_and_unbatched_samples_are_resumed() -> None:
     for options in (
         {"batch_sampler": BatchSampler(range(SIZE), 4, drop_last=True)},
         {"batch_size": None, "shuffle": True, "generator": torch.Generator().manual_seed(2)},
@@ -408,7 +408,7 @@ def test_a_state_consists_of_numbers_strings_and_tensors(kind: str, order: str) 
     assert kind == "stream" or any("again" in path for path in found)
 
 
-def test_a_loaded_state_is_the_state_until_the_loader_is_iterated() -> None:
+def test_a_loaded_state_is_returned_until_the_first_iter() -> None:
     with loader_of("map") as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -419,7 +419,7 @@ def test_a_loaded_state_is_the_state_until_the_loader_is_iterated() -> None:
         assert len(list(loader)) == 10
 
 
-def test_after_close_a_loader_begins_anew_though_its_state_was_asked_for() -> None:
+def test_a_loader_starts_anew_after_state_dict_and_close() -> None:
     loader = loader_of("map", num_workers=1)
     loader.state_dict()
     loader.close()
@@ -428,7 +428,7 @@ def test_after_close_a_loader_begins_anew_though_its_state_was_asked_for() -> No
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_state_of_a_subclass_that_changes_batches_changes_none_twice(workers: int) -> None:
+def test_state_dict_in_a_subclass_changes_no_batch_twice(workers: int) -> None:
     class Doubled(DpexDataLoader[Any]):
         def __iter__(self) -> Iterator[Any]:
             for batch in super().__iter__():
@@ -513,7 +513,7 @@ def test_a_state_that_a_generator_would_refuse_is_refused(name: str) -> None:
         loader_of("map", num_workers=1).load_state_dict(state)
 
 
-def test_where_torchs_iterators_make_the_batches_the_epoch_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_restarts_the_epoch_where_torch_makes_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     loader = loader_of("map")
     next(iter(loader))

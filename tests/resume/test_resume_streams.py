@@ -111,7 +111,7 @@ def test_a_stream_without_a_state_ends_with_its_worker() -> None:
 
 
 @pytest.mark.smoke
-def test_a_stream_survives_in_the_second_epoch_of_persistent_workers() -> None:
+def test_a_stream_survives_a_death_in_a_second_persistent_epoch() -> None:
     with loader_of(Stateful(), persistent_workers=True) as loader:
         undisturbed = [list(loader), list(loader)]
     assert undisturbed[1][0][0][0] == 1, "the dataset counts its epochs"
@@ -122,7 +122,7 @@ def test_a_stream_survives_in_the_second_epoch_of_persistent_workers() -> None:
         assert [first, batches + list(iterator)] == undisturbed
 
 
-def test_a_resumed_stream_survives_a_death_before_it_has_told_anything_new() -> None:
+def test_a_resumed_stream_survives_a_death_before_a_new_state() -> None:
     with loader_of(Stateful()) as loader:
         undisturbed = list(loader)
     with loader_of(Stateful()) as loader:
@@ -206,7 +206,7 @@ def test_the_rest_comes_once_whoever_decodes(dataset: Any) -> None:
     assert following != batches, "the next epoch has draws of its own"
 
 
-def test_a_resumed_run_is_resumed_in_the_second_epoch_of_persistent_workers() -> None:
+def test_a_resumed_run_resumes_in_a_second_persistent_epoch() -> None:
     with split_loader(StatefulShards(), persistent_workers=True) as loader:
         next(iter(loader))
         list(loader)
@@ -223,7 +223,7 @@ def test_a_resumed_run_is_resumed_in_the_second_epoch_of_persistent_workers() ->
 
 
 @pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
-def test_a_stream_with_a_state_survives_the_death_of_the_worker_that_reads_it() -> None:
+def test_a_stream_with_state_survives_its_readers_death() -> None:
     with split_loader(StatefulShards()) as loader:
         undisturbed = list(loader)
     with split_loader(StatefulShards(), prefetch_factor=1) as loader:

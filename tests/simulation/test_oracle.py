@@ -74,7 +74,7 @@ def test_from_coarse_to_fine_finds_what_trying_everything_finds(world: World) ->
     assert 0.99 * everything.rate <= best.rate <= everything.rate
 
 
-def test_later_intervals_are_played_after_the_best_of_the_earlier_ones() -> None:
+def test_later_intervals_start_from_the_best_of_earlier_ones() -> None:
     """Work that gets four times slower half-way, on so many CPUs that four times the workers keep up."""
     phases = (Phase(work=Work(cpu_s=0.1), step=Step(gpu_s=0.02)), Phase(at=30, work=Work(cpu_s=0.4), stream=1))
     scenario = replace(make(World(cpus=64, own_s=0.0, phases=phases)), seconds=60, judged_at=(0.0, 30.0))

@@ -24,7 +24,7 @@ def recorded(of: str) -> dict[str, baseline.Achieved]:
 
 
 @pytest.mark.parametrize(("of", "name"), PLAYED)
-def test_the_controller_is_no_worse_and_no_better_than_is_on_record(of: str, name: str) -> None:
+def test_the_controller_achieves_exactly_the_recorded_baseline(of: str, name: str) -> None:
     """Whoever makes it better records that, so that it stays; whoever makes it worse says so by recording it."""
     scenario, record = load(of)[name], recorded(of).get(name)
     assert record is not None, f"there is no record of this scenario: {RECORD} --only {name}"

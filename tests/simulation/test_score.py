@@ -144,7 +144,7 @@ def test_every_difference_is_said(now: Achieved, said: list[str]) -> None:
     assert differences(KEPT, now) == said
 
 
-def test_recording_replaces_what_was_played_keeps_the_rest_and_drops_what_is_gone(tmp_path: Path) -> None:
+def test_recording_updates_played_and_drops_removed_scenarios(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps({name: {"regrets": [0.5], "missed": {}} for name in ("made", "kept", "gone")}))
     changes = baseline.record([result(score(rate=94.0))], ["new", "made", "kept"], path)

@@ -180,7 +180,7 @@ def test_the_consumer_s_time_adds_up_but_for_what_is_under_way() -> None:
     assert spent == pytest.approx(sum(sample.seconds for sample in samples), abs=0.1)
 
 
-def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
+def test_saturated_workers_are_always_busy_with_a_full_window() -> None:
     samples = recorded(world(Work(wait_s=0.08), cpus=2), workers(6, prefetch=10))[-10:]
     assert sum(s.local.busy_s for s in samples) / sum(s.seconds for s in samples) == pytest.approx(6, rel=0.02)
     assert {sample.ready + sample.in_flight for sample in samples} == {10}

@@ -61,7 +61,7 @@ def test_a_file_as_prometheus_wants_it(tmp_path: Path) -> None:
     assert targets(directory) == []
 
 
-def test_two_ranks_with_one_fixed_port_are_both_found_by_their_labels_and_leave(tmp_path: Path) -> None:
+def test_two_ranks_with_one_fixed_port_are_both_discovered(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     job = {"TORCHELASTIC_RUN_ID": "job-7", "DPEX_METRICS_PORT": str(port)}
@@ -110,7 +110,7 @@ def test_a_number_that_is_in_use_again_does_not_keep_a_file(tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere, foreign])
 
 
-def test_a_process_that_has_ended_is_gone_though_nobody_waited_for_it() -> None:
+def test_a_zombie_process_counts_as_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
     assert process.stdin is not None
     assert (started_at(process.pid) or 0) >= (started_at(os.getpid()) or 0) > 0
@@ -204,9 +204,7 @@ def test_directories_that_others_can_change_are_refused(
 
 
 @only_root
-def test_a_directory_of_another_user_is_refused_unless_it_is_roots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_another_user_except_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: SOMEBODY + 1)
     with opened(tmp_path, own=False):
         pass
@@ -215,7 +213,7 @@ def test_a_directory_of_another_user_is_refused_unless_it_is_roots(
         pass
 
 
-def test_where_somebody_was_there_first_the_next_one_is_used_and_said(
+def test_a_taken_directory_is_skipped_for_the_next_with_a_log(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("DPEX_METRICS_DIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
@@ -248,7 +246,7 @@ def test_metrics_go_on_without_a_directory(
     loader.close()
 
 
-def test_what_others_put_there_is_neither_waited_for_nor_followed(tmp_path: Path) -> None:
+def test_foreign_fifos_links_and_folders_are_ignored(tmp_path: Path) -> None:
     good = json.dumps([{"targets": ["127.0.0.1:9"], "labels": LABELS}])
     (tmp_path / "elsewhere").write_text(good)
     os.mkfifo(tmp_path / "dpex-fifo-1-1.json")

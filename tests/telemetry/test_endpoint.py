@@ -118,7 +118,7 @@ def test_a_training_loop_is_scraped(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["in-process", "shared queue"])
-def test_counts_go_on_over_epochs_and_from_close_to_the_next_iter(kind: str) -> None:
+def test_counts_continue_over_epochs_and_restart_after_close(kind: str) -> None:
     loader = DpexDataLoader(Augmented(40), batch_size=4, metrics_port=0, **KINDS[kind])
     for epoch in range(3):
         assert len(list(loader)) == 10

@@ -189,7 +189,7 @@ def test_no_stall_is_longer_than_the_stay() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_an_error_of_the_gpu_ends_the_measurement_and_nothing_else(inside: bool) -> None:
+def test_a_gpu_error_ends_only_the_stall_measurement(inside: bool) -> None:
     training = Training()
     training.visit(2 * MS)
     training.visit(1 * MS)
@@ -237,7 +237,7 @@ def test_every_visit_of_a_loop_with_long_steps_is_marked() -> None:
 
 
 @pytest.mark.parametrize("every", [7, 50, 1000])
-def test_a_rare_wait_is_measured_although_visits_without_one_are_no_stall(every: int) -> None:
+def test_a_rare_wait_is_a_stall_and_calls_without_wait_are_none(every: int) -> None:
     """Steps queue 1 ms as they end, so only what a wait of 20 ms lasts longer than that is a stall."""
     training = Training(SHARE)
     run_for(training, 1.5 if every < 1000 else 3.0, Step(0.0001, 0.001, host_s=0.001), every, wait_s=0.02)
@@ -252,7 +252,7 @@ def test_short_waits_of_every_visit_are_measured_at_their_share() -> None:
     assert training.gpu.stall_s == pytest.approx(sum(training.missed_s()), rel=0.15), "marks take a tenth of such waits"
 
 
-def test_a_visit_that_waits_twice_is_marked_at_its_first_wait_or_not_at_all() -> None:
+def test_a_call_that_waits_twice_is_marked_at_its_first_wait() -> None:
     """For a worker, then for the thread that pins, as seen on an H100 where marks take long under a profiler."""
     training = Training(SHARE)
     training.stream.mark_s = 0.0003
@@ -386,7 +386,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[HostStream]:
     return made
 
 
-def test_an_idle_gpu_stalls_as_long_as_the_consumer_is_inside_next(streams: list[HostStream]) -> None:
+def test_an_idle_gpu_stalls_for_the_time_in_next(streams: list[HostStream]) -> None:
     with DpexDataLoader(Augmented(12, 0.002), num_workers=2, seeding="batch", autotune=AutotuneConfig()) as loader:
         iterator = iter(loader)
         for _ in iterator:

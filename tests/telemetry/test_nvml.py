@@ -126,7 +126,7 @@ answer = found, [calls(name) for name in names], notes
 
 
 @pytest.mark.parametrize("trouble", ['"rc:dram", 3', '"nan", 1'])
-def test_a_single_figure_that_is_not_offered_or_no_number_is_none(library: Path, trouble: str) -> None:
+def test_a_missing_or_invalid_figure_alone_is_none(library: Path, trouble: str) -> None:
     script = f'say(0, "gpm", 1); say(0, {trouble}); say(0, "sm", 50); read(); answer = read()'
     (sample,) = run(script, library)
     assert (sample["sm_active_ratio"], sample["sm_occupancy_ratio"], sample["dram_active_ratio"]) == (0.5, 0.25, None)
@@ -229,7 +229,7 @@ def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
 # -- who reads ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_reading_is_kept_for_a_while_and_other_threads_do_not_wait_for_the_next() -> None:
+def test_a_reading_is_cached_and_blocks_no_other_thread() -> None:
     clock, asked, reading, go_on = ManualClock(100.0), [], threading.Event(), threading.Event()
 
     def devices() -> dict[int, str]:

@@ -227,7 +227,7 @@ def test_every_query_of_a_panel_returns_series(world: World, panel: Series) -> N
 
 
 @needs_prometheus
-def test_the_headline_is_the_planted_share_of_the_rank_that_waits_most_and_each_rank_has_its_own(world: World) -> None:
+def test_the_headline_is_the_share_of_the_rank_that_waits_most(world: World) -> None:
     (found,) = world.panel("Starving most (GPU stall, else wait)", run="pair")
     assert found["metric"] == {"rank": "0", "run_id": "pair"}
     assert number(found) == pytest.approx(world.waited("0"), abs=POINTS)

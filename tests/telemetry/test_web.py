@@ -203,7 +203,7 @@ def is_dropped(client: socket.socket) -> bool:
     return True
 
 
-def test_a_crowd_of_silent_slow_and_unread_connections_shuts_nobody_out(server: Server) -> None:
+def test_300_silent_slow_or_unread_connections_block_no_request(server: Server) -> None:
     address = ("127.0.0.1", server.port)
     with contextlib.ExitStack() as crowd:
         for number in range(300):

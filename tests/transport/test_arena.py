@@ -65,7 +65,7 @@ def place(arena: Arena, value: int, nbytes: int = BIG) -> tuple[np.ndarray[Any, 
 
 
 @given(st.integers(1, 1 << 40))
-def test_size_class_fits_in_whole_pages_and_wastes_an_eighth_and_of_large_ones_a_thirty_second(nbytes: int) -> None:
+def test_size_classes_are_whole_pages_with_bounded_waste(nbytes: int) -> None:
     size = slot_class(nbytes)
     assert size >= nbytes
     assert size % PAGE_BYTES == 0
@@ -183,7 +183,7 @@ def test_batches_that_are_kept_take_the_memory_of_their_slots(arena: Arena, take
     assert len(again) == 3000 // 7
 
 
-def test_a_slightly_smaller_batch_takes_a_slot_of_the_larger_kind(arena: Arena) -> None:
+def test_a_slightly_smaller_batch_reuses_a_larger_slot(arena: Arena) -> None:
     """The last batch of an epoch is often shorter."""
     place(arena, 1, BIG)
     place(arena, 1, BIG - BIG // 4)
@@ -205,7 +205,7 @@ def test_idle_segments_are_given_up_and_told_once(arena: Arena) -> None:
     assert again.segment not in arena.retired()
 
 
-def test_large_segments_beyond_what_is_in_use_at_the_same_time_are_given_up(arena: Arena) -> None:
+def test_large_segments_beyond_concurrent_use_are_released(arena: Arena) -> None:
     """As after a moment in which many batches waited."""
     at_once = [place(arena, 1, 4 << 20) for _ in range(9)]
     del at_once

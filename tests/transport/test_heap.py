@@ -75,7 +75,7 @@ print((faults() - before) / 20)
         ("worker process", "glibc.malloc.mmap_threshold=131072", False),
     ],
 )
-def test_a_batch_faults_no_pages_in_unless_the_user_wants_them_given_back(
+def test_a_batch_causes_no_page_faults_unless_trimming_is_set(
     seeding: str, tunables: str, learns: bool, tmp_path: Path
 ) -> None:
     """Each sample frees blocks of 0.35 and 0.7 MB: 200 pages and more, and 3,200 a batch, where they are given back."""

@@ -157,7 +157,7 @@ def test_nothing_of_it_stays_with_the_worker(pair: Pair, kind: str) -> None:
     assert numbers(pair.decode(message)[0]) == expected
 
 
-def test_sparse_tensors_are_not_collected_for_a_file_that_is_never_read(pair: Pair) -> None:
+def test_sparse_tensors_are_not_queued_for_torchs_validation(pair: Pair) -> None:
     waiting = torch._utils._sparse_tensors_to_validate
     before = len(waiting)
     pair([grid().to_sparse(), grid().to_sparse_csr()])

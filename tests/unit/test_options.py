@@ -183,7 +183,7 @@ def test_what_a_worker_needs_of_a_node() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), TORCHS, ids=str)
-def test_a_wrong_value_of_torchs_arguments_is_named_with_the_remedy(name: str, value: Any) -> None:
+def test_an_invalid_torch_argument_is_named_with_the_remedy(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: (.* non-negative.*\. )?give a "):
         DpexDataLoader(**{"dataset": [1, 2], "num_workers": 2, name: value})
 
@@ -313,7 +313,7 @@ def test_a_number_that_is_set_later_is_a_whole_one(count: Any) -> None:
     assert loader.num_workers == 2
 
 
-def test_an_option_that_is_set_later_is_checked_as_in_the_constructor() -> None:
+def test_an_option_set_later_is_checked_as_in_the_constructor() -> None:
     loader = DpexDataLoader(DATA)
     for name, value in (("seeding", "no"), ("device", "nowhere"), ("sample_policy", 3), ("metrics_port", -4)):
         before = getattr(loader, name)
@@ -324,7 +324,7 @@ def test_an_option_that_is_set_later_is_checked_as_in_the_constructor() -> None:
     assert (loader.device, loader.worker_config) == (torch.device("cpu"), WorkerConfig())
 
 
-def test_an_attribute_that_torch_refuses_to_set_changes_no_loader_that_a_framework_makes() -> None:
+def test_an_attribute_torch_refuses_is_not_kept_for_rebuilding() -> None:
     loader = DpexDataLoader(DATA, num_workers=1)
     with pytest.raises(ValueError, match="persistent_workers attribute should not be set"):
         loader.persistent_workers = True

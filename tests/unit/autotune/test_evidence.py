@@ -16,7 +16,7 @@ def window(queued_s: float) -> PoolSample:
     return PoolSample(running=2, requested=2, tickets=8, load_s=8.0, cpu_s=2.0, queued_s=queued_s)
 
 
-def test_queueing_that_the_kernel_counted_in_another_window_than_the_batches_is_subtracted() -> None:
+def test_queueing_counted_in_another_window_is_subtracted() -> None:
     """Twelve seconds in two windows, none of them or all of them in one."""
     for parts in ((6.0, 6.0), (12.0, 0.0), (0.0, 12.0)):
         times = ServiceTimes()
@@ -49,7 +49,7 @@ def from_cluster(*, sending_s: float, busy_s: float, tickets: int = 5) -> Sample
     return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, remote=8, prefetch=96), batches=45, remote=there)
 
 
-def test_the_link_carries_what_came_while_it_was_full_and_workers_waited_for_it() -> None:
+def test_the_link_rate_is_that_of_full_windows_with_idle_workers() -> None:
     seen = WorkEstimate()
     seen.add(from_cluster(sending_s=0.5, busy_s=0.5))  # it was not full
     seen.add(from_cluster(sending_s=1.0, busy_s=8.0))  # no worker waited for it
@@ -105,7 +105,7 @@ def test_a_time_that_was_noisy_before_a_change_is_so_after_it() -> None:
     assert alarms(known, *[8.0] * 3)
 
 
-def test_batches_that_were_begun_under_other_workers_are_no_change() -> None:
+def test_batches_begun_under_other_settings_show_no_change() -> None:
     """Batches that take four times as long were begun beside more workers, of which some have left."""
 
     def changes(*, is_steady: bool) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def test_waiting_for_copies_is_a_part_of_the_step() -> None:
     assert consumer(by_events(replace(window, feed_wait_s=0.6))) == (0.0, 0.0, 1.0, 0.0)
 
 
-def test_marks_that_the_stream_has_not_come_to_mean_that_it_has_work() -> None:
+def test_marks_the_stream_has_not_reached_mean_it_has_work() -> None:
     assert consumer(by_events(replace(WINDOW, gpu_stall_s=0.0))) == (0.0, 0.0, 1.0, 0.0)
 
 

@@ -135,7 +135,7 @@ def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) ->
 
 @settings(max_examples=60, deadline=None)
 @given(config=CONFIGS, turns=TURNS, is_plausible=st.booleans(), budget=st.sampled_from([1, 10**6, 10**9, math.inf]))
-def test_any_sequence_of_legal_samples_is_taken_and_the_limits_are_kept(
+def test_any_sequence_of_legal_samples_keeps_the_limits(
     config: AutotuneConfig, turns: Sequence[tuple[Sample, bool]], is_plausible: bool, budget: float
 ) -> None:
     if is_plausible:
@@ -188,21 +188,21 @@ def test_time_never_goes_back() -> None:
     assert ends == [1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
-def test_a_window_in_which_all_stood_still_is_left_out_and_one_of_a_loader_with_long_windows_is_not() -> None:
+def test_a_window_of_a_suspended_machine_is_left_out() -> None:
     checker = SampleChecker()
     lasted = [1.0, 3600.0, 1.0, 29.0, 290.0, 2901.0, 2901.0]
     found = [checker.check(replace(sample(), seconds=seconds, busy_s=seconds)) for seconds in lasted]
     assert [each is not None for each in found] == [True, False, True, True, True, False, True]
 
 
-def test_times_that_add_up_to_more_than_their_window_are_shares_of_it() -> None:
+def test_times_that_exceed_their_window_become_shares_of_it() -> None:
     found = SampleChecker().check(replace(sample(), seconds=2.0, wait_s=1.0, busy_s=1e6 - 2.0, work_s=1.0))
     assert found is not None
     assert found.wait_s + found.busy_s + found.work_s == pytest.approx(2.0)
     assert found.busy_s > 1.99
 
 
-def test_what_nobody_knows_of_the_machine_is_what_was_known_before() -> None:
+def test_unknown_machine_figures_keep_their_last_known_values() -> None:
     checker = SampleChecker()
     machines = [MachineSample(cpus=cpus, others=math.nan, worker_bytes=math.inf) for cpus in (3.0, 0.0, math.nan)]
     found = [checker.check(sample(machine=machine)) for machine in machines]

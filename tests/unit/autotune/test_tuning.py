@@ -182,7 +182,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, Loader, Listener]:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts: Any) -> None:
+def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> None:
     tuner, loader, listener = parts
     tuner.turn()
     for _ in range(300):
@@ -254,7 +254,7 @@ def test_engines_may_end_while_a_window_does(parts: Any) -> None:
     assert set(tuner._windows._bases) == {id(loader)}
 
 
-def test_an_engine_that_is_where_another_was_has_windows_of_its_own(parts: Any) -> None:
+def test_an_engine_that_replaces_another_has_its_own_windows(parts: Any) -> None:
     tuner, loader, listener = parts
     tuner.turn()
     loader.work(1000, 5.0, 5.0)
@@ -304,7 +304,7 @@ def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
     assert [sample.batches for sample in listener.samples] == [WINDOW_BATCHES]
 
 
-def test_a_window_ends_although_nothing_comes_when_the_consumer_waits(parts: Any) -> None:
+def test_a_window_ends_without_batches_while_training_waits(parts: Any) -> None:
     tuner, loader, listener = parts
     tuner.turn()
     loader.work(0, 1.2, 0.0)
@@ -319,9 +319,7 @@ def steadily(tuner: Any, loader: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("until_then_s", [0.0, 0.01, 0.03, 0.05])
-def test_where_the_consumer_starves_at_once_a_window_of_the_new_work_alone_is_soon_there(
-    parts: Any, until_then_s: float
-) -> None:
+def test_sudden_starvation_soon_gets_a_window_of_new_work_alone(parts: Any, until_then_s: float) -> None:
     tuner, loader, listener = parts
     tuner.turn()
     steadily(tuner, loader, 200)
@@ -390,7 +388,7 @@ def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None
     assert not listener.samples
 
 
-def test_of_two_iterators_the_one_that_moves_counts_and_both_are_changed(parts: Any) -> None:
+def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> None:
     tuner, loader, listener = parts
     idle = Loader(tuner.sizes, clock=loader.clock)
     tuner._engines.insert(0, idle)
@@ -429,7 +427,7 @@ def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatc
     assert listener.samples[0].machine.memory_free == pytest.approx(free, abs=1e3)
 
 
-def test_a_setting_that_nobody_has_judged_is_taken_back_when_tuning_fails(parts: Any) -> None:
+def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
     tuner, loader, listener = parts
     start, judged, hasty = tuner.settings, Settings(local=3, prefetch=6), Settings(local=63, prefetch=126)
     for new in (judged, hasty):
@@ -466,7 +464,7 @@ def test_it_starts_with_fewer_where_little_memory_is_free(memory: float, ranks: 
     assert cold_start(64.0, ranks, memory) == Settings(local=local, prefetch=2 * local)
 
 
-def test_it_jumps_to_what_the_training_loop_takes_in_few_decisions() -> None:
+def test_tuning_reaches_the_needed_workers_in_few_decisions() -> None:
     """Batches of 80 ms for steps of 10 ms need eight workers; the wait ends, and nothing is decided any more."""
     tuner, loader = tuned(service_s=0.08, step_s=0.01)
     run(tuner, loader, 10.0)
@@ -565,7 +563,7 @@ def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
     assert {wanted.useful for wanted in cluster.told} == {None}
 
 
-def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
+def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any) -> None:
     assert parts[0]._law.limits.remote == 0
     cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
     tuner, loader = tuned(room=cluster)

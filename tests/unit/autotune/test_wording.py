@@ -21,7 +21,7 @@ WINDOW = Sample(at=1.0, seconds=1.0, settings=OLD, batches=12, wait_s=0.63, work
 FAILED = replace(GROWTH, outcome=Outcome(rate=11.0, wait=0.66, kept=False, at=2.0))
 
 
-def test_a_decision_says_what_changes_and_why_and_what_is_expected() -> None:
+def test_a_decision_states_its_change_reason_and_expectation() -> None:
     assert decided(GROWTH, WINDOW) == (
         "From 1 local worker (prefetch 2) to 20 local workers (prefetch 60), because the training loop waits for data "
         "for 63 % of the time. A batch takes a worker 80 ms, 4 ms of it CPU time; a training step takes 20 ms. "
@@ -86,7 +86,7 @@ def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
     assert measured(record, window) == {"rate": 20.0, "wait": 0.5}
 
 
-def test_a_window_of_batches_that_were_made_before_it_has_no_rate() -> None:
+def test_a_window_of_batches_made_earlier_has_no_rate() -> None:
     """Eight workers that take 1.27 s make 6.3 batches a second, and finish their first ones at about the same time."""
     record = SettingStats()
     burst = replace(WINDOW, seconds=0.34, batches=8, wait_s=0.2, work_s=0.14, local=PoolSample(tickets=8, load_s=10.16))

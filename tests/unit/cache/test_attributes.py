@@ -131,7 +131,7 @@ def test_another_process_with_another_value_is_refused(where: str, tmp_path: Pat
             third[index]
 
 
-def test_what_the_dataset_sets_itself_and_equal_values_are_no_change(tmp_path: Path) -> None:
+def test_own_assignments_and_equal_values_are_no_change(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("text")
     found = cached()
     found.table = np.arange(3)

@@ -158,7 +158,7 @@ def test_only_the_loaders_of_a_dataset_have_its_cache(copied: Callable[[Any], An
     assert copied(named).stored()["memory"].kept == 1
 
 
-def test_another_dataset_has_a_cache_of_its_own_unless_it_is_named() -> None:
+def test_another_dataset_has_its_own_cache_unless_it_is_named() -> None:
     version = uuid.uuid4().hex
     for names, kept in (({}, 0), ({"name": "images"}, 1)):
         one, other = (cached(Images(), version=version, **names) for _ in range(2))
@@ -186,7 +186,7 @@ def test_hits_misses_and_what_they_saved_are_counted() -> None:
     assert CACHE_USE.take() == (0, 0, 0.0)
 
 
-def test_bytes_are_told_of_caches_within_and_keep_no_dataset_alive() -> None:
+def test_bytes_of_inner_caches_count_and_keep_no_dataset_alive() -> None:
     class Outer:
         def __init__(self, inner: Any) -> None:
             self.parts = [inner]
@@ -219,7 +219,7 @@ def test_first_steps_are_cached_and_the_others_run_each_time(upto: str) -> None:
     assert not torch.equal(found[0], found[3])
 
 
-def test_first_steps_of_a_dataset_within_and_of_other_kinds_of_samples() -> None:
+def test_first_steps_of_inner_datasets_and_nested_samples() -> None:
     inner = Images([Decode(), Jitter()])
     assert cached(Subset(inner, [7, 8]), upto="Decode")[1]["image"].shape == (3, 8, 8)
     for change in (lambda sample: (1, (2, sample)), lambda sample: sample):
@@ -237,7 +237,7 @@ def test_all_steps_may_be_cached() -> None:
     assert torch.equal(found[2]["image"], Images()[2]["image"])
 
 
-def test_the_last_steps_of_one_dataset_may_be_the_first_of_another() -> None:
+def test_a_longer_dataset_must_not_reuse_changed_first_steps() -> None:
     def tenth(image: Any) -> Any:
         return image / 10
 
@@ -431,7 +431,7 @@ def test_what_is_loaded_together_must_be_a_list() -> None:
         cached(Collated()).__getitems__([1, 2])
 
 
-def test_first_steps_of_samples_that_are_loaded_together_are_cached() -> None:
+def test_first_steps_are_cached_for_samples_loaded_together() -> None:
     class Photos(Images):
         def __getitems__(self, indices: list[int]) -> Any:
             return [self[index] for index in indices]
@@ -540,7 +540,7 @@ def test_a_limit_of_the_process_is_an_error_with_the_remedy() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_sample_whose_class_has_gone_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_sample_of_a_removed_class_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cached(Images([lambda index: Stream()]))
     found[0]
     monkeypatch.delitem(globals(), "Stream")

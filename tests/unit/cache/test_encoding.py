@@ -72,7 +72,7 @@ def test_a_sample_comes_back_bit_for_bit(name: str) -> None:
         assert found[1].label == "noted"
 
 
-def test_large_arrays_are_views_of_the_memory_and_small_ones_are_writable() -> None:
+def test_large_arrays_are_views_and_small_ones_are_copies() -> None:
     memory = bytearray(b"".join(encoded((torch.zeros(1000), torch.zeros(2))).parts))
     large, small = decoded(memory)
     assert large.data_ptr() % ALIGNMENT == np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT

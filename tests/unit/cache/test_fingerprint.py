@@ -99,7 +99,7 @@ def test_functions_without_a_name_count_with_their_variables() -> None:
     assert key(step=scaled(2)) != key(step=lambda image: image)
 
 
-def test_functions_of_one_source_count_with_all_that_they_are_bound_to() -> None:
+def test_functions_of_one_source_are_keyed_by_what_they_bind() -> None:
     def keyword(factor: int) -> Any:
         return lambda image, *, factor=factor: image * factor
 
@@ -126,7 +126,7 @@ def test_functions_of_one_source_count_with_all_that_they_are_bound_to() -> None
         assert key(step=made(2)) == key(step=made(2)) != key(step=made(3))
 
 
-def test_a_class_without_a_source_counts_with_its_code_and_constants() -> None:
+def test_a_class_without_source_is_keyed_by_code_and_constants() -> None:
     def made(size: int, body: str, names: str = "('a', 'b')") -> str:
         source = f"class Step:\n    size = {size}\n    @property\n    def name(self): return 1 in {names}\n"
         found: dict[str, Any] = {"__name__": "notebook"}
@@ -138,7 +138,7 @@ def test_a_class_without_a_source_counts_with_its_code_and_constants() -> None:
     assert len({made(1, "+ 1"), made(2, "+ 1"), made(1, "- 1"), made(1, "+ 2"), made(1, "+ 1", "('a', 'c')")}) == 5
 
 
-def test_what_cannot_be_pickled_counts_with_its_text_and_hides_nothing(tmp_path: Path) -> None:
+def test_unpicklable_values_are_keyed_by_their_text(tmp_path: Path) -> None:
     assert (
         key(lock=threading.Lock(), size=1) == key(lock=threading.Lock(), size=1) != key(lock=threading.Lock(), size=2)
     )
@@ -149,7 +149,7 @@ def test_what_cannot_be_pickled_counts_with_its_text_and_hides_nothing(tmp_path:
         assert key(file=one) == key(file=again) != key(file=other)
 
 
-def test_a_generator_and_the_content_of_a_mapped_file_do_not_count(tmp_path: Path) -> None:
+def test_generators_and_mapped_content_are_not_part_of_the_key(tmp_path: Path) -> None:
     assert key(rng=np.random.default_rng(1)) == key(rng=np.random.default_rng(2))
     mapped = [np.memmap(tmp_path / name, np.uint8, "w+", shape=100) for name in ("a", "b")]
     before = key(data=mapped[0])

@@ -251,7 +251,7 @@ def test_a_folder_that_was_removed_ends_the_filling(folder: Path) -> None:
     assert "cannot be written" in store.why_full
 
 
-def test_a_description_that_was_cut_off_hides_no_cache_and_a_bad_folder_no_other(folder: Path) -> None:
+def test_an_invalid_description_or_folder_hides_no_other_cache(folder: Path) -> None:
     disk_store.opened(folder, 1 << 24, "Data", MANY).put(3, encoded(sample(3)), 1)
     disk_store._stores.clear()
     (folder / "about.json").write_text("")

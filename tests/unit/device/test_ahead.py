@@ -42,7 +42,7 @@ def test_a_further_batch_is_kept_where_it_helps() -> None:
     assert after(Ahead(MB), 0.5, 0.0, 0.0) == USUAL + 1
 
 
-def test_it_goes_back_where_that_brought_nothing_and_does_not_try_again() -> None:
+def test_a_useless_deeper_read_ahead_is_reverted_and_not_retried() -> None:
     """Copies that take longer than steps are late however many wait."""
     assert after(Ahead(MB), 1.0, 1.0) == USUAL
     assert after(Ahead(MB), *[1.0] * 20) == USUAL

@@ -101,7 +101,7 @@ def test_a_batch_is_left_as_it_was() -> None:
     assert inner[0].tolist() == [0, 1, 2]
 
 
-def test_a_type_that_moves_itself_does_so_and_comes_before_containers() -> None:
+def test_a_type_with_its_own_to_method_precedes_containers() -> None:
     moved = tree.on_device([Own(torch.arange(3)), "to"], torch.device("cpu"))
     assert (moved[0].moved, moved[1]) == (1, "to")
     packed = pack_sequence([torch.arange(3.0), torch.arange(2.0)])

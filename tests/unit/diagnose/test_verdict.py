@@ -116,7 +116,7 @@ def test_what_is_planted_is_found(name: str) -> None:
     assert verdict.sentence.endswith(".")
 
 
-def test_a_full_machine_is_said_whoever_waits_and_whatever_else_there_is() -> None:
+def test_a_full_machine_is_reported_beside_any_other_cause() -> None:
     mixed = facts({"read": 5.0, "transform": 0.5}, replace(QUEUEING, queued_s=0.45 * QUEUEING.load_s), cpus=2.0)
     assert judge(mixed).cause == "mixed"
     assert "The machine is full: workers wait for a CPU." in judge(mixed).sentence
@@ -149,7 +149,7 @@ def test_dispatch_to_a_cluster_says_what_changes_it() -> None:
 
 
 @pytest.mark.parametrize("cause", ["sampler", "dispatch", "unknown"])
-def test_what_the_training_thread_does_while_others_hold_the_cpus_takes_long_for_that(cause: str) -> None:
+def test_a_training_thread_queued_for_cpus_has_cause_crowding(cause: str) -> None:
     assert judge(facts({cause: 3.0, "read": 0.2}, loop_queued_s=2.9)).cause == "crowding"
     assert judge(facts({cause: 3.0, "read": 0.2}, loop_queued_s=0.2)).cause == cause
 
@@ -160,12 +160,12 @@ def test_forty_long_batches_are_enough() -> None:
     assert verdict.is_sure
 
 
-def test_a_wait_behind_a_batch_while_all_are_at_work_is_no_straggler() -> None:
+def test_a_wait_while_all_workers_are_busy_is_no_straggler() -> None:
     measured = facts({"transform": 1.0, "straggler": 5.0}, COMPUTING, head_idle_s=0.0)
     assert judge(measured).cause == "cpu"
 
 
-def test_a_queue_that_memory_keeps_short_is_the_memorys_fault_only_if_a_longer_one_would_help() -> None:
+def test_a_capped_queue_has_cause_memory_only_if_more_would_help() -> None:
     measured = facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75, is_capped=True)
     assert judge(measured).cause == "memory"
     hopeless = replace(READING, services_s=(0.1,) * 63 + (3.0,))
@@ -184,7 +184,7 @@ def test_the_gpu_has_the_last_word() -> None:
     assert "GPU" not in judge(measured).sentence
 
 
-def test_a_full_machine_that_does_not_tell_who_waits_is_no_sure_storage() -> None:
+def test_storage_is_unsure_on_a_full_machine_without_queue_times() -> None:
     measured = facts({"read": 4.5, "transform": 1.0}, replace(QUEUEING, queue_known_s=0.0), cpus=1.0)
     assert not judge(measured).is_sure
     assert judge(replace(measured, cpus=16.0)).confidence == pytest.approx(2 * judge(measured).confidence)
@@ -246,7 +246,7 @@ def test_two_causes_alike_are_never_told_apart_with_confidence(share: float) -> 
     ("pool_name", "running", "requested", "workers"),
     [("local", 0, 2, 2), ("local", 1, 4, 4), ("local", 3, 2, 3), ("remote", 1, 4, 1)],
 )
-def test_local_workers_that_still_start_count_and_remote_ones_that_serve(
+def test_workers_counts_starting_local_and_serving_remote_ones(
     pool_name: str, running: int, requested: int, workers: int
 ) -> None:
     """A script that looks at one batch ends the pass before all serve. On a cluster there may be no room for more."""
@@ -273,7 +273,7 @@ def on_gpu(wait_s: float = 0.1, **changes: Any) -> Facts:
         (TRANSFORMING, "device transform", "the device transform takes 22 ms", "the device transform at half", 71.4),
     ],
 )
-def test_a_loop_that_waits_for_the_device_is_not_said_to_train_at_its_limit(
+def test_a_loop_that_waits_for_transfers_has_cause_transfer(
     changes: dict[str, Any], where: str, takes: str, change: str, rate: float
 ) -> None:
     found = diagnose(on_gpu(**changes))
@@ -285,12 +285,12 @@ def test_a_loop_that_waits_for_the_device_is_not_said_to_train_at_its_limit(
     assert found.recommendation.rate == pytest.approx(rate, rel=0.03)
 
 
-def test_copies_in_time_are_not_the_limit_and_too_few_workers_come_first() -> None:
+def test_transfer_is_no_cause_when_copies_are_in_time() -> None:
     assert judge(on_gpu(**{**COPYING, "feed_wait_s": 0.4})).cause == "consumer"
     assert judge(on_gpu(5.0, **{**COPYING, "feed_wait_s": 1.0})).where == "the dataset"
 
 
-def test_a_gpu_that_idles_while_batches_are_ready_does_not_wait_for_the_loader() -> None:
+def test_a_gpu_idle_while_batches_are_ready_is_no_loader_stall() -> None:
     found = diagnose(on_gpu(gpu_use=GpuUse.of_window(1.0, 0.4, is_supplied=True)))
     assert found.verdict.cause == "consumer"
     assert "While batches are ready the GPU runs kernels for 40 % of the time by NVML" in found.verdict.sentence

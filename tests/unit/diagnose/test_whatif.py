@@ -114,7 +114,7 @@ def test_a_diagnosis_keeps_to_the_configuration_of_the_tuner() -> None:
     assert found.facts.config == tuner.config
 
 
-def test_a_dataset_that_waits_is_told_what_coroutines_would_bring() -> None:
+def test_a_waiting_dataset_gets_a_prediction_for_coroutines() -> None:
     measured = replace(waiting(step_s=0.0004, workers=64, making_s=0.08, batches=4000), concurrency=64)
     told_of = "`async def __getitem__` with num_workers="
     found = named(diagnose(measured), told_of)
@@ -127,7 +127,7 @@ def test_a_dataset_that_waits_is_told_what_coroutines_would_bring() -> None:
     assert not any(one.kind == "awaited" for one in diagnose(busy).predictions)
 
 
-def test_workers_that_wait_make_batches_in_proportion_to_their_number() -> None:
+def test_the_rate_of_waiting_workers_scales_with_their_number() -> None:
     measured = waiting(step_s=0.01)
     found = diagnose(measured)
     assert (measured.wait_ratio, measured.rate) == (pytest.approx(0.6, abs=0.01), pytest.approx(40.0))
@@ -156,7 +156,7 @@ def test_no_change_is_shown_that_is_not_faster(name: str) -> None:
     assert all(one.rate_low <= one.rate <= one.rate_high for one in found.predictions)
 
 
-def test_intervals_are_widened_by_load_by_past_misses_and_by_little_data() -> None:
+def test_intervals_widen_with_load_past_misses_and_little_data() -> None:
     def width(measured: Facts) -> float:
         found = named(diagnose(measured), "num_workers=")
         return found.rate_high - found.rate_low
@@ -169,7 +169,7 @@ def test_intervals_are_widened_by_load_by_past_misses_and_by_little_data() -> No
 
 
 @pytest.mark.parametrize("planted", ["computing", "computing in this process"])
-def test_a_number_that_the_program_does_not_give_is_not_called_num_workers(planted: str) -> None:
+def test_a_tuned_worker_count_is_not_called_num_workers(planted: str) -> None:
     """It would be looked for in the script, where another one stands."""
     facts = PLANTED[planted][2]
     assert [one for one in diagnose(facts).predictions if "num_workers" in one.change]
@@ -286,7 +286,7 @@ def test_a_saturated_machine_gets_no_more_workers() -> None:
 
 
 @pytest.mark.parametrize(("workers", "others", "queued_s"), [(16, 0.0, 36.0), (16, 15.0, None), (24, 4.0, 36.0)])
-def test_whoever_holds_the_cpus_no_more_workers_are_advised_than_they_serve(
+def test_advised_workers_do_not_exceed_the_cpus_under_any_load(
     workers: int, others: float, queued_s: float | None
 ) -> None:
     made = replace(saturated().pools["local"], queued_s=queued_s or 0.0, running=workers)

@@ -62,7 +62,7 @@ def decoded(log: list[int], number: int) -> Callable[[], str]:
     return value
 
 
-def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(engine: Engine, pool: StubPool) -> None:
+def test_a_new_epoch_decodes_undelivered_batches_to_free_memory(engine: Engine, pool: StubPool) -> None:
     """Also what waits behind a batch that is not made yet. Decoding is what gives slots their taker, who lets go."""
     log: list[int] = []
     for number in (0, 1, 3):
@@ -74,7 +74,7 @@ def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(e
     assert engine.schedule.ready == 0
 
 
-def test_an_undelivered_batch_that_cannot_be_decoded_is_no_reason_not_to_begin(engine: Engine, pool: StubPool) -> None:
+def test_an_undecodable_undelivered_batch_blocks_no_new_epoch(engine: Engine, pool: StubPool) -> None:
     log: list[int] = []
     pool.says_made(0, decoded(log, 0))
     pool.says_made(1, lambda: 1 // 0)
@@ -108,7 +108,7 @@ def errors(engine: Engine) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore:it was killed:RuntimeWarning")
-def test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker(engine: Engine, pool: StubPool) -> None:
+def test_a_batch_that_kills_its_workers_counts_as_worker_error(engine: Engine, pool: StubPool) -> None:
     for _ in range(engine.schedule.max_tries):
         pool.said.append(WorkerGone("local", 0, 0, (0,), 0, False, "it was killed", 4711))
         pool.says_made(1, lambda: "batch 1")
@@ -138,9 +138,7 @@ def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
 
 
 @pytest.mark.parametrize("logicals", [0, 2])
-def test_an_incomplete_message_waits_without_a_question_for_each_batch(
-    monkeypatch: pytest.MonkeyPatch, logicals: int
-) -> None:
+def test_an_incomplete_message_is_not_rechecked_for_each_batch(monkeypatch: pytest.MonkeyPatch, logicals: int) -> None:
     """It goes once it is complete, or nothing is ready any more."""
     pool = StubPool()
     engine = engine_on(pool, logicals=logicals, base_prefetch=8)

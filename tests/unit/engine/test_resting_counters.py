@@ -33,7 +33,7 @@ class Training:
         self.in_passes_s += seconds
 
 
-def test_between_passes_of_persistent_workers_nothing_of_the_machine_is_counted(
+def test_machine_counters_rest_between_persistent_epochs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training, counters = Training(monkeypatch), LoaderCounters()

@@ -104,7 +104,7 @@ def test_a_daemonic_process_has_remote_workers_only(monkeypatch: pytest.MonkeyPa
     assert limits_of(found).local == 0
 
 
-def test_tuning_begins_with_the_number_that_was_given_and_what_was_fixed() -> None:
+def test_tuning_begins_with_the_given_and_the_fixed_settings() -> None:
     given = options(autotune=AutotuneConfig(), prefetch_factor=4, _pins={"prefetch": 9})
     assert given.start() == Settings(local=3, remote=0, prefetch=9)
     assert limits_of(given).least_prefetch == limits_of(given).prefetch == 9
@@ -150,7 +150,7 @@ def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[st
         (STREAM, (5, None), r"resize\(local=5\) .* reads of an iterable dataset.* Make a new loader"),
     ],
 )
-def test_another_number_of_fixed_workers_is_refused_as_it_was_asked_for(
+def test_a_change_of_fixed_workers_is_refused_with_its_argument(
     changes: dict[str, Any], named: Any, message: str
 ) -> None:
     with pytest.raises(FixedWorkersError, match=message):
@@ -169,7 +169,7 @@ def test_what_a_resize_does_not_fix_stays() -> None:
     )
 
 
-def test_workers_that_read_and_those_that_decode_share_the_memory_budget() -> None:
+def test_reading_and_decoding_workers_share_the_memory_budget() -> None:
     loader = SimpleNamespace(**PLAIN, _auto_collation=True, device_config=DeviceConfig())
     loader.dataset, loader.worker_config = decode_in_workers(Numbers(), int), WorkerConfig(memory_budget=1000)
     reading, decoding = _reading(loader), _decoding(loader, 1)

@@ -48,7 +48,7 @@ def test_what_has_ended_stays_counted() -> None:
     assert len(ledger._ledger.entries) <= 2  # the rest is folded
 
 
-def test_gpu_stall_is_kept_over_iterators_and_absent_without_a_gpu() -> None:
+def test_gpu_stall_sums_over_iterators_and_is_absent_without_gpu() -> None:
     ledger, key = LoaderMetrics("a"), ("dpex_gpu_stall_seconds_total",)
     before = ledger.watch(Engine())  # CUDA is not used yet
     assert key not in ledger.read().counters
@@ -75,7 +75,7 @@ def test_iterators_at_the_same_time_add_up() -> None:
     assert ledger.read().gauges["dpex_prefetch_batches",] == 4
 
 
-def test_a_count_that_was_read_in_the_middle_of_a_change_does_not_shrink() -> None:
+def test_a_count_read_during_a_change_does_not_shrink() -> None:
     ledger, engine = LoaderMetrics("a"), Engine(batches=7)
     ledger.watch(engine)
     assert batches(ledger) == 7
@@ -85,7 +85,7 @@ def test_a_count_that_was_read_in_the_middle_of_a_change_does_not_shrink() -> No
     assert batches(ledger) == 8
 
 
-def test_the_way_from_each_machine_is_told_of_eight_and_of_all_others_together() -> None:
+def test_network_metrics_have_seven_machines_and_the_others() -> None:
     machines = {f"m{number}": NodeStats(links=1, sent_bytes=number, round_trip_s=0.1) for number in range(12)}
     found = readings_of(Sums(pools={"remote": PoolStats(sent_bytes=66, nodes=machines), "local": PoolStats()}))
     sent = {key[2]: value for key, value in found.counters.items() if key[0] == "dpex_network_sent_bytes_total"}

@@ -31,7 +31,7 @@ def test_numbers_have_three_digits_or_all_before_the_point(value: float, text: s
         (1.0, "100 %", "100 %"),
     ],
 )
-def test_shares_are_whole_percent_and_small_ones_may_have_a_decimal(ratio: float, whole: str, fine: str) -> None:
+def test_shares_are_whole_percent_or_fine_with_a_decimal(ratio: float, whole: str, fine: str) -> None:
     assert (percent(ratio), fine_percent(ratio)) == (whole, fine)
 
 

@@ -133,9 +133,7 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
         (Times, Sample, set()),
     ],
 )
-def test_a_smaller_value_has_the_fields_of_the_record_under_their_names(
-    smaller: Any, larger: Any, own: set[str]
-) -> None:
+def test_a_smaller_value_keeps_the_field_names_of_the_record(smaller: Any, larger: Any, own: set[str]) -> None:
     known = {one.name for one in fields(larger)} | {name for name in dir(larger) if not name.startswith("_")}
     assert {one.name for one in fields(smaller)} - known == own
 

@@ -88,7 +88,7 @@ class Consumer:
 # -- the rule ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_wait_is_split_in_proportion_to_the_stages_of_the_batch() -> None:
+def test_a_wait_is_split_in_proportion_to_the_batchs_stages() -> None:
     assert dict(split(2.0, MAKING)) == pytest.approx(
         {READ: 0.6, TRANSFORM: 0.2, COLLATE: 0.2, ENCODE: 0.4, TRANSIT: 0.6}
     )
@@ -129,7 +129,7 @@ def test_each_cause_gets_what_was_planted() -> None:
     assert consumer.accounted_s == pytest.approx(consumer.clock() - consumer.began)
 
 
-def test_a_batch_made_in_the_training_process_is_its_own_explanation() -> None:
+def test_a_wait_for_an_inline_batch_is_split_by_its_stages() -> None:
     consumer = Consumer()
     consumer.call()
     consumer.tally.enter(consumer.clock())
@@ -139,7 +139,7 @@ def test_a_batch_made_in_the_training_process_is_its_own_explanation() -> None:
     assert consumer.causes == pytest.approx({READ: 0.25, TRANSFORM: 0.25, COLLATE: 0.25, UNKNOWN: 0.25})
 
 
-def test_drawing_and_dispatch_have_their_causes_where_they_took_the_consumers_time() -> None:
+def test_drawing_and_dispatch_in_a_wait_have_causes_of_their_own() -> None:
     consumer = Consumer()
     clock, tally = consumer.clock, consumer.tally
 
@@ -191,7 +191,7 @@ def test_a_long_wait_is_put_down_as_it_lasts_by_the_batch_before() -> None:
     assert consumer.causes == pytest.approx({READ: 0.125 + 4 * LONG_S})
 
 
-def test_a_start_a_step_and_a_wait_of_known_cause_are_seen_while_they_last() -> None:
+def test_a_start_a_step_and_a_caused_wait_count_while_they_last() -> None:
     consumer = Consumer()
     consumer.tally.enter(consumer.clock())
     consumer.clock.advance(5.0)
@@ -217,7 +217,7 @@ def test_between_passes_nothing_is_counted() -> None:
     assert consumer.causes == {STARTUP: 5.0, UNKNOWN: 2.0}
 
 
-def test_a_pass_that_is_broken_off_has_no_endless_step_and_makes_no_count_shrink() -> None:
+def test_a_broken_off_epoch_caps_its_last_step_and_shrinks_none() -> None:
     consumer = Consumer()
     for _ in range(4):
         consumer.call()

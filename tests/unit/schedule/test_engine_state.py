@@ -113,7 +113,7 @@ def made(number: int, *, epoch: int = 0, value: Any = None, **more: Any) -> Tick
 # -- the start, and sizes ----------------------------------------------------------------------------------------------
 
 
-def test_a_resize_asks_each_pool_that_is_there_and_makes_those_that_are_wanted() -> None:
+def test_a_resize_scales_present_pools_and_creates_wanted_ones() -> None:
     table = Table()
     assert table.answer(table.state.resize(table.sizes(0))) == [Scale("local", 0)]
     assert table.answer(table.state.resize(table.sizes(0, 2))) == [Scale("local", 0), Scale("remote", 2)]
@@ -121,7 +121,7 @@ def test_a_resize_asks_each_pool_that_is_there_and_makes_those_that_are_wanted()
 
 
 @pytest.mark.parametrize("iterable", [False, True])
-def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(iterable: bool) -> None:
+def test_a_resize_of_logical_workers_changes_only_the_prefetch(iterable: bool) -> None:
     table = Table(logicals=2, iterable=iterable)
     assert table.answer(table.state.resize(Sizes(local=0, remote=2, prefetch=11))) == []
     table.state.settle_prefetch()
@@ -130,7 +130,7 @@ def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(itera
 
 
 @pytest.mark.parametrize("status", [{"failed": "no program"}, {"most": 1}])
-def test_logical_workers_that_could_not_be_started_are_asked_for_again(status: dict[str, Any]) -> None:
+def test_logical_workers_that_did_not_start_are_requested_again(status: dict[str, Any]) -> None:
     table = Table(logicals=2)
     table.report("local", (0,), **status)
     assert table.answer(table.state.resize(table.sizes(2))) == [Scale("local", 2)]
@@ -148,7 +148,7 @@ def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
     assert table.state.placement.wanted == {"local": 1}
 
 
-def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
+def test_a_refused_request_for_remote_workers_keeps_the_sizes() -> None:
     table = Table()
     _, scale = table.answer(table.state.resize(table.sizes(2, 2)))
     assert scale == Scale("remote", 2)
@@ -172,7 +172,7 @@ def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> N
     assert table.state.placement.sizes == table.sizes(count, 3)
 
 
-def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again() -> None:
+def test_local_substitutes_leave_when_the_cluster_returns() -> None:
     running = 2
     table = Table(sizes=(0, 3))
     table.report("remote", (), failed="no node has room", requested=0)
@@ -225,7 +225,7 @@ def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any]
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_waiting_ticket_is_a_message_of_its_own_until_they_are_known_to_be_tiny() -> None:
+def test_tickets_are_sent_singly_until_they_are_known_to_be_tiny() -> None:
     table = Table()
     assert table.send(3) == [("local", None, [0]), ("local", None, [1]), ("local", None, [2])]
     assert table.send() == []
@@ -234,7 +234,7 @@ def test_each_waiting_ticket_is_a_message_of_its_own_until_they_are_known_to_be_
     assert table.send(5) == [("local", None, [3, 4]), ("local", None, [5, 6]), ("local", None, [7])]
 
 
-def test_what_does_not_fill_a_message_waits_while_there_are_batches_to_take() -> None:
+def test_a_partial_message_waits_while_batches_are_ready() -> None:
     table = Table(prefetch=16)
     table.state.rules.group = 2
     assert table.send(2) == [("local", None, [0, 1])]
@@ -266,7 +266,7 @@ def full_at_twenty() -> Table:
     return table
 
 
-def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None:
+def test_tickets_a_full_pool_refused_are_not_offered_each_time() -> None:
     """It has room for twenty: with each result one fits, and one more is tried."""
     table = full_at_twenty()
     for number in range(100):
@@ -280,7 +280,7 @@ def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None
             table.answer(table.state.refused(answer[0]))
 
 
-def test_a_pool_that_takes_more_than_once_is_offered_more_and_more() -> None:
+def test_a_pool_that_keeps_accepting_is_offered_more_each_time() -> None:
     table = full_at_twenty()
     assert [len(table.send()) for _ in range(5)] == [1, 2, 3, 5, 9]
 
@@ -349,7 +349,7 @@ def test_a_stream_that_has_ended_takes_no_more() -> None:
     assert table.result() is None
 
 
-def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that_is_known() -> None:
+def test_a_streams_end_is_repeated_unless_its_state_is_reported() -> None:
     """The state comes a message later than the end, after which the consumer may stop, or the worker die."""
     table = Table(logicals=1, iterable=True, sizes=(1, 0))
     table.tell(Snapshot(0, *START, "new"))
@@ -388,7 +388,7 @@ def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
 # -- logical workers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_logical_worker_waits_for_a_worker_of_its_own_but_not_for_ever() -> None:
+def test_a_logical_worker_waits_a_bounded_time_for_its_worker() -> None:
     table = Table(logicals=2)
     table.report("local", (0,))
     assert table.tell(WorkerUp("local", 0), now=100.0) == []
@@ -407,7 +407,7 @@ def test_one_that_comes_late_takes_nothing_from_the_others() -> None:
     assert table.send(2, now=202.0) == [("local", 0, [2]), ("local", 0, [3])]
 
 
-def test_after_a_death_a_new_worker_is_waited_for_but_not_for_ever() -> None:
+def test_after_a_death_the_wait_for_a_new_worker_is_bounded() -> None:
     table = Table(logicals=2)
     table.tell(WorkerUp("local", 0), now=0.0)
     table.send(2)
@@ -453,7 +453,7 @@ def test_what_is_made_again_is_sent_epoch_by_epoch() -> None:
     ]
 
 
-def test_what_is_to_be_made_again_and_is_refused_comes_before_everything_else() -> None:
+def test_a_refused_remake_comes_before_all_other_tickets() -> None:
     table = Table(logicals=1, sizes=(1, 0))
     table.send(2)
     table.tell(made(0))
@@ -487,7 +487,7 @@ def test_a_stream_that_was_not_sent_anything_begins_elsewhere() -> None:
     assert table.send() == [Adopt("local", 5, 0, None), ("local", 5, [0])]
 
 
-def test_the_death_of_a_stream_without_open_tickets_ends_the_epoch() -> None:
+def test_the_death_of_a_stream_without_tickets_ends_the_epoch() -> None:
     table = Table(logicals=1, iterable=True, sizes=(1, 0))
     table.send(1)
     table.tell(made(0))
@@ -498,7 +498,7 @@ def test_the_death_of_a_stream_without_open_tickets_ends_the_epoch() -> None:
 # -- ends of workers ---------------------------------------------------------------------------------------------------
 
 
-def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> None:
+def test_tickets_of_a_dead_worker_are_remade_and_counted() -> None:
     table = Table(prefetch=6)
     table.send(6)
     (said,) = table.dies(0, 1, 3, 4)
@@ -537,7 +537,7 @@ def test_a_worker_that_was_asked_to_leave_did_not_die() -> None:
     assert table.send() == [("local", None, [0]), ("local", None, [1])]
 
 
-def test_a_ticket_that_was_with_three_workers_as_they_died_is_given_up_and_not_counted_as_made_again() -> None:
+def test_a_ticket_that_killed_three_workers_is_given_up() -> None:
     table = Table()
     table.send(2)
     for _ in range(table.state.schedule.max_tries - 1):

@@ -46,7 +46,7 @@ def look(driver: Driver, seconds: float = 0.0) -> float:
     return driver.state.late.due_at - driver.now
 
 
-def test_who_owes_a_batch_has_as_long_as_a_worker_here_would_take() -> None:
+def test_a_late_batch_has_the_time_a_local_worker_would_take() -> None:
     driver = begun()
     taken(driver)
     assert look(driver) == pytest.approx(LEAST_PATIENCE_S)
@@ -68,7 +68,7 @@ def test_slow_batches_have_more_time() -> None:
     assert patience_s > 2.0
 
 
-def test_all_batches_come_once_and_in_order_though_another_machine_answers_nothing() -> None:
+def test_batches_come_once_in_order_without_the_remote_answers() -> None:
     driver = begun()
     numbers = taken(driver)
     for _ in range(4 * BATCHES):

@@ -24,7 +24,7 @@ def sizes(local=2, remote=0, prefetch=None, tuned_prefetch=None):
     return Sizes(local=local, remote=remote, prefetch=prefetch, tuned_prefetch=tuned_prefetch)
 
 
-def test_nothing_known_is_torch_s_prefetch_but_two_a_worker_where_any_may_take_any():
+def test_the_first_prefetch_is_torchs_or_two_per_worker():
     assert pace().prefetch(sizes(1)) == 4
     assert pace().prefetch(sizes(5)) == 10
     assert pace(logical=True).prefetch(sizes(5)) == 4
@@ -68,14 +68,14 @@ def test_grouped_batches_in_flight_stay_few_bytes():
     assert pace(seen=20, service_s=0, nbytes=0).message_size(10**6, 2, remote=True) == LARGEST_GROUP
 
 
-def test_remote_workers_have_more_in_flight_as_far_as_memory_goes():
+def test_remote_workers_have_more_in_flight_within_memory():
     assert pace(seen=20, service_s=0.1, nbytes=MB).prefetch(sizes(1, 3)) == REMOTE_PREFETCH * 3 + 2
     assert pace(seen=20, service_s=0.1, nbytes=REMOTE_BYTES // 6).prefetch(sizes(0, 2)) == 6
     assert pace(seen=20, service_s=0.1, nbytes=REMOTE_BYTES).prefetch(sizes(0, 2)) == 4
     assert pace(seen=20, service_s=0.1, nbytes=MB, may_group=False).prefetch(sizes(0, 2)) == 4
 
 
-def test_a_message_to_a_remote_worker_is_worth_its_way_but_leaves_none_without_work():
+def test_messages_to_remote_workers_grow_but_leave_none_idle():
     made = pace(seen=20, service_s=0.001)
     assert made.message_size(1000, 2, remote=True) == 10
     assert made.message_size(8, 2, remote=True) == 2
@@ -94,7 +94,7 @@ def test_explicit_prefetch_and_budget_are_kept_to_the_letter():
     assert budgeted.prefetch(sizes(5, prefetch=2)) == 1
 
 
-def test_under_a_budget_workers_hold_two_tickets_each_while_nothing_is_known():
+def test_a_budget_allows_two_tickets_per_worker_at_first():
     budgeted = pace(memory_budget=32 * MB)
     assert budgeted.is_budgeted
     assert budgeted.within_budget(100, sizes(2), 0, 0) == 4

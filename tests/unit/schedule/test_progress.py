@@ -21,7 +21,7 @@ def log_of(*numbers: int, is_stream: bool = False) -> LogicalLog:
     return log
 
 
-def test_states_are_kept_from_the_latest_that_is_not_ahead_of_the_delivery() -> None:
+def test_states_are_kept_from_the_latest_one_delivered() -> None:
     log = log_of(0, 2, 4, 6)
     for number in (0, 2, 4, 6):
         log.told(0, number, f"after {number}")
@@ -40,7 +40,7 @@ def test_what_is_told_again_after_a_death_says_nothing_new() -> None:
     assert log.latest() == ("after 2", [])
 
 
-def test_a_state_told_once_more_after_the_same_ticket_may_hold_more() -> None:
+def test_a_second_state_after_one_ticket_replaces_the_first() -> None:
     log = log_of(0, 2)
     log.told(0, 2, "after 2, without the dataset's")
     log.told(0, 2, "after 2")

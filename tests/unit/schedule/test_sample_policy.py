@@ -19,7 +19,7 @@ def hangs(table: Table, worker: int, ticket: int, place: int, *others: int) -> l
     return table.tell(WorkerGone("local", worker, 0, lost, ticket, False, WHY, 7, hung=place))
 
 
-def test_a_ticket_whose_sample_hangs_is_made_again_and_loses_no_try() -> None:
+def test_a_ticket_with_a_hanging_sample_is_remade_and_no_death() -> None:
     table = Table()
     table.send(3)
     assert hangs(table, 0, 0, 2, 1) == [Notice(f"{WHY}. Its 2 batches will be made again. Training continues.")]

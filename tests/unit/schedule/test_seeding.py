@@ -40,7 +40,7 @@ def test_a_signed_base_seed_is_its_64_bits() -> None:
     assert epoch_key(-1, 3) == epoch_key(MASK64, 3)
 
 
-def test_no_two_batches_of_many_epochs_and_neighbouring_seeds_share_a_seed() -> None:
+def test_batches_of_many_epochs_and_close_seeds_share_no_seed() -> None:
     seeds = {
         ticket_seed(epoch_key(base, epoch), number) for base in range(8) for epoch in range(20) for number in range(500)
     }

@@ -56,7 +56,7 @@ def test_the_tightest_ancestor_counts(tmp_path: Path, root: str, slice_: str, jo
     assert found == tightest, "nothing above the root is read"
 
 
-def test_quotas_of_version_1_count_at_every_level_and_beside_version_2(tmp_path: Path) -> None:
+def test_cgroup_v1_quotas_count_at_every_level_and_beside_v2(tmp_path: Path) -> None:
     for place, quota in (("", "-1"), ("docker/", "600000"), ("docker/abc/", "200000")):
         write(tmp_path, f"cpu/{place}cpu.cfs_quota_us", quota)
         write(tmp_path, f"cpu/{place}cpu.cfs_period_us", "100000")

@@ -58,7 +58,7 @@ def test_labels_are_valid_few_and_name_nothing_that_grows(metric: Metric) -> Non
 
 
 @EVERY
-def test_buckets_rise_and_texts_are_sentences_about_metrics_that_exist(metric: Metric) -> None:
+def test_buckets_rise_and_help_names_existing_metrics(metric: Metric) -> None:
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert len(metric.buckets) + 1 <= 14
     assert metric.help.endswith(".")

@@ -41,7 +41,7 @@ STRANGE += ["evil.example:port", "user@localhost", "[::1", "localhost/x", "a b",
 
 
 @pytest.mark.parametrize("is_loopback", [True, False])
-def test_addresses_and_localhost_are_let_through_local_names_where_machines_may_come_and_no_others(
+def test_only_addresses_localhost_and_local_names_are_allowed(
     is_loopback: bool,
 ) -> None:
     hosts = _Hosts(["metrics.example.org", ".example.net"], is_loopback=is_loopback)

@@ -199,7 +199,7 @@ def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> Non
     assert world.loader()["tuned"]
 
 
-def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: World) -> None:
+def test_a_new_loader_of_a_removed_ones_name_starts_empty(world: World) -> None:
     world.ledger.tuner = Tuner([DECISION])
     world.second(wait_s=0.5, work_s=0.5, batches=100)
     world.ledgers[0] = LoaderMetrics("a")
@@ -240,7 +240,7 @@ def test_before_enough_is_known_it_is_about_all_there_is(world: World) -> None:
     assert (world.told().is_whole, world.told().as_data()["level"]) == (True, "bad")
 
 
-def test_it_begins_with_the_present_workers_where_others_were_at_it_before(world: World) -> None:
+def test_a_diagnosis_begins_with_the_present_number_of_workers(world: World) -> None:
     world.seconds(60, wait_s=0.5)
     world.seconds(17, wait_s=0.0, workers=6)
     assert 10 <= world.told().diagnosis.facts.wall_s <= 17

@@ -266,7 +266,7 @@ def test_a_tensor_in_a_slot_is_not_copied(pair: Pair) -> None:
 
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: Point(t, 1)], ids=["plain", "pickled"])
 @pytest.mark.parametrize("count", [8, LARGE])
-def test_an_array_of_a_batch_outlives_a_change_of_the_batchs_storage(pair: Pair, count: int, wrap: Any) -> None:
+def test_a_batchs_array_outlives_a_change_of_the_storage(pair: Pair, count: int, wrap: Any) -> None:
     """`share_memory_` gives the storage other memory; an array taken before still reads what it read."""
     batch = pair(wrap(torch.arange(count)))
     tensor = batch.x if isinstance(batch, Point) else batch
@@ -294,7 +294,7 @@ def test_the_workers_own_array_outlives_a_change_of_its_storage(pair: Pair) -> N
     assert set(array.tolist()) == {5}
 
 
-def test_a_tensor_that_is_sent_twice_is_not_overwritten_under_the_first_batch(pair: Pair) -> None:
+def test_a_tensor_sent_twice_keeps_its_slot_for_both_batches(pair: Pair) -> None:
     """A collate function that returns its last batch again; the second one dies first, then the worker's own."""
     tensor = pair.arena.tensor((LARGE,), torch.float32)
     tensor.fill_(1)

@@ -121,7 +121,7 @@ def test_growth_that_only_makes_batches_slower_is_taken_back() -> None:
     assert decisions[1].new.local < 12
 
 
-def test_it_is_tried_again_after_a_pause_and_at_half_the_size_in_the_ratio() -> None:
+def test_an_undone_growth_is_retried_smaller_after_a_pause() -> None:
     loader = TunedLoader(0.5, at_once=8.0)
     (grown, undone, *_) = loader.run(30.0)
     again = next(decision for decision in loader.run(600.0) if decision.new.local > decision.old.local)
@@ -181,7 +181,7 @@ def test_workers_that_nobody_needs_are_given_back() -> None:
     assert 2 <= loader.workers <= 3
 
 
-def test_who_wants_back_what_it_gave_back_waits_longer_with_the_next() -> None:
+def test_a_release_that_was_reversed_delays_the_next_release() -> None:
     def given_back_after_s(loader: TunedLoader) -> float:
         began, loader.engine.step_s = loader.engine.clock(), 0.05
         while loader.workers > 4:

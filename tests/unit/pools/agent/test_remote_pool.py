@@ -100,7 +100,7 @@ def test_a_connection_that_was_full_wakes_nobody_for_ever(play: Callable[[bool],
     assert not poller.poll(0)
 
 
-def test_a_worker_that_died_before_its_agent_knew_of_the_epoch_gives_back_the_tickets_of_it(
+def test_a_death_before_the_agent_got_the_epoch_returns_tickets(
     play: Callable[[bool], Played],
 ) -> None:
     one = play(False)

@@ -15,7 +15,7 @@ def test_failures_far_apart_are_nothing() -> None:
     assert nodes.now("images", 20 * WITHIN_S) == {}
 
 
-def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back() -> None:
+def test_a_node_that_fails_repeatedly_is_excluded_for_a_while() -> None:
     nodes = AvoidedNodes()
     assert fail(nodes, *range(FAILURES)) == [False] * (FAILURES - 1) + [True]
     left_at = FAILURES - 1

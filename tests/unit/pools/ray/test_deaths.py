@@ -30,14 +30,14 @@ def raised(cause: Exception) -> exceptions.RayTaskError:
     return error.as_instanceof_cause()
 
 
-def test_what_ray_says_of_a_death_is_told_without_the_actors_fields() -> None:
+def test_rays_reason_of_a_death_omits_the_actors_fields() -> None:
     error = died("its process ended with\tcode 9", name="dpex-worker-1", node_ip_address="127.0.0.1")
     assert "\n\tip: 127.0.0.1\n" in str(error)
     base = exceptions.ActorDiedError.BASE_ERROR_MSG
     assert reason_of(error) == f"{base} its process ended with code 9 [ActorDiedError]"
 
 
-def test_an_error_that_was_raised_in_the_actor_is_told_without_its_traceback() -> None:
+def test_an_error_raised_in_the_actor_has_no_traceback_in_text() -> None:
     error = raised(OSError("no space left"))
     assert "File" in str(error)
     assert reason_of(error) == "no space left [OSError]"

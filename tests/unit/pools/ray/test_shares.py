@@ -128,7 +128,7 @@ def run(jobs: dict[str, Job], capacity: int, seconds: range, shares: ClusterShar
             job.follow(min(granted, job.workers + max(0, free)), second)
 
 
-def test_two_that_want_everything_have_the_same_within_ten_seconds() -> None:
+def test_two_jobs_that_want_all_get_equal_shares_in_ten_seconds() -> None:
     shares = ClusterShares()
     first = Job(demand=100, rate=2)
     run({"first": first}, 16, range(20), shares)

@@ -24,7 +24,7 @@ def _made(cache: BatchCache, number: int, nbytes: int = 10) -> Made:
     return made
 
 
-def test_oldest_goes_first_and_is_made_again_for_whoever_asks_for_it() -> None:
+def test_the_oldest_batch_is_evicted_first_and_remade_on_request() -> None:
     cache = BatchCache(10 * (LEAST_KEPT + 1))
     for number in range(LEAST_KEPT + 3):
         _made(cache, number)

@@ -73,7 +73,7 @@ def test_nothing_is_read_of_a_process_of_another_user(
         producer[1].sendall(b"more")
 
 
-def test_a_training_whose_indices_cannot_be_read_is_told_and_no_other_suffers(
+def test_only_the_training_with_unreadable_indices_is_refused(
     producer: tuple[Producer, socket.socket],
 ) -> None:
     (training,) = heard(*producer, b"cno_such_module\nIndex\n.")
@@ -105,7 +105,7 @@ class Workers:
         return True
 
 
-def test_what_is_made_for_a_training_that_has_gone_is_not_a_batch_of_other_samples(
+def test_a_batch_for_an_ended_training_is_not_given_to_another(
     producer: tuple[Producer, socket.socket], tmp_path: Path
 ) -> None:
     """A second training with another order asks for the same batch while a worker still makes that of the first."""
