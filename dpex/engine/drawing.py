@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 POINT_S = 1.0
 """Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
 _KEPT = 64
-"""Indices of delivered batches that are kept, beside as many as there are of other batches: dropping some looks at all
-batches that are not delivered."""
+"""Indices of delivered batches that are kept, beyond the count of undelivered batches. Dropping indices examines all
+undelivered batches, so it must be rare."""
 
 
 class Drawing:
@@ -83,7 +83,7 @@ class Drawing:
 
     def _indices(self, source: Draws | ReadBatches, schedule: Schedule, count: int) -> list[Any]:
         """Return the indices of the next ``count`` tickets, or of all that are left."""
-        if source.length > self._kept_at_most or isinstance(source, ReadBatches):  # the latter are as large as batches
+        if source.length > self._kept_at_most or isinstance(source, ReadBatches):  # `ReadBatches` holds samples
             source.forget(schedule.position()[0] - RETURNED_AT_MOST)
             self._kept_at_most = 2 * source.length + _KEPT
         source.draw(schedule.drawn + count)

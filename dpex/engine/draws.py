@@ -1,10 +1,10 @@
-"""The indices of one pass, each taken out of the sampler once, whatever an exception breaks off.
+"""The indices of one pass. Each is drawn from the sampler exactly once, even if an exception interrupts the draw.
 
-An index goes from the sampler into `Draws.drawn` within one call into C code, and stays there until its batch is
-delivered. torch's samplers run no code of Python meanwhile, but as they begin (`dpex.engine.samplers.in_c`). Where a
-signal handler raises inside them all the same, a second iterator is made from the random states before the first draw,
-and skips what was drawn. A user's generator ends with such an exception, with any loader. That is an error behind the
-last index, as the epoch would look complete otherwise.
+One call into C code moves an index from the sampler into `Draws.drawn`, where it stays until its batch is delivered.
+torch's samplers run Python code only as they begin (`dpex.engine.samplers.in_c`). If a signal handler raises inside
+such a sampler, `Draws` makes a second iterator from the random states before the first draw, and skips the drawn
+indices. A user's generator ends with such an exception, with any loader. `Draws` then raises an error after the last
+index, as the epoch would look complete otherwise.
 """
 
 from __future__ import annotations
@@ -59,17 +59,16 @@ class Draws:
     Args:
         index_sampler: The loader's sampler of batches.
         generator: The loader's generator.
-        source: The iterator of ``index_sampler`` that torch has made, and from which nothing was drawn.
-        copies: The sampler may fill the same list again for its next batch, so that each index is copied.
-        is_stream: The dataset is a stream, so that all indices are alike.
+        source: torch's unused iterator of ``index_sampler``.
+        copies: True if the sampler may reuse the list of a batch, so that each index is copied.
+        is_stream: True if the dataset is a stream, whose indices are all alike.
         stateful: The sampler that has a ``state_dict()``, or None.
-        every: Batches after which ``stateful`` is asked for its state, for the first time after the first batch. Before
-            that a sampler may still report on the epoch before.
+        every: Batches between two states of ``stateful``. The first state follows the first batch: before it, a sampler
+            may still report the previous epoch.
         note: Receives a number of batches, and the state of ``stateful`` after these.
 
     Attributes:
-        drawn: Indices with the numbers of their batches, in order: of all batches that are not delivered, and always
-            the latest one.
+        drawn: Indices of all undelivered batches and of the latest batch, with their numbers, in order.
         start: The random states before the first draw; None until then.
         first: The number of the first batch.
     """
@@ -202,7 +201,7 @@ class Draws:
             raise error
 
     def _goes_on(self) -> bool:
-        """Return False if the exception of the latest draw has ended the sampler for good."""
+        """Return False if the exception of the latest draw has ended the sampler permanently."""
         if self._is_known:
             self._indices = None
         elif isinstance(self._source, GeneratorType) and self._source.gi_frame is None:

@@ -65,7 +65,7 @@ COLLECT_PINNED_EVERY_S = 0.01
 TICK_S = 1.0
 """The longest sleep of the consumer, seconds: some changes wake no thread."""
 TOLD_S = 1.0
-"""At the end of a pass workers are idle, and tell their states within milliseconds."""
+"""At the end of a pass workers are idle, and report their states within milliseconds."""
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
 READ_AGAIN_S = 1.0
@@ -246,9 +246,9 @@ class Engine:
     def next(self, out: list[Any]) -> None:
         """Put the next batch into ``out``, which is empty.
 
-        Consumers in several threads come one after the other, and each batch goes to one of them. If an exception comes
-        out that is none of those below, the caller puts the contents of ``out`` into `Schedule.undelivered`, and the
-        next call resumes the pass.
+        Consumers in several threads take turns, and each batch goes to one consumer. After any exception that is not
+        listed here, the caller puts the contents of ``out`` into `Schedule.undelivered`. The next call then resumes the
+        pass.
 
         Raises:
             StopIteration: at the end.
@@ -411,10 +411,10 @@ class Engine:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def _prepare_to_wait(self) -> None:
-        """Do what a wait for workers needs to end, and what there is time for meanwhile.
+        """Start what must precede a wait for workers, and use the time of the wait.
 
         Raises:
-            WorkerDiedError: The wait would not end, as no worker is left and none can be had.
+            WorkerDiedError: The wait would not end: no worker is left, and no pool can start one.
         """
         state, sizes = self.state, self._placement.sizes
         state.consumer_waits(self._cpus if REMOTE in self._pools.by_name else 1, monotonic())

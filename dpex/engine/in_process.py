@@ -60,8 +60,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
 
     Args:
         loader: The loader.
-        arenas: Lends the reused memory.
-        resume: The state from which the pass goes on.
+        arenas: Source of the reused memory.
+        resume: The state from which the pass resumes.
         is_measured: True if batches are measured, by an `InlineMeter`.
     """
 

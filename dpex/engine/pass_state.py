@@ -122,10 +122,10 @@ class PassRecorder:
         """Return the indices of a pass that begins, or is resumed.
 
         Args:
-            source: The iterator of the sampler that torch has made.
-            resume: The state from which a pass is resumed.
+            source: torch's iterator of the sampler.
+            resume: The state from which the pass resumes.
             begun: Indices of a pass whose first index was drawn already.
-            copies: The sampler may fill the same list again for its next batch.
+            copies: True if the sampler may reuse the list of a batch.
         """
         self.failed, self.has_finished = 0, False
         self._states.clear()

@@ -48,16 +48,16 @@ class Pools:
     """The pools of an engine. A pool is made when it is first needed, and lives as long as the engine, which closes it.
 
     Args:
-        state: Receives the events, and says what is to be done.
+        state: Receives the events, and gives the instructions.
         make_pool: Makes the pool of a name, with a number of workers.
         samples: The policy for samples that cannot be loaded.
 
     Attributes:
         by_name: The pools.
-        fatal: The error that ends the epoch at the consumer's next turn, or None.
-        sample_errors: Samples that could not be loaded.
-        awaited: The number of the batch that the consumer waits for, or `NOT_BLOCKED` or `ANY`.
-        awaited_times: The times of that batch, once it is here.
+        fatal: The error that ends the epoch at the next ``next()``, or None.
+        sample_errors: Samples that failed to load.
+        awaited: The number of the awaited batch, or `NOT_BLOCKED` or `ANY`.
+        awaited_times: The times of the awaited batch, once it has arrived.
         slow_samples: The slowest samples.
         timeline: Receives each batch while a timeline is recorded.
     """

@@ -1,11 +1,11 @@
 """The samplers of a loader: their random states, and iterators over their indices.
 
-torch's samplers draw their order at once, from a generator of their own or from torch's global one. So the states
-before the first draw and a number of batches describe a place in a pass, and no data are read to find it again
-(`indices_from`).
+torch's samplers draw their whole order at once, from their own generator or torch's global generator. So the random
+states before the first draw and a count of batches describe a position in a pass. `indices_from` finds the position
+again without reading data.
 
-torch's samplers are generators of Python, and a generator ends with the first exception that comes out of it. `in_c`
-yields the same items and runs no code of Python between two of them, so that no handler raises there.
+torch's samplers are Python generators, and the first exception ends a generator. `in_c` yields the same items and runs
+no Python code between two items, so that no signal handler raises there.
 """
 
 from __future__ import annotations

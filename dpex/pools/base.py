@@ -68,13 +68,12 @@ NOTHING = Shared()
 class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
 
-    ``most``: the number that the system allows, once it has refused a worker, and ``why_most``. `WorkerPool.resize`
-    tries anew. ``left_alone``: nodes of the cluster that get no workers for a while, and why. ``failed``: the latest
-    reason of each node that has been left alone.
-
-    ``sharing_ranks``: ranks of this job that share the batches.
-
-    ``shared``: of several machines, those of the one that shares the fewest objects.
+    - ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
+      `WorkerPool.resize` tries again.
+    - ``left_alone``: The reason for each node of the cluster that gets no workers for a while.
+    - ``failed``: The latest reason for each node that was ever excluded.
+    - ``sharing_ranks``: Count of the job's ranks that share the batches.
+    - ``shared``: The shared objects, on the machine that shares the fewest.
     """
 
     wanted: int = 0
@@ -113,7 +112,7 @@ class WorkerPool(Protocol):
     counts: PoolCounts
     times: PoolTimes
     failed: str | None = None
-    """Why no worker can be had at present, or None."""
+    """The reason why the pool can start no worker at present, or None."""
 
     @property
     def crashes(self) -> int:

@@ -1,8 +1,8 @@
-"""The state of one pass over the data, without anything that acts: events in, instructions out. PURE.
+"""The state of one pass over the data: events in, instructions out. PURE.
 
 `EngineState` joins the `Schedule` (which batch is next), the `Placement` (which worker has which tickets), the logical
-workers and the failures. It knows worker pools only by their reports (`PoolStatus`), and time as an argument. Its owner
-calls a method and then performs the instructions:
+workers and the failures. Worker pools appear as reports (`PoolStatus`), and time is an argument. The owner calls a
+method and then performs the instructions:
 
     for event in pool.poll():
         state.handle(event, now)
@@ -11,13 +11,13 @@ calls a method and then performs the instructions:
 Rules:
 
 * The owner removes each instruction from ``placement.instructions`` once it has been performed, in order.
-* If a pool does not take a message, the owner calls `refused`. If workers cannot be had, it calls
+* If a pool does not take a message, the owner calls `refused`. If it cannot start workers, the owner calls
   `Placement.scale_refused`.
 * The owner reports a changed status of a pool (`Placement.reported`) before it hands in the events of that pool.
-* There is an instruction for each message, never for each batch. A batch that was made waits in ``schedule`` until the
-  consumer takes it. Tickets are drawn there, too. `room` says how many.
+* Each message has an instruction. A finished batch waits in ``schedule`` until the consumer takes it. The owner draws
+  `room` tickets from ``schedule``.
 
-The owner is one thread at a time. Others may read ``placement``, ``failures`` and ``late.made_again``.
+The owner is one thread at a time. Other threads may read ``placement``, ``failures`` and ``late.made_again``.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class EngineState:
 
     Args:
         logicals: The number of logical workers; 0: any worker makes any ticket.
-        iterable: The dataset is a stream, read by each logical worker for itself.
-        in_order: Batches are delivered in the order in which they were drawn.
-        rules: Say how far ahead the pass runs, and how many tickets a message holds.
-        sizes: Workers wanted from the start.
-        tolerates: Batches are made without samples that cannot be loaded.
+        iterable: True if each logical worker reads a stream of its own.
+        in_order: True if batches are delivered in the order of draws.
+        rules: The rules for the prefetch and the size of a message.
+        sizes: Workers to start with.
+        tolerates: True if batches omit samples that fail to load.
     """
 
     def __init__(

@@ -101,10 +101,11 @@ def event_of(name: str, *values: Any) -> PoolEvent:
 class PoolStatus(NamedTuple):
     """The status of a pool.
 
-    ``workers``: numbers of the workers that take tickets. ``requested``: the number requested from the system.
-    ``running``: the number that serve already. ``failed``: why no worker can be had at present, or None. ``crashes``:
-    unexpected ends since the last result. ``most``: the number that the system allows, once it refused one, and
-    ``why_most``.
+    - ``workers``: Numbers of the workers that take tickets.
+    - ``requested``, ``running``: Counts of workers that the pool asked the system for, and that serve.
+    - ``failed``: The reason why the pool can start no worker at present, or None.
+    - ``crashes``: Count of unexpected ends since the last result.
+    - ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
     """
 
     workers: tuple[int, ...] = ()
@@ -166,7 +167,7 @@ class Scale(NamedTuple):
 
 
 class EnterEpoch(NamedTuple):
-    """Tell every pool that results of earlier epochs are discarded from now on."""
+    """Begin an epoch in every pool. Results of earlier epochs are discarded from now on."""
 
     epoch: int
 

@@ -1,10 +1,10 @@
-"""Tickets that are made again, as their worker has ended, or another machine owes them for too long. PURE.
+"""Tickets that are made again after the end of their worker, or because another machine takes too long. PURE.
 
-A ticket that was with too many workers when they died is answered by an error in its place. So is the next ticket of a
-stream that cannot be restarted.
+A ticket whose workers died too often is answered by an error. The next ticket of a stream that cannot restart is
+answered by an error, too.
 
-A worker that was ended because a sample took too long is not responsible, and neither is its ticket: another worker
-makes it again. If the same sample hangs there, too, the ticket is given up, or made without that sample.
+The end of a worker with a hanging sample does not count against its tickets: another worker makes them again. If the
+same sample hangs again, the ticket is given up, or made without the sample.
 """
 
 from __future__ import annotations
@@ -159,20 +159,20 @@ def _shortened(index: Any) -> str:
 
 
 class LateTickets:
-    """Tickets that another machine owes for too long while workers here are idle: these make them again.
+    """Late tickets of other machines, which idle local workers make again.
 
-    A link that has become slow, or a machine that hangs, keeps the tickets that it was sent, and batches in order wait
-    for them. How much longer that takes is unknown, but the time that a local worker takes for a batch is known. The
-    tickets are awaited for that time and then made again. This costs at most twice as much as the better of the two
-    choices, whatever the machine does: it is the ski rental problem (Karlin, Manasse, Rudolph and Sleator, 1988). The
-    first result counts, and the other one is dropped, as a batch does not depend on the worker that makes it.
+    A slow link or a hanging machine delays its tickets, and batches in order wait for them. The remaining delay is
+    unknown, but the time that a local worker takes for a batch is known. dpex waits for that time, and then has the
+    tickets made again. In every case this costs at most twice as much as the better of the two choices: it is the ski
+    rental problem (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as
+    a batch does not depend on the worker that makes it.
 
-    Tickets that were under way at that moment are late as soon as the consumer waits for them. If all workers are on
-    other machines nothing is made again: those workers may be the only ones that can read the data.
+    Tickets under way at that moment are late as soon as the consumer waits for them. If all workers are remote, no
+    ticket is made again, as only these workers may have access to the data.
 
     Attributes:
         made_again: The number of late tickets that local workers made again. Any thread may read it.
-        due_at: When the consumer, which waits, should look again, seconds; infinite if nothing could be late.
+        due_at: Time of the waiting consumer's next check, in seconds; infinite if no ticket could be late.
     """
 
     def __init__(self, placement: Placement, *, may_make: bool) -> None:

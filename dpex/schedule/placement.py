@@ -2,22 +2,21 @@
 
 `Placement` owns five collections, each under this one name:
 
-* ``pools``: the status of each pool, as it was last reported;
-* ``wanted``: the number of workers that each pool was asked for. The status of the pool holds how many of them were
-  requested from the system, and how many run;
-* ``dirty``: the queues that may have something to send;
-* ``load``: the tickets under way, by pool;
-* ``instructions``: what is to be performed, in order.
+* ``pools``: The latest status of each pool. It counts the requested and the running workers.
+* ``wanted``: The number of workers wanted of each pool.
+* ``dirty``: Queues that may have tickets to send.
+* ``load``: Tickets under way, by pool.
+* ``instructions``: Instructions to perform, in order.
 
-Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Those of a logical
-worker go to the worker that `LogicalWorkers` names. A ticket that was sent counts to the ``load`` of its pool until
-`Placement.arrived` says that it came back, made or lost.
+Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Tickets of a logical
+worker go to the worker that `LogicalWorkers` names. A sent ticket counts to the ``load`` of its pool until
+`Placement.arrived` reports it as made or lost.
 
-A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `Placement.refused` takes it
-back, and with it all later messages to the same receiver, so that tickets keep their order. Such a receiver is sent a
-single message next time, so a full one costs one attempt instead of one for each waiting ticket. A pool is sent as many
-tickets as it had when it refused, and one message more. If it takes that, the number grows. A pool that refused gets
-nothing else until a ticket comes back from it, so that other pools make meanwhile what it did not take.
+A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `Placement.refused` takes
+back the message and all later messages to the same receiver, so that tickets keep their order. The next attempt at this
+receiver is a single message, so a full receiver costs one attempt instead of one per waiting ticket. The pool's limit
+becomes the number of tickets that it had, and one message more. It grows with each message that the pool takes. A pool
+that refused gets no other message until one of its tickets returns, so that other pools make the waiting tickets.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ as old as the prefetch. These are the exceptions:
 
 * Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
   flight, within `REMOTE_BYTES`, if the sampler does not show how far ahead it is drawn (see `draws_ahead_safely`).
-* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept exactly.
-* ``memory_budget`` limits the tickets that are drawn. A made batch counts with its bytes, a ticket that is not made yet
-  with those of the largest batch so far. The next batch may be larger than all before. So no worker has more than a few
-  tickets then (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: only these can exceed the budget.
+* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is exact.
+* ``memory_budget`` limits the drawn tickets. A finished batch counts with its bytes, and an unfinished ticket with the
+  bytes of the largest batch so far. A later batch may be larger. So each worker then has only a few tickets
+  (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one per message, and only these can exceed the budget.
 * A worker of an asynchronous dataset makes several batches at the same time, so the prefetch is that many times larger.
 * A tuner's prefetch replaces these rules. An explicit prefetch limits it.
 
@@ -67,13 +67,13 @@ class PrefetchRules:
 
     Args:
         base_prefetch: PyTorch's own prefetch, in batches.
-        logical: Tickets belong to logical workers (``seeding="worker"``, streams).
-        may_group: The user cannot notice in which portions the sampler is drawn.
-        memory_budget: The most bytes in flight; None: no limit.
-        lanes: Batches that a worker makes at the same time. Without a tuner, the prefetch is that many times larger.
+        logical: True if tickets belong to logical workers.
+        may_group: True if the sampler may be drawn in groups.
+        memory_budget: The maximum bytes in flight, or None.
+        lanes: Batches that a worker makes at the same time; a factor of the prefetch without a tuner.
 
     Attributes:
-        is_capped: The memory budget allows less than would be in flight without it.
+        is_capped: True if the memory budget reduces the prefetch.
     """
 
     def __init__(

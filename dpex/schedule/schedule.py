@@ -1,18 +1,18 @@
 """The schedule: which ticket is drawn, issued, made, lost and delivered. PURE: no I/O, no time, no threads.
 
-A *ticket* is one batch to be made. It is drawn once, may be issued more than once (its worker died), and is delivered
-exactly once: the first result counts, later ones are refused.
+A *ticket* is one batch to make. It is drawn once, may be issued again after the death of its worker, and is delivered
+exactly once: the first result counts, and later results are refused.
 
 Rules:
 
 * ``drawn - delivered <= prefetch``.
-* With ``in_order`` tickets leave in the order of their numbers, otherwise in the order of their results.
+* With ``in_order`` tickets leave in the order of their numbers. Otherwise they leave in the order of their results.
 * With ``queues == 0`` any worker may make any ticket.
-* With ``queues == n`` a ticket belongs to one of *n* logical workers. It is chosen when the ticket is drawn, by
-  PyTorch's rota: the next active queue in turn. Out of order, it is the next one in turn with room for the ticket.
-* A queue that has ended (an exhausted stream) drops its other tickets and takes no more.
-* A ticket that was lost goes back to the front. The one that a worker was making as it died has one try less; after
-  ``max_tries`` it is given up, and its failure is delivered at its place.
+* With ``queues == n`` a ticket belongs to one of *n* logical workers. The draw chooses the next active queue in turn,
+  as PyTorch does. Out of order, it chooses the next queue in turn with room for the ticket.
+* An ended queue (an exhausted stream) drops its other tickets and takes no more.
+* A lost ticket returns to the front. If its worker died while making it, it has one try less. After ``max_tries`` it is
+  given up, and its failure is delivered in its place.
 
 The owner is a single thread; an illegal call raises `ScheduleError` and changes nothing.
 """
@@ -307,7 +307,7 @@ class Schedule:
             self.next_number = number + 1
 
     def deliver_again(self, out: list[Any]) -> bool:
-        """Put a batch that did not reach the consumer into ``out``. Return False if there is none."""
+        """Move an undelivered batch into ``out``. Return False without such a batch."""
         undelivered = self.undelivered
         if not undelivered:
             return False

@@ -8,12 +8,12 @@ the slot dies there. No lock is needed, because every byte has one writer at a t
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
 
-A process forked from either side inherits its views, and may read them for as long as it lives. The clearing callback
-therefore looks at the process id, and a fork while slots are in use opens a pipe: the child keeps the writing end, and
-so do its own children; here the reading end shows when none of them is left. Until then a slot that was in use at the
-fork stays in use. Without a fork nothing happens. While a forked process lives, this one keeps one descriptor for it
-and polls it when a slot is taken or released. A program that a process executes does not inherit the pipe. If there is
-no descriptor left for a pipe, the slots in use then are never released: memory is lost rather than a batch changed.
+A process forked from either side inherits its views, and may read them as long as it lives. So the clearing callback
+checks the process id, and a fork while slots are in use opens a pipe. The child and its own children inherit the
+writing end. The reading end shows when all of them have ended; until then, the slots in use at the fork stay in use.
+The reading end costs one descriptor per living fork, which the owner polls when it takes or releases a slot. An
+executed program does not inherit the pipe. When descriptors run out, the slots in use at the fork are never released:
+dpex loses memory rather than change a batch.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Segment:
     """A mapped file with slots.
 
     Args:
-        spec: Its size and slots.
+        spec: The size and the slots.
         memory: The map.
-        side: The byte of a slot that this process clears: the maker's or the taker's.
-        shared: False if the memory is private, so that a forked process has a copy of it.
+        side: The byte of a slot that this process clears.
+        shared: False if the memory is private, so that forks copy it.
     """
 
     def __init__(self, spec: SegmentSpec, memory: Any, side: int, *, shared: bool = True) -> None:

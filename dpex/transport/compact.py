@@ -26,7 +26,7 @@ _K = TypeVar("_K")
 _WORD = 8
 """Bytes of an offset and of a hash."""
 _PAIR = struct.Struct("=QQ")
-"""Where a pickle begins and ends."""
+"""The start and the end of a pickle, in bytes."""
 _WITH_HASHES = 4
 """Starts of the parts of a buffer that has no hashes, at most."""
 _HASH_BITS = (1 << 64) - 1
@@ -55,8 +55,7 @@ def compact(items: Any) -> Any:
             and tuples of these; other keys have no hash that all processes share.
 
     Raises:
-        OptionError: ``items`` is none of these, or has a key of another type, or an item that cannot be pickled. It is
-            a ValueError.
+        OptionError: ``items``, or one of its keys, has another type, or an item cannot be pickled. It is a ValueError.
 
     Examples:
         >>> from dpex import compact
@@ -125,11 +124,11 @@ class _Buffer:
     """Pickles in shared memory.
 
     Args:
-        fd: The file in memory. It belongs to this object.
-        nbytes: Its size.
+        fd: The file in memory, which this object closes.
+        nbytes: Size of the file.
         count: Number of items.
-        starts: Where each part begins, in bytes: for each list of pickles the pickles and their offsets, then the
-            sorted hashes and the numbers of their items.
+        starts: Offset of each part, in bytes: pickles and their offsets for each list, then sorted hashes, then
+            the item numbers of the hashes.
     """
 
     def __init__(self, fd: int, nbytes: int, count: int, starts: tuple[int, ...]) -> None:

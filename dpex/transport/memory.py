@@ -3,17 +3,16 @@
 **Maps.** ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends
 that, but only from Python 3.13 on), and a loader may have hundreds of maps.
 
-**Files.** A file in memory has no name that could leak, and no limit but the machine's memory (``memfd_create``). The
-rules of some containers refuse that call. An unlinked file in ``/dev/shm``, else in the folder for temporary files,
-takes its place there. All its bytes are allocated at once, as a write to a full file system is a bus error.
+**Files.** A file in memory (``memfd_create``) has no name that could leak, and only the machine's memory limits it.
+Some containers refuse that call. Then an unlinked file in ``/dev/shm``, else in the folder for temporary files, takes
+its place. All its bytes are allocated at once, as a write to a full file system would raise a bus error.
 
-**Heap.** glibc maps blocks over a threshold of 128 KiB one by one, unmaps them when they are freed, and returns free
-memory at the end of the heap to the kernel. Each decoded sample then faults its pages in anew. glibc learns: it raises
-the threshold to the size of a mapped block that is freed, of up to 32 MiB. It then keeps twice as much at the end of
-the heap (mallopt(3)). A batch that is made in shared memory is no such block, so `learn` takes and frees a block of its
-size. Memory that the samples of one batch freed then serves the next batch. Settings of the user's (``mallopt``,
-``GLIBC_TUNABLES``) prevail: glibc learns nothing after those, and `learn` does not call ``mallopt`` if the environment
-shows them.
+**Heap.** glibc maps blocks over a threshold of 128 KiB one by one, unmaps freed blocks, and returns free memory at the
+end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees a mapped block of
+up to 32 MiB, glibc raises the threshold to its size, and keeps twice as much at the end of the heap (mallopt(3)). A
+batch in shared memory is not such a block, so `learn` allocates and frees a block of its size. The next batch then
+reuses the memory of freed samples. The user's settings (``mallopt``, ``GLIBC_TUNABLES``) prevail: they end glibc's
+adaptation, and `learn` does not call ``mallopt`` if the environment contains them.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at
     Args:
         fd: The descriptor of a file, or -1.
         size: Bytes to map.
-        offset: Where they begin in the file; a multiple of the size of a page.
-        private: Writes change copies of the pages, which only this map has, instead of the file.
-        at_huge: The map begins at a multiple of `HUGE_PAGE`, so that the kernel can map huge pages of the file.
+        offset: Start in the file; a multiple of the page size.
+        private: True if writes change private copies of the pages.
+        at_huge: True if the map begins at a multiple of `HUGE_PAGE`, for huge pages.
 
     Raises:
         OSError: As mmap(2) does.
@@ -88,7 +87,7 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at
 
 
 def _free_place(size: int) -> int | None:
-    """Return a multiple of `HUGE_PAGE` at which that many bytes are free; None if there are none."""
+    """Return a multiple of `HUGE_PAGE` at which the address space has that many free bytes, or None."""
     found = _LIBC.mmap(None, size + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if found == _FAILED:
         return None

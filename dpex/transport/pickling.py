@@ -12,13 +12,14 @@ other tensor all is sent, as torch's own workers do.
 
 A class that a script or a notebook defines travels by its name, also from a worker that has not imported the script.
 
-**Datasets.** The dataset, the collate function and the init function travel in one pickle (protocol 5, cloudpickle), so
-that objects which they share stay shared and a bound method stays bound to *this* dataset. For workers of other
-machines, arrays and the storages of CPU tensors lie outside the pickle, as raw buffers that a whole node can share. An
-error names an object that cannot be pickled by the path of attributes that leads to it.
+**Datasets.** One pickle (protocol 5, cloudpickle) contains the dataset, the collate function and the init function.
+Their shared objects stay shared, and a bound method stays bound to *this* dataset. For workers of other machines,
+arrays and the storages of CPU tensors are raw buffers beside the pickle, which a whole node can share. An error names
+an object that cannot be pickled by the path of attributes that leads to it.
 
-Other machines get what Ray's own copy of cloudpickle makes, as it has the modules and types that users registered with
-Ray. Nothing here imports Ray: it is connected before anything travels to another machine.
+For other machines, Ray's own copy of cloudpickle makes the pickle, as it has the modules and types that users
+registered with Ray. This module does not import Ray, because Ray is connected before a pickle travels to another
+machine.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """``seeding="batch"``: every ticket is made from random states that are a function of its seed alone.
 
-A seed has 63 bits. The three global generators are Mersenne Twisters, and each is seeded by its own public function:
-`random` by the whole seed, NumPy by its upper 32 bits, torch by the whole seed, of which it takes the lower 32 bits.
-NumPy and torch fill the 624 words of a state in the same way, so they get different bits; `random` has another way.
+A seed has 63 bits. The three global generators are Mersenne Twisters, and their own public functions seed them.
+`random` gets the whole seed, and NumPy its upper 32 bits. torch gets the whole seed, and uses the lower 32 bits. NumPy
+and torch expand a seed to the 624 words of a state in the same way, so they need different bits.
 ``torch.initial_seed()`` is the ticket's seed.
 
-Seeding sets all of each state, with the second number of a pair of normal numbers. It takes 8 µs in all.
+Seeding sets each whole state, including the cached second number of a pair of normal numbers. It takes 8 µs in all.
 
-`InProcessMaker` makes tickets in the training process, as a worker would. While a ticket is made, the process has what
-a worker has: random generators seeded for this ticket, one thread for torch's operations (the last bits of reductions
-depend on it), and the modes in which the iterator was made. All of it is put back, also after an error. The generators
-belong to all threads of the process. So one ticket is made at a time, in whichever thread; a dataset may iterate
-another such loader meanwhile. A thread of the user's that draws meanwhile takes numbers of the ticket's.
+`InProcessMaker` makes tickets in the training process with the environment of a worker. Random generators are seeded
+for the ticket. torch uses one thread, because the last bits of reductions depend on the number of threads. Its modes
+are those of the iterator. `InProcessMaker` restores the environment afterwards, also after an error. The generators
+belong to all threads of the process, so only one thread makes a ticket at a time. Its dataset may iterate another such
+loader. If a thread of the user's draws during a ticket, it takes numbers from the ticket's sequence.
 
-A worker process and the training process make one batch at a time, so its seed is kept for the process (`current`), and
-threads of the dataset's own may ask for it as well (`batch_seed`).
+A process makes one batch at a time. So the seed belongs to the process (`current`), and the dataset's own threads can
+read it, too (`batch_seed`).
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def batch_seed() -> int:
         A non-negative integer of 63 bits.
 
     Raises:
-        NoBatchError: No batch is being made here, or it is made in the training process without a seed of its own
-            (``num_workers=0`` with ``seeding="worker"``). It is a RuntimeError.
+        NoBatchError: This process makes no batch at the moment, or makes batches without seeds (``num_workers=0`` with
+            ``seeding="worker"``). It is a RuntimeError.
 
     Examples:
         >>> import numpy as np

@@ -130,7 +130,7 @@ class WorkerCore:
 
     @property
     def samples(self) -> AsyncSamples | None:
-        """What loads samples at the same time, if several batches may be made at the same time (`make_beside`)."""
+        """The loader of concurrent samples, if the worker may make several batches at the same time (`make_beside`)."""
         logical = self._current
         return None if self._seeds is None or logical is None or logical.fetcher is None else logical.fetcher.samples
 
@@ -179,9 +179,9 @@ class Logical:
     Attributes:
         info: The value of ``get_worker_info()``.
         fetcher: Fetches the batches of the present pass.
-        init_error: The error of its start, which is the answer to every ticket.
-        is_asked: True if each snapshot is to hold the state of the dataset.
-        own: The generators in its dataset. None for a stream, which only its own ``state_dict`` can resume.
+        init_error: The error of the start, which answers every ticket.
+        is_asked: True if snapshots include the dataset's state.
+        own: The generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.
     """
 
     def __init__(self, setup: WorkerSetup, number: int, timer: TicketTimer) -> None:

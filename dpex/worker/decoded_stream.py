@@ -61,23 +61,23 @@ class _SizedDecodedStream(DecodedStream):
 
 
 def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> IterableDataset[Any]:
-    """Have the samples of a stream read by few workers and decoded by many.
+    """Split the work on a stream: few workers read its samples, and many workers decode them.
 
-    torch's workers each read a stream and decode the samples that they read, so a dataset of two shards keeps two
-    workers busy, and no more. A `DpexDataLoader` with ``num_workers="auto"`` or ``seeding="batch"`` draws the samples
-    of ``source`` by one worker for each stream, on this machine. Their batches and order are those of torch's workers.
-    ``fn`` is called by any number of other workers, on this machine or on the cluster. That number is tuned as it is
+    torch's workers each read a stream and decode the samples that they read, so a dataset of two shards keeps at most
+    two workers busy. A `DpexDataLoader` with ``num_workers="auto"`` or ``seeding="batch"`` reads the samples of
+    ``source`` with one worker for each stream, on this machine. Their batches and order are those of torch's workers.
+    Any number of other workers call ``fn``, on this machine or on the cluster; the tuner sets this number as it does
     for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, one worker reads and decodes.
 
     Samples of ``source`` are pickled on their way to the worker that decodes them, so they should be small: compressed
-    bytes, names of files, text. Random numbers that ``fn`` draws depend on the base seed, the epoch and the number of
-    the batch alone.
+    bytes, names of files, text. Random numbers that ``fn`` draws depend only on the base seed, the epoch and the number
+    of the batch.
 
     Args:
-        source: An iterable dataset, or any object that can be iterated anew for each epoch. With several workers each
-            iterates it, so it must yield a different part in each, as with torch.
-        fn: A function of a sample of ``source``; where it waits, an ``async def``, of which a worker then runs several
-            at the same time. It is called once for each sample, in any order and in any worker.
+        source: An iterable dataset, or any object that can be iterated anew for each epoch. As with torch, it must
+            yield a different part in each worker.
+        fn: A function of a sample of ``source``. If it waits, write an ``async def``: a worker then runs several calls
+            at the same time. Any worker may call it, once for each sample, in any order.
 
     Returns:
         An iterable dataset of the values that ``fn`` returns.

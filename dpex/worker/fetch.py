@@ -126,10 +126,10 @@ class Fetcher:
 
     Args:
         setup: The loader.
-        timer: Times the transforms now and then. It belongs to the worker, and outlives the pass.
-        own: The generators that lie in the dataset.
-        former: The fetcher of the pass before, whose samples may still be under way.
-        cpu: The clock of the CPU seconds of batches: that of a thread where workers are threads.
+        timer: Times the transforms now and then. The worker owns it over all passes.
+        own: The generators in the dataset.
+        former: The fetcher of the previous pass, whose samples may still be loading.
+        cpu: The clock of a batch's CPU seconds.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Fetcher:
         """Loads samples at the same time; None: the dataset is not asynchronous, as far as is known."""
         if self.samples is None and not setup.iterable and is_asynchronous(dataset):
             self._load_at_once()
-        CACHE_USE.take()  # of batches that were made elsewhere before this process was forked
+        CACHE_USE.take()  # the process before the fork counted these
 
     def _load_at_once(self) -> AsyncSamples:
         from dpex.worker.async_samples import AsyncSamples
@@ -262,10 +262,10 @@ class Fetcher:
         return self._clock.samples(dataset, index) if self._clock.is_on else [dataset[i] for i in index]
 
     async def fetch_beside(self, number: int, index: Any, seed: int) -> tuple[Any, BatchTimes]:
-        """As `fetch`, of ticket ``number`` with this seed, while other batches are made.
+        """Fetch ticket ``number`` with ``seed``, as `fetch` does, while the worker makes other batches.
 
-        The seconds of loading are those of all samples over the samples that a worker may load at the same time, or the
-        CPU seconds of the process since the batch before if these are more: what the batch takes of a worker.
+        The loading time is the batch's share of the worker: the seconds of its samples divided by the concurrency. If
+        the process used more CPU seconds since the previous batch, it is these.
         """
         from dpex.worker.async_samples import BatchLoad
 
@@ -330,8 +330,7 @@ class ArenaCollate:
         arena: The memory of large batches.
         least_bytes: Bytes above which a batch is large.
         in_worker: True in a worker, False in the training process.
-        threads: Returns the number of torch's threads that stack large tensors in a batch that is otherwise made by
-            one. A copy does not depend on their number.
+        threads: Returns the number of threads that stack large tensors. A copy does not depend on it.
     """
 
     def __init__(

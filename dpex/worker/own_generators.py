@@ -1,16 +1,16 @@
 """Random generators that a dataset keeps for itself, as transforms of MONAI and albumentations do.
 
-A generator that lies in the dataset is copied with it into every worker. Without further ado, copies draw the same
-numbers, and the draws of a batch depend on its worker. So generators of Python, NumPy and torch are looked for in the
-dataset and the collate function when a worker begins:
+Every worker gets a copy of a generator in the dataset. Unseeded copies draw the same numbers, and the draws of a batch
+depend on its worker. So a worker begins with a search for generators of Python, NumPy and torch in the dataset and the
+collate function.
 
-- Under ``seeding="batch"`` each is seeded for each batch, from the seed of the batch and the generator's place.
+- Under ``seeding="batch"`` it seeds each generator for each batch, from the batch's seed and the generator's place.
 
-- Under ``seeding="worker"`` nothing is seeded, and their states belong to the state of a logical worker, which may be
-  restarted after a death, share a worker with others, or resume in a later run.
+- Under ``seeding="worker"`` it seeds none. Their states are part of the state of a logical worker, which may restart
+  after a death, share a process with other logical workers, or resume in a later run.
 
-The search looks at attributes of objects and of their classes (MONAI's transforms share one generator in this way),
-items of lists and dicts, and the variables that functions are bound to, up to `MOST_OBJECTS`.
+The search examines attributes of objects, attributes of classes (MONAI's transforms share one generator in this way),
+items of lists and dicts, and the variables that functions are bound to. It ends after `MOST_OBJECTS`.
 """
 
 from __future__ import annotations

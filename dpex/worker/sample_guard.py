@@ -198,11 +198,11 @@ def apart(index: Any) -> tuple[Any, Any]:
 class SampleWatch:
     """Ends a worker process in which loading a sample takes too long, and reports its stack.
 
-    A thread of the worker looks a few times within the time that a sample may take. It counts its own looks, so that a
-    process that was stopped, or a machine that slept, is not taken for a sample that hangs. If a sample is still the
-    same after enough looks, the thread calls ``tell`` with the sample's place in its batch, its index, and the stack of
-    the thread that loads it. Then it ends the process: nothing else ends code that does not return. Code that keeps the
-    interpreter's lock also stops this thread.
+    A thread of the worker checks the present sample several times within the time limit. It counts its own checks, so
+    that it does not mistake a stopped process or a suspended machine for a hanging sample. After enough checks of the
+    same sample, the thread reports the sample's place in its batch, its index, and the stack of the thread that loads
+    it. Then it ends the process, because nothing else ends code that does not return. Code that holds the GIL also
+    stops this thread.
 
     The thread that loads samples makes this object, and calls `begin` and `end`.
     """

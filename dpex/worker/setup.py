@@ -99,14 +99,14 @@ class WorkerSetup:
     """The facts about a loader that a worker needs. They travel in one pickle, so that shared objects stay shared.
 
     Attributes:
-        own_workers: The number of workers that the user asked for. An error of ``worker_init_fn`` in one of them is the
-            user's; dpex does without a further one that fails. None: all are the user's.
-        times_steps: Transforms are timed now and then; see `dpex.profile.live_timer`.
-        snapshot_every: Batches between two reports of a logical worker's state; None: reports come by time.
-        samples: The treatment of samples that fail.
-        modes: torch's modes in which batches are made; None: the worker keeps its own, as torch's workers do.
-        concurrency: Samples of an asynchronous dataset that a worker loads at the same time, at most.
-        sharing: Have workers share the dataset's objects; None: they do not.
+        own_workers: The number of workers that the user asked for. An error of ``worker_init_fn`` in one of them ends
+            the epoch. A failure of a worker beyond this number only removes that worker. None: no worker is beyond it.
+        times_steps: True if a worker times transforms now and then; see `dpex.profile.live_timer`.
+        snapshot_every: Batches between two reports of a logical worker's state; None: by time.
+        samples: The policy for samples that fail.
+        modes: torch's modes for making batches; None: the worker's own, as in torch.
+        concurrency: The maximum number of samples of an asynchronous dataset that a worker loads at the same time.
+        sharing: The request to share the dataset's objects among workers, or None.
     """
 
     dataset: Any

@@ -159,12 +159,12 @@ class DatasetState:
     """State of the dataset of a logical worker.
 
     Attributes:
-        epoch: The pass that it is in.
-        dataset: ``state_dict()`` of the dataset; None if it has none, or is its own iterator.
-        iterator: ``state_dict()`` of its iterator, or None.
-        has_ended: The stream has no more samples.
-        skip: Batches of a stream without a state that are made again and dropped.
-        index: The index that each of the skipped batches is fetched with.
+        epoch: The number of the pass.
+        dataset: ``state_dict()`` of the dataset. None without one, or if the dataset is its own iterator.
+        iterator: ``state_dict()`` of the dataset's iterator, or None.
+        has_ended: True if the stream has no more samples.
+        skip: Batches of a stream without a state to read again and drop.
+        index: The index with which to fetch each skipped batch.
     """
 
     epoch: int = 0
@@ -176,7 +176,7 @@ class DatasetState:
 
 
 class LogicalState(NamedTuple):
-    """State of a logical worker; a part that is None is as at the start.
+    """State of a logical worker. A missing part (None) has its initial state.
 
     Attributes:
         random: States of the global generators.

@@ -115,7 +115,7 @@ def test_compressed_batches_are_the_same_and_fewer_bytes_travel() -> None:
 
 def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -> None:
     agents[SECOND] = 0
-    why = "node bad-one is left alone for 30 s, as it failed 3 times within 60 s; the last time: its agent ended"
+    why = "node bad-one gets no workers for 30 s, as it failed 3 times within 60 s; the last time: its agent ended"
     with remote(Augmented(80), num_workers=1, seeding="batch") as loader:
         iterator: Any = iter(loader)
         pool = iterator._engine.pool("remote")
@@ -125,7 +125,7 @@ def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -
         stats, sums = loader.stats().pools["remote"], iterator._engine.sums()
         assert (stats.nodes_left_alone, stats.left_alone) == (1, {"bad-one": why})
         assert readings_of(sums).gauges["dpex_nodes_left_alone", "remote"] == 1
-        assert "Node bad-one is left alone for 30 s" in str(loader.diagnose())
+        assert "Node bad-one gets no workers for 30 s" in str(loader.diagnose())
         pool._nodes._news.append(NodeNews("left alone", place="bad-one"))
         pool.poll()
         assert loader.stats().pools["remote"].left_alone == {}

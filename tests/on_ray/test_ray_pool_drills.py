@@ -152,7 +152,7 @@ def test_a_node_that_fails_repeatedly_is_excluded_for_a_while(cluster, monkeypat
         seen = []
         driver.listen_until(lambda: seen or seen.extend(driver.pool.counts.failed.values()))
         (why,) = seen
-        assert any("left alone" in note.text for note in driver.of(Notice))
+        assert any("gets no workers" in note.text for note in driver.of(Notice))
         assert bad.node_id[:8] in why
         assert "its agent ended" in why
         driver.make(grouped(10, 2))

@@ -1,22 +1,22 @@
-"""The connection of an agent and its trainer, which accepts agents that know the run's secret, and drops all others.
+"""The connection of an agent and its trainer, which accepts only agents that prove that they have the run's secret.
 
-Both prove to each other that they know the run's secret, without sending it.
+Neither end sends the secret. The handshake:
 
     agent   → trainer   hello: protocol, version, the agent's number, a nonce
-    trainer → agent     protocol, version, a nonce, proof that the trainer knows the secret
-    agent   → trainer   proof that the agent knows the secret
+    trainer → agent     protocol, version, a nonce, the trainer's proof
+    agent   → trainer   the agent's proof
     trainer → agent     one byte: accepted
 
-A proof is an HMAC-SHA256 of who proves, the hello and the trainer's nonce. So a proof serves once, for one end and one
-agent's number, and a listener on the network learns nothing that would let it in later. What follows is not encrypted,
-as Ray's own traffic is not; where Ray encrypts its traffic, remote workers are refused.
+A proof is an HMAC-SHA256 of the end that proves, the hello and the trainer's nonce. So it is valid once, for one end
+and one agent's number, and a recorded handshake grants no access. The frames after the handshake are not encrypted,
+like Ray's own traffic by default. Where Ray encrypts its traffic, dpex refuses remote workers.
 
-The handshake of `multiprocessing.connection` does not suffice: its proofs are HMAC-MD5 before Python 3.12 and name
-neither agent nor end, and a peer that sends byte by byte delays it without a limit.
+The handshake of `multiprocessing.connection` is too weak: its proofs are HMAC-MD5 before Python 3.12 and name neither
+agent nor end. A peer that sends byte by byte delays it without a limit.
 
-An agent's process begins with `main`. It connects before it imports torch, so this module imports none: the trainer's
-first requests wait in the connection meanwhile. The trainer's end is an `AgentLink`, of which a thread receives frames,
-straight into memory that is faulted in.
+An agent's process begins with `main`. It connects before it imports torch, while the trainer's first requests wait in
+the connection. So this module does not import torch. The trainer's end is an `AgentLink`. Its thread receives frames
+directly into memory that is already faulted in.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class AdmissionServer:
                 try:
                     client = self._listener.accept()[0]
                     threading.Thread(target=self._greet, args=(client,), name="dpex-greet", daemon=True).start()
-                except (OSError, RuntimeError):  # no descriptor, memory or thread is to be had
+                except (OSError, RuntimeError):  # descriptors, memory or threads ran out
                     self._free_greetings.release()
                     self._closed.wait(REST_S)
 
@@ -294,14 +294,14 @@ class AgentLink:
     """The link to one agent.
 
     Args:
-        connection: The connection, which the link owns.
-        memory: Returns a writable buffer of that many bytes to receive into; called in the link's thread.
+        connection: The connection. The link closes it.
+        memory: Returns a writable buffer of the given number of bytes. The link's thread calls it.
 
     Attributes:
-        arrived: Frames that came and were not read yet.
-        wake: Called in the link's thread after each frame and at the end.
-        ended: The connection has ended, after all that is in ``arrived``.
-        why_ended: A sentence about that, without its full stop.
+        arrived: Received frames that no reader has taken.
+        wake: The link's thread calls it after each frame and at the end.
+        ended: True if the connection has ended. ``arrived`` may still hold frames.
+        why_ended: The reason, without a full stop.
     """
 
     def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:

@@ -50,14 +50,16 @@ _pools = itertools.count(1)
 
 
 class NodeNews(NamedTuple):
-    """An event of an agent, or of all.
+    """An event of one agent, or of all agents.
 
-    kind: "ready": the agent can open a pool, over its ``link``, with what lies at ``path`` on its node. "room": how
-    many workers it may have has changed. "lost": it has ended; ``why``. "failed": no worker can be had at present, or
-    ``for_good``; ``why``, "" where they can again. "notice": a message for people; a ``warning`` or a line in the log.
-    "left alone": the node at ``place`` gets no workers for a while; ``why``, "" where it may again.
+    - "ready": The agent can open a pool over ``link``, with the dataset at ``path`` on its node.
+    - "room": The number of workers that the agent may have has changed.
+    - "lost": The agent has ended; ``why`` is the reason.
+    - "failed": The cluster has no worker at present, or never (``for_good``). An empty ``why`` ends this state.
+    - "notice": A message for the user: a ``warning``, or a line of the log.
+    - "left alone": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
 
-    An agent without a ``place`` is a process of this machine that serves other trainings, too.
+    An agent without a ``place`` is a process of this machine that also serves other trainings.
     """
 
     kind: Literal["ready", "room", "lost", "failed", "notice", "left alone"]
@@ -74,17 +76,17 @@ class Report(NamedTuple):
     """The contents of a frame from an agent; see `dpex.pools.agent.serving`.
 
     Attributes:
-        pool: The number of the pool that it is about.
-        results: Worker, epoch, number, kind, node, fields of the `BatchTimes`, places in ``buffers``, and the seconds
-            that the agent had the ticket, of each batch.
-        events: Events of the pool there, as plain tuples.
+        pool: The number of the pool that reports.
+        results: For each batch: worker, epoch, number, kind, node, fields of `BatchTimes`, positions in ``buffers``,
+            and the ticket's seconds at the agent.
+        events: Events of the pool, as plain tuples.
         failed: The reason why the agent cannot serve, or None.
-        delay: Seconds that workers wait for a CPU for each second on one, or None.
+        delay: Run-queue delay of the workers, in seconds per CPU second, or None.
         traffic: Fields of `LinkSums`, or None.
         buffers: The slots of the results.
-        shared: The number of results that another training received before.
-        sharing_ranks: The number of ranks of this job that share the batches.
-        shared_objects: The objects of the dataset that the agent's workers share.
+        shared: Count of results that another training received before.
+        sharing_ranks: Count of the job's ranks that share the batches.
+        shared_objects: Objects of the dataset that the agent's workers share.
     """
 
     pool: int
@@ -161,14 +163,14 @@ class AgentHandle:
 
     Attributes:
         number: The agent's number.
-        place: The name of its node, for people.
-        link: Its connection.
-        room: How many workers it may have.
-        up: Workers that serve, by their numbers there.
+        place: The displayed name of its node.
+        link: The connection.
+        room: The maximum number of its workers.
+        up: Serving workers, by their numbers at the agent.
         held: Tickets of the present epoch, by number.
-        messages: How many tickets of each message are not answered.
-        answered_at: When its last answer came, in seconds.
-        shared: The objects of the dataset that its workers share.
+        messages: Count of unanswered tickets per message.
+        answered_at: Time of the latest answer, in seconds.
+        shared: Objects of the dataset that its workers share.
     """
 
     number: int
@@ -262,9 +264,9 @@ class RemotePool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
     Args:
-        nodes: Where agents come from.
-        order: Returns the order for an agent, which opens what lies at a path on its node; see `order_of`.
-        first_workers: Workers that are wanted from the start.
+        nodes: The source of agents.
+        order: Returns an agent's order, given the path of the dataset on its node; see `order_of`.
+        first_workers: Workers to start with.
         name: The name of the pool.
     """
 
@@ -537,7 +539,7 @@ class RemotePool:
         self._lose(agent, text)
 
     def _lose(self, agent: AgentHandle, why: str) -> None:
-        """Forget an agent and its workers, which are no more. No ticket is blamed for it."""
+        """Remove an ended agent and its workers. Its tickets are not suspected of ending it."""
         del self._agents[agent.number]
         agent.link.close()
         lost = tuple(agent.held)

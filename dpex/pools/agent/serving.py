@@ -1,21 +1,24 @@
 """An agent: a process on a node that keeps a pool of local workers for a trainer elsewhere.
 
-It is a `LocalPool` with a connection in place of an engine. Tickets and requests come as frames, and results and events
-go back as frames. Large buffers go straight from the workers' slots to the connection, as they are or compressed by
-Zstandard where the loader says so; a slot is free again once its bytes were sent or compressed. The process imports
-torch once, has one thread, and knows no Ray. The dataset is unpacked once, in the process that forks the workers, which
-share it. The agent ends with its connection and with its guardian.
+It is a `LocalPool` with a connection in place of an engine. Tickets, requests, results and events travel as frames. The
+connection sends large buffers directly from the workers' slots, compressed by Zstandard if the loader asks for it. A
+slot is free again once its bytes are sent or compressed. The process imports torch once, has one thread, and does not
+use Ray. The process that forks the workers unpickles the dataset once, and the workers share it. The agent ends with
+its connection and with its guardian.
 
-While `MOST_UNSENT_BYTES` wait to be sent the agent does not listen to its workers: they wait with their results until
-the network has taken what there is.
+While more than `MOST_UNSENT_BYTES` are unsent, the agent does not read results, so the workers wait for the network.
 
-Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
-queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state)``,
-``("ask_state", worker, logical)``, ``("epoch", number)``, ``("close", grace_s)``.
+Frames to an agent:
 
-Frames from an agent: ``("report", pool, results, events, failed, delay, shared, traffic)``: the results of workers,
-other events, why the pool cannot work, how long workers wait for a CPU, the fields of `Shared`, and
-what the connection carried.
+- ``("open", pool, order)``, see `PoolOrder`
+- ``("resize", wanted)``
+- ``("tickets", worker, epoch, queue, pickle)``; the pickle contains numbers and indices
+- ``("adopt", worker, logical, state)``
+- ``("ask_state", worker, logical)``
+- ``("epoch", number)``
+- ``("close", grace_s)``
+
+An agent sends reports, ``("report", pool, results, events, failed, delay, shared, traffic)``; see `Report`.
 """
 
 from __future__ import annotations
@@ -258,10 +261,10 @@ class PoolOrder(NamedTuple):
 
     Attributes:
         shared_queue: True if any worker makes any ticket.
-        path: Where on its node the shipped file can be opened.
+        path: The path of the shipped file on the node.
         codec: See `dpex.transport.codec.codec_signature`.
-        probes: The dataset is tried with index 0 first.
-        compression: How buffers are compressed for the network: "zstd", or None.
+        probes: True if the agent first reads index 0 as a test.
+        compression: Compression of sent buffers: "zstd", or None.
     """
 
     shared_queue: bool

@@ -73,7 +73,7 @@ _FDS_AT_ONCE = 128
 _TEMPLATE, _APART, _MORE = b"t", b"a", b"+"
 """Messages to the server: start a template, or a process that outlives the trainer; further descriptors follow."""
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
-"""What the preparation data of `multiprocessing` say of the user's script."""
+"""Keys of the preparation data of `multiprocessing` that name the user's script."""
 
 
 def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
@@ -234,7 +234,7 @@ def _request(fds: list[int], what: bytes = _TEMPLATE) -> _CleanServer:
     with _lock:
         if _server is None or not _server.is_there():
             _server = _CleanServer()
-        with contextlib.suppress(ConnectionError):  # it has ended: the template's control socket hangs up, and tells so
+        with contextlib.suppress(ConnectionError):  # it has ended, as the control socket shows
             _server.request(what, fds)
         return _server
 
@@ -268,12 +268,12 @@ class _PackedFd:
 
 
 class Parcel:
-    """What a template gets from the trainer, packed once.
+    """The plan that the trainer sends to a template, pickled once.
 
-    ``fds``: of a file in memory, of the trainer's output and its errors, and of what the plan shares.
+    ``fds``: Descriptors of a file in memory, of the trainer's stdout and stderr, and of objects that the plan shares.
 
-    `multiprocessing` lets connections and shared tensors travel as descriptors while it pickles the arguments of a
-    process. A parcel takes the place of its ``Popen``, and keeps a duplicate of each descriptor.
+    `multiprocessing` sends connections and shared tensors as descriptors while it pickles the arguments of a process.
+    A parcel takes the place of its ``Popen``, and keeps a duplicate of each descriptor.
     """
 
     DupFd = _PackedFd
@@ -351,7 +351,7 @@ def serve(fd: int, trainer_pid: int) -> None:
     """
     forking.outlive_signals(forking.SENT_SIGNALS)
     forking.forget_handlers(forking.SENT_SIGNALS)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a template
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the templates
     requests = socket.socket(fileno=fd)
     gc.freeze()
     trainer = pidfd(trainer_pid)
@@ -449,7 +449,7 @@ def _unpacked(file: mmap.mmap, objects: list[Any], fds: list[int], script: dict[
     """Import the user's script and unpickle the rest of the plan, in a worker."""
     _arrived[:] = fds
     here: Any = multiprocessing.current_process()
-    here._inheriting = True  # so that a script without a guard that starts processes is told of it, as with torch
+    here._inheriting = True  # multiprocessing then rejects a script that starts processes without a main guard
     try:
         np.random.seed()  # as in a new interpreter; Python's `random` is seeded by the fork
         spawn.prepare(script)

@@ -1,15 +1,15 @@
-"""The template: a process that is made once for each pool, and forks every worker of it.
+"""The template: a process that forks all workers of one pool.
 
-Forking the trainer itself again and again is slow (page tables) and, once it has threads, unsafe. The template is made
-when the epoch begins, so it holds the dataset as it is then. It has a single thread, and a further worker costs one
-fork of it. It is forked from the trainer (`ForkStarter`) or, where that would not do, from the clean server
+Forking the trainer for each worker is slow (page tables) and, once the trainer has threads, unsafe. The template starts
+when the epoch begins, so it has the dataset of that moment. It has a single thread, and each worker costs one fork. It
+is a fork of the trainer (`ForkStarter`) or, if the trainer must not be forked, of the clean server
 (`dpex.pools.local.clean_server`).
 
-It is the parent of all local workers, sees how each of them ends, and tells the trainer. It ends when the trainer says
-so or dies (watched through a pidfd, as other forked processes may hold the trainer's end of the socket open). Workers
-are killed by the kernel when the template dies (PR_SET_PDEATHSIG).
+The template is the parent of all local workers, and reports to the trainer how each worker ends. It ends at the
+trainer's request or with the trainer. It watches the trainer through a pidfd, because other forked processes may keep
+the trainer's end of the socket open. The kernel kills the workers when the template dies (PR_SET_PDEATHSIG).
 
-Between two requests it may search the dataset for objects to share (`dpex.pools.local.object_sharing`).
+Between two requests the template may search the dataset for objects to share (`dpex.pools.local.object_sharing`).
 """
 
 from __future__ import annotations

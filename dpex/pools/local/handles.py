@@ -33,7 +33,7 @@ from dpex.transport.memory import memory_file
 from dpex.worker.fetch import Failure, StreamEnd
 
 BOARD_ROWS = 4096
-"""One more than the workers that a pool may have at once, which is more than a machine can run."""
+"""Rows of a board: the maximum number of workers of a pool, and one. No machine can run as many workers."""
 BOARD_BYTES = BOARD_ROWS * len(IDLE)
 _LEAVE = pickle.dumps(("leave",))
 _LONGEST_MESSAGE = 100 << 10

@@ -39,10 +39,10 @@ class Sharing:
 
     Args:
         root: The dataset, or the part of it that workers have in common.
-        request: None: the user has switched it off.
-        num_workers: The number of workers that the loader is made for.
+        request: The user's option; None switches the search off.
+        num_workers: The loader's number of workers.
         is_one_queue: True if any worker takes any ticket.
-        unpickling_s: Seconds in which the fork server unpickled ``root``, so that no worker needs to.
+        unpickling_s: Seconds in which the fork server unpickled ``root``.
         clock: Returns seconds.
     """
 
@@ -121,7 +121,7 @@ class Sharing:
         return self._unpickling_s + each * search.copying_s
 
     def _most_s(self) -> float:
-        """Return the seconds that the search may take by what is known now."""
+        """Return the seconds that the search may take, given the present measurements."""
         if self._request.most_s is not None:
             return self._request.most_s
         if self._pace is None:

@@ -1,11 +1,12 @@
 """Worker processes on this machine, without a thread in the trainer. See `fork_server` and `worker_process`.
 
 The trainer owns one socket per worker (results, and tickets when there are logical workers), and shares one queue and
-one board with all workers (see `handles`). The messages sent to a worker tell which tickets it held when it died. With
-the shared queue, the board tells it. A recount covers the moment between taking a message and writing it down.
+one board with all workers (see `handles`). The trainer derives the tickets of a dead worker from the messages that it
+sent to the worker or, with the shared queue, from the board. A worker that dies between taking a message and writing it
+on the board leaves a gap; a recount finds it.
 
-Wanted workers are *promised* until the source of processes is ready and has few others to start. Only then does a
-worker exist for each promise.
+Start requests are *promises* until the source of processes is ready and has few starts pending. Then each promise
+becomes a worker.
 """
 
 from __future__ import annotations
@@ -85,10 +86,10 @@ class LocalPool:
         starter: Starts the processes of the workers.
         shared_queue: True if any worker takes any ticket, from one queue.
         first_workers: Workers to start with.
-        on_result: Receives each result of the present epoch as its worker sent it, in place of the event `TicketMade`:
-            the worker, epoch, number, kind, node, and the fields of the `BatchTimes`. It leases the slots that it keeps
-            (`slots_of`). This pool counts no times then.
-        former: The pool that this one succeeds: its source of processes goes on.
+        on_result: Receives each result of the present epoch in place of the event `TicketMade`: worker, epoch, number,
+            kind, node, and the fields of `BatchTimes`. It must lease the slots that it keeps (`slots_of`). The pool
+            then counts no times.
+        former: The pool that this pool succeeds, and whose source of processes it takes over.
     """
 
     name = LOCAL

@@ -7,15 +7,15 @@ the fork server, a process that runs no code of users and only forks workers, so
 
 Invariants:
 
-- An object becomes immortal only if no code can observe that it is never freed: its exact type is a plain built-in
+- An object becomes immortal only if no code can observe that it is never freed. Its exact type is a plain built-in
   type, or a type without finalizer and without support for weak references.
-- A container stays mortal if it leads to an object whose end can be observed: one with a finalizer, one that is weakly
-  referenced, or one of an unknown extension type. So a worker that drops such a container still closes its files.
-- Nothing is written unless `why_unsupported` has just checked the layout of objects in this process.
+- A container stays mortal if it leads to an object whose end code can observe: an object with a finalizer, with a weak
+  reference, or of an unknown extension type. So a worker that drops such a container still closes its files.
+- The search writes only after `why_unsupported` has checked the layout of objects in this process.
 
 The search works on batches of some 16,000 references. ``gc.get_referents`` finds them, and NumPy reads and writes their
-counts and types in place. While it runs, the containers that it has found have the bit `_FOUND` set in their counts,
-which otherwise count as before. The module needs NumPy only.
+counts and types in place. During the search, the reference counts of found containers have the bit `_FOUND` set. The
+module needs NumPy only.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ From Python 3.13 on, `gc` sees these as references of the instance alone."""
 _DEALLOC_OFFSET = 48
 """Offset of ``tp_dealloc`` in a type."""
 _HAS_REFERENCES = 1 << 14
-"""The flag of types whose objects tell the garbage collector what they refer to (``Py_TPFLAGS_HAVE_GC``)."""
+"""The flag of types whose objects the garbage collector traverses (``Py_TPFLAGS_HAVE_GC``)."""
 LEAST_BYTES = 1 << 20
 """Bytes of a dataset's objects from which sharing them is worth it. The private memory of workers that copy nothing
 varies by as much from run to run."""
@@ -93,7 +93,7 @@ _KNOWN_MODULES = frozenset(
 )
 """Modules whose extension types do nothing but free memory when an object ends, unless they have ``__del__``."""
 _VALUE_MODULES = frozenset(("datetime", "decimal", "numpy"))
-"""Those whose types without weak references are plain values."""
+"""Modules whose types are plain values if they do not support weak references."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,15 +240,15 @@ def _is_written_in_python(kind: type) -> bool:
 
 @dataclass(eq=False)
 class _Unit:
-    """Some objects that were found together, and are followed together.
+    """Objects that the search found together, and whose references it follows together.
 
     Attributes:
-        parent: The unit whose objects refer to these; None: the root.
+        parent: The unit whose objects refer to ``items``; None: the root.
         items: The objects.
-        is_shareable: True if they may become immortal.
-        crossings: Places of the objects found before to which these refer.
-        is_mortal: True if they must stay mortal: they are not followed to the end, or lead to an object that is
-            observed. Their counts are without the bit `_FOUND` once `ObjectSearch.share` knows that.
+        is_shareable: True if the objects may become immortal.
+        crossings: Positions of earlier objects to which ``items`` refer.
+        is_mortal: True if the objects must stay mortal: the search is incomplete, or leads to an observable end.
+            `ObjectSearch.share` then clears the bit `_FOUND`.
     """
 
     parent: _Unit | None
@@ -285,7 +285,7 @@ class ObjectSearch:
         top = _Unit(None, [], is_shareable=False)
         self._units: list[_Unit] = [top]
         self._pending: list[tuple[_Unit, Iterator[list[Any]]]] = [(top, iter([[root]]))]
-        """What is still to be followed. The last is next, so that few units are pending."""
+        """Units that the search has yet to follow, the next one last, so that few are pending."""
         self._roles: dict[int, str] = {}
         """Roles by the address of the type: the hash of a type may run a user's code."""
         self._leaves = 0

@@ -136,8 +136,8 @@ def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
 
 
 class SnapshotPace:
-    """Decides when each logical worker tells its state: after ``every`` tickets; None: by time, and the less often the
-    longer it takes."""
+    """Decides when each logical worker reports its state: after ``every`` tickets, or by time if None. The time grows
+    with the cost of a report."""
 
     def __init__(self, every: int | None) -> None:
         self._every = every
@@ -158,7 +158,7 @@ class SnapshotPace:
         return is_wanted and self._longest_s <= _SNAPSHOT_SHARE * elapsed_s
 
     def took(self, seconds: float) -> None:
-        """Note how long it took to tell a state."""
+        """Note the seconds of one report of a state."""
         self._longest_s = max(self._longest_s, seconds)
 
 
@@ -321,7 +321,7 @@ class LocalWorker:
             self._tell_state(logical, *START)
 
     def _ask_state(self, logical: int) -> None:
-        """Tell the state of a dataset from now on, and at once."""
+        """Report the state of a dataset at once, and from now on."""
         self._core.ask_state(logical)
         if not self._core.setup.iterable or self._core.has_dataset_state(logical):
             self._tell_state(logical, *self._latest.get(logical, START))

@@ -1,15 +1,15 @@
-"""The Ray cluster of this process, and what it has on it that waits for the next loader.
+"""The Ray cluster of this process, and its parked agents.
 
-A process has at most one connection at a time, and every pool holds a share of it. A connection that exists is used.
-If ``head_address`` names another cluster, that is an error. Without a connection, the process connects to the given
-address, else to ``RAY_ADDRESS``, else it starts a private Ray on this machine. It never joins a cluster that is merely
-recorded on this machine, as ``ray.init()`` would.
+A process has at most one connection to Ray, which all pools share. dpex uses an existing connection, and raises an
+error if ``head_address`` names another cluster. Without a connection, it connects to the given address, else to
+``RAY_ADDRESS``, else it starts a private Ray on this machine. Unlike ``ray.init()``, it never joins a cluster that is
+merely recorded on this machine.
 
-Starting an agent takes a second or two, so agents whose pool has closed are parked for the next pool, which sends them
-the dataset as it is then. Parked ones are given back when the last share is, and after a while.
+Starting an agent takes a second or two. So a pool that closes parks its agents for the next pool, which sends them its
+dataset. Parked agents end with the last share of the connection, or after a while.
 
-Some nodes get no workers, as they cannot serve a dataset, or as agents failed there. After a single failure the agent
-is started again at once. A node that fails several times is left alone for a minute, and other nodes do its work.
+A node gets no workers if it cannot serve the dataset. After a single failure of an agent, dpex starts it again at once.
+After several failures, it excludes the node for a minute.
 
 Importing this module does not import Ray.
 """
@@ -171,14 +171,14 @@ class AvoidedNodes:
         self._avoided: dict[tuple[str, str], AvoidedNode] = {}
 
     def failed(self, node: str, place: str, why: str, now: float) -> str:
-        """Count a failure; return why the node is left alone from now on, or ""."""
+        """Count a failure; return why the node is excluded from now on, or ""."""
         failed_at = self._failed_at.setdefault(node, deque(maxlen=FAILURES))
         failed_at.append(now)
         if len(failed_at) < FAILURES or now - failed_at[0] > WITHIN_S:
             return ""
         failed_at.clear()
         text = (
-            f"node {place} is left alone for {PAUSE_S:.0f} s, as it failed {FAILURES} times within {WITHIN_S:.0f} s; "
+            f"node {place} gets no workers for {PAUSE_S:.0f} s, as it failed {FAILURES} times within {WITHIN_S:.0f} s; "
             f"the last time: {why}"
         )
         self._avoided[node, ""] = AvoidedNode(place, text, now + PAUSE_S)

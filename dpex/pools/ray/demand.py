@@ -29,11 +29,11 @@ class Places:
     """The places of one loader on the cluster.
 
     Attributes:
-        useful: Remote workers that would pay if all had places; None if unknown.
+        useful: Remote workers that would speed up training; None if unknown.
         requested: Remote workers that the loader has asked for.
-        free: Places for more that the cluster has now.
-        held: Places that came on request and are kept for the loader.
-        awaited: Places that were requested and have not come.
+        free: Free places of the cluster.
+        held: Places that the cluster added for the loader.
+        awaited: Requested places that the cluster has yet to add.
     """
 
     useful: int | None

@@ -62,16 +62,16 @@ class GuardedNode:
     """A node that works for a pool: its agent, and the agent's guardian.
 
     Attributes:
-        node: The node, by number in hex.
-        number: The agent's number for the pool.
-        place: The node's name for people, "" while it is not known.
-        pid: The guardian's process.
-        refs: What was shipped there last; ``shipment`` is its number, and ``path`` where it lies.
-        is_open: True once the pool knows that the agent is ready.
-        room: The number of workers that the pool knows that it may have.
-        runs: Workers that the pool knows of.
+        node: Ray's id of the node, in hex.
+        number: The agent's number in the pool.
+        place: The displayed name of the node; "" if unknown.
+        pid: The guardian's process id.
+        refs: The latest shipment; ``shipment`` is its number, and ``path`` its path on the node.
+        is_open: True once the pool has heeded the agent's "ready".
+        room: The maximum number of workers, as last reported to the pool.
+        runs: Running workers, as the pool counts them.
         served: True once a worker has run.
-        idle_since: When it was first seen without a reservation, None if it has one.
+        idle_since: Time of the first check without a reservation; None with a reservation.
     """
 
     node: str
@@ -445,12 +445,12 @@ class RayNodes(Nodes):
         self._failed_on(node, f"its agent ended: {why or (ended if code else 'its connection broke')}")
 
     def _failed_on(self, node: GuardedNode, why: str) -> None:
-        """Drop a node whose agent or guardian has ended; unless it is left alone, the next turn starts others."""
+        """Drop a node whose agent or guardian has ended. Unless the node is excluded, the next turn starts new ones."""
         self._looked_at = -math.inf
         if not node.served:
             self._notice(f"no worker ran on node {node.name}: {why}")
         left_alone = ""
-        if not node.served or self._room.has_others(node.node):  # the only node that can serve is never left alone
+        if not node.served or self._room.has_others(node.node):  # the only node that can serve is never excluded
             left_alone = self._cluster.avoided.failed(node.node, node.name, why, monotonic())
         if left_alone:
             self._notice(left_alone)

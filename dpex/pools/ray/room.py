@@ -52,9 +52,9 @@ class Reservation:
 
     Attributes:
         group: The placement group.
-        near: The node that it was asked for, if any.
-        node: The node where it is, None while it has no place.
-        leaving: It is given back once its worker has left.
+        near: The requested node, or None.
+        node: The granted node, or None while the request waits.
+        leaving: True if the place is released with its worker.
     """
 
     group: Any

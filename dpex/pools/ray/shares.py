@@ -57,12 +57,12 @@ class Claim:
     """A loader's claim to workers of the cluster.
 
     Attributes:
-        useful: Workers that would pay if they had places.
-        most: The maximum number of workers that could be placed.
-        weight: Its share relative to that of other loaders.
-        cpus: CPUs per worker, or another unit that is that of the capacity.
-        requested: Workers that it has asked for.
-        running: Those of them that run.
+        useful: Workers that would speed up training.
+        most: The maximum number of workers that fit.
+        weight: The share relative to other loaders.
+        cpus: CPUs per worker, in the unit of the capacity.
+        requested: Requested workers.
+        running: Running workers.
     """
 
     useful: int
@@ -125,10 +125,10 @@ class ClusterShares:
 
         Args:
             name: The loader.
-            claim: What it wants.
-            free: What is free on the cluster, in the unit of `Claim.cpus`.
-            total: What would be free if no loader had any workers.
-            now: Seconds; None: by the clock of this process.
+            claim: Its claim.
+            free: Free capacity of the cluster, in the unit of `Claim.cpus`.
+            total: Free capacity if no loader had workers.
+            now: Seconds; None: the clock of this process.
         """
         now = monotonic() if now is None else now
         before = self._claims.get(name, claim)

@@ -1,11 +1,11 @@
-"""The batches that trainings wait for, and those that are kept for trainings that are behind. PURE.
+"""The batches that trainings wait for, and the batches that are kept for slower trainings. PURE.
 
-A batch has a *key*: the number of the pass, and its number in the pass. The first training that asks for a batch has it
-made. Trainings that ask meanwhile wait for the same batch, and later ones get it as long as it is kept. The bytes of
-kept batches are bounded: the oldest batch goes first, except the latest `LEAST_KEPT` and those that a training is just
-copying. If a training asks for a batch that has gone, it is made again.
+A batch has a *key*: the number of the pass, and its number in the pass. The first request for a key makes the batch.
+Later requests get the same batch as long as it is kept. The bytes of kept batches are bounded: the oldest batch is
+dropped first, except the latest `LEAST_KEPT` batches and batches that a training is copying. A request for a dropped
+batch makes it again.
 
-Both must mean the same by a key: if they name other samples, `OtherOrderError` tells both.
+All trainings must mean the same samples by a key; otherwise they get an `OtherOrderError`.
 """
 
 from __future__ import annotations

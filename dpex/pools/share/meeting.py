@@ -1,14 +1,14 @@
 """The needs of trainings that share batches: a place to meet, and the same data.
 
 **The place** is an abstract socket address of this machine. The kernel gives an address to one listener at a time, and
-frees it when that ends. So nothing has to be locked or removed. A training that finds no listener begins to listen, and
-hands the socket to a new producer. Any user can connect to such an address, or take it. So both ends ask the kernel
-whose process the other one is, and talk only to processes of the same user.
+frees it when the listener ends, so the address needs no lock and no removal. A training that finds no listener begins
+to listen, and hands the socket to a new producer. Any user can connect to such an address, or take it. So both ends ask
+the kernel for the user of their peer, and reject other users.
 
-**Facts** that trainings must have in common are texts that can be compared and shown. A batch is a function of its
-samples, the dataset, the collate function and its seed. The samples are compared batch by batch, the other facts once
-for each pass. A dataset is described by its type, its length and its constructor's arguments, if these have the same
-text in every process. Its content is not compared.
+**Facts** that trainings must have in common are texts. A batch is a function of its samples, the dataset, the collate
+function and its seed. The producer compares the samples batch by batch, and the other facts once per pass. The facts of
+a dataset are its type, its length and its constructor's arguments, if these have the same text in every process. Its
+content is not compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BACKLOG = 128
 """Trainings that may come at the same moment."""
 _CREDENTIALS = struct.Struct("3i")
 _NAME_LETTERS = 24
-"""Characters of a hash: few enough for a socket's address, which holds 107 bytes, and enough to tell names apart."""
+"""Characters of a hash: a socket's address holds 107 bytes, and names must stay distinct."""
 _MOST_LETTERS = 200
 """Characters of a value in a message."""
 _MOST_ITEMS = 16

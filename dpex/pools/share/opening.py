@@ -44,9 +44,9 @@ class Share:
     """The share of a loader.
 
     Attributes:
-        kept_bytes: Bytes of batches that are kept for trainings that are behind.
-        passes_before: Passes over the data that this loader has begun before.
-        rank: The data-parallel rank, where ranks of one job share; None: only trainings of different jobs share.
+        kept_bytes: Bytes of batches that are kept for slower trainings.
+        passes_before: Count of this loader's earlier passes.
+        rank: The data-parallel rank if ranks of one job share, else None.
     """
 
     name: str

@@ -1,18 +1,16 @@
-"""The producer: a process that makes each batch once, for all trainings that are connected.
+"""The producer: a process that makes each batch once for all connected trainings.
 
-It is a `LocalPool` with connections in place of an engine, as an agent is (`dpex.pools.agent.serving`), but serves
-several trainings. Each batch is made once (`cache`), and goes to all trainings that wait for it, or ask for it while it
-is kept. Batches with the lowest numbers are made first, so that a training that is behind catches up while the others
-have batches left. The number of workers is the largest that any training wants. A batch stays in the memory of the
-workers, and the producer keeps the descriptor of each segment that a batch may lie in.
+It is a `LocalPool` with connections in place of an engine, like an agent (`dpex.pools.agent.serving`), but serves
+several trainings. It makes each batch once (`cache`), for all trainings that wait for the batch or ask for it while it
+is kept. The lowest numbers come first, so that slower trainings catch up while faster ones still have batches. The
+number of workers is the largest that any training wants. A batch stays in the memory of the workers, and the producer
+keeps the descriptors of their segments.
 
 The producer has one thread, and ends with its last connection.
 
-Frames of a training are those to an agent: ``("open", pool, (facts, kept_bytes, rank))``, ``("resize", wanted)``,
-``("tickets", worker, epoch, queue, pickle)``, ``("epoch", number)``, ``("close", grace_s)``, and
-``("taken", keys)``. Its answers are an agent's reports: ``("report", pool, results, events, failed, processes,
-None)``, with ``(data of a `MadeBatch`, is_first)`` for each result, and the processes of the producer and its workers
-with the number of ranks of a job that are connected.
+A training sends the frames for an agent, except ``("open", pool, (facts, kept_bytes, rank))``, and ``("taken", keys)``.
+The producer sends reports: ``("report", pool, results, events, failed, processes, None)``. A result is ``(data of a
+`MadeBatch`, is_first)``. ``processes`` are the producer's process, its workers, and the count of connected ranks.
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ class Subscriber:
         return self._process < 0 or not readable_within(self._process, 0)
 
     def watch(self, poller: select.poll) -> None:
-        """Have ``poller`` wait for what it says, for room to tell it more, and for its end."""
+        """Register the connection with ``poller`` for frames, for room to send pending frames, and for its end."""
         poller.register(self.socket, select.POLLIN | (select.POLLOUT if self._writer.pending_bytes else 0))
         if self._process >= 0:
             poller.register(self._process, select.POLLIN)

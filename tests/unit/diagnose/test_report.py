@@ -111,11 +111,11 @@ def test_what_failed_is_on_the_screen_even_where_nothing_is_slow() -> None:
     facts = PLANTED["consumer"][2]
     assert "Warning" not in str(diagnose(facts))
     latest = (FailedSample("7", "OSError: gone"), FailedSample("8", "OSError: <i>torn</i>"))
-    pools = {**facts.pools, "remote": PoolStats(failed_nodes=("node a is left alone", "node b too"))}
+    pools = {**facts.pools, "remote": PoolStats(failed_nodes=("node a gets no workers", "node b too"))}
     failed = replace(facts, failed_samples=3, latest_failed=latest, pools=pools)
     text = str(diagnose(failed))
     assert "Warning: 3 samples could not be loaded, and other samples have the places. The latest is index 8:" in text
-    assert "Warning: Node a is left alone\n\nWarning: Node b too" in text
+    assert "Warning: Node a gets no workers\n\nWarning: Node b too" in text
     assert "&lt;i&gt;torn" in diagnose(failed)._repr_html_()
 
 
