@@ -33,8 +33,7 @@ class LoaderStats:
             out, and the last few are not yet known. None without a GPU.
         deaths: The number of workers that ended unexpectedly.
         remade: The number of batches that were made again for them.
-        late: The number of batches that other machines owed, or did not take, for too long, and that were made on this
-            one.
+        late: The number of late batches of other machines that this machine made again.
         failed_samples: The number of samples that could not be loaded, see `SamplePolicy`.
         pools: Counts and times of each worker pool, by its name: "local", "remote" and "inline", which is the training
             process.

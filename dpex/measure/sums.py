@@ -261,7 +261,7 @@ class Sums(Record):
         'Waiting time of the training loop, by cause; adds up to dpex_consumer_seconds_total{state="wait"}.',
         "seconds",
         metric="dpex_wait_seconds_total",
-        how_to_read="The largest cause is what to work on: its rate is the share of wall time that it costs.",
+        how_to_read="Reduce the cause with the largest rate. The rate is its share of the wall time.",
     )
     transfer_s: float = counter("Seconds in which it took batches in.", "seconds", metric=_LOOP, label="transfer")
     work_s: float = counter("Seconds between two calls of ``next()``.", "seconds", metric=_LOOP, label="work")
@@ -290,7 +290,7 @@ class Sums(Record):
         label="wait",
     )
     moved_bytes: Mapping[str, int] = by_name(
-        "Bytes of batches moved to the training process, by path, on into page-locked memory (h2d), and to a device.",
+        "Bytes of batches moved to the training process, to page-locked memory (h2d) and to a device.",
         "bytes",
         metric="dpex_transfer_bytes_total",
         how_to_read="A `network` rate near the link's speed is the limit of remote workers. With "
@@ -321,10 +321,10 @@ class Sums(Record):
     )
     waited_s: float = counter("Seconds in these waits.", "seconds")
     steps: tuple[int, ...] = histogram(
-        "Time that the training loop spends between two batches, by the CPU's clock.",
+        "Time of the training loop between two batches, by the CPU's clock.",
         STEP_BUCKETS,
         metric="dpex_step_seconds",
-        how_to_read="The time that a batch may take without a wait; with a GPU the loop may run ahead of the device.",
+        how_to_read="A batch that takes no longer causes no wait. With a GPU the loop may run ahead of it.",
         total="stepped_s",
     )
     stepped_s: float = counter("Seconds in the steps that have ended.", "seconds")
@@ -332,7 +332,7 @@ class Sums(Record):
     errors: Mapping[str, int] = by_name(
         "Errors raised in the training loop, by kind.",
         metric="dpex_errors_total",
-        how_to_read="Anything above 0 reached the training loop, whether it went on or not.",
+        how_to_read="Each error reached the training loop, whether it continued or not.",
     )
     remade: int = counter(
         "Batches made again because the worker that held them died.",
@@ -340,9 +340,9 @@ class Sums(Record):
         how_to_read="Work lost to dpex_worker_restarts_total; no batch is lost or delivered twice.",
     )
     late: int = counter(
-        "Batches that other machines owed, or did not take, for too long, and that were made on this one.",
+        "Late batches of other machines that this machine made again.",
         metric="dpex_late_batches_total",
-        how_to_read="Rises where a machine or its link is much slower than the others: the live page shows which.",
+        how_to_read="Rises where a machine or its link is slower than the others. The live page names the machine.",
     )
     ready: int = level(
         "Batches that are made, were taken in and wait for the training loop.",
@@ -350,12 +350,12 @@ class Sums(Record):
         how_to_read="Near 0: workers are behind. Near dpex_prefetch_batches: the training loop is slower.",
     )
     gpu_stall_s: float | None = counter(
-        "Time the GPU's training stream had nothing to do because the loop waited for a batch, by CUDA "
-        "events; from when CUDA is first used, the start of each pass included.",
+        "Time in which the GPU's training stream was idle because the loop waited for a batch, by CUDA events. "
+        "It counts from the first use of CUDA on.",
         "seconds",
         default=None,
         metric="dpex_gpu_stall_seconds_total",
-        how_to_read="What waiting really costs: less than the loop's wait wherever queued kernels cover it.",
+        how_to_read="The cost of waiting: less than the loop's wait where queued kernels cover it.",
     )
     gpu_running_stall_s: float | None = counter(
         "The same without the first batch of each pass.", "seconds", default=None

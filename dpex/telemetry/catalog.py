@@ -88,8 +88,8 @@ STATE = Label(name="state", values=STATES, help="exclusive; all three together a
 CAUSE = Label(name="cause", values=CAUSES, help='exclusive; all of them together are `state="wait"`')
 POOL = Label(name="pool", values=POOLS, help="where batches are made: the training process, this machine, the cluster")
 WORKER_POOL = Label(name="pool", values=WORKER_POOLS, help="where workers are: this machine, the cluster")
-CLUSTER = Label(name="pool", values=(REMOTE,), help="the cluster: only from there batches come over a network")
-MACHINE = Label(name="machine", most=9, help=f'a machine of the cluster; the ninth and later ones are "{OTHERS}"')
+CLUSTER = Label(name="pool", values=(REMOTE,), help="the cluster, which alone sends batches over a network")
+MACHINE = Label(name="machine", most=9, help=f'a machine of the cluster, from the ninth on "{OTHERS}"')
 STAGE = Label(name="stage", values=STAGES, help="`dataset[i]`; the collate function; writing the batch into a slot")
 PATH = Label(name="path", values=PATHS, help="shared memory, connection, page-locked memory, device")
 PART = Label(name="part", values=PARTS, help="copies; the device transform; the training stream waiting for them")
@@ -128,8 +128,8 @@ def _declared(record: type[Record]) -> Iterator[Metric]:
 # fmt: off
 _OTHERS: tuple[Metric, ...] = (
     Metric("consumer", "dpex_consumer_seconds_total", (LOADER, STATE),
-        "Share of `wait` in all states: under 5 % loading is not the bottleneck, over 20 % it is.",
-        "Wall time of the training loop, by what it was doing: waiting for a batch, taking it in, or working."),
+        "The share of `wait`: under 5 % loading is not the bottleneck, over 20 % it is.",
+        "Wall time of the training loop: waiting for a batch, receiving it, or working."),
     Metric("consumer", "dpex_last_batch_timestamp_seconds", (LOADER,),
         "`time() - dpex_last_batch_timestamp_seconds` grows while training is stuck, or at something else.",
         "Unix time at which the latest batch was delivered."),
@@ -141,11 +141,11 @@ _OTHERS: tuple[Metric, ...] = (
         "Over dpex_worker_batch_seconds_count: what a batch costs; over dpex_workers_running: use.",
         "Wall time spent making batches, by stage, over all workers of a pool."),
     Metric("workers", "dpex_worker_cpu_seconds_total", (LOADER, POOL, STAGE),
-        "Over dpex_worker_seconds_total: near 1 computes; under 0.5 waits for storage, or for a free CPU.",
-        "CPU time spent making batches by the thread that makes them, by stage, over all workers of a pool."),
+        "Over dpex_worker_seconds_total: near 1 computes, under 0.5 waits for storage or a CPU.",
+        "CPU time of the threads that make batches, by stage, over all workers of a pool."),
     Metric("tuner", "dpex_tuner_decisions_total", (LOADER, KNOB, DIRECTION),
-        "Many at first and few later is normal; ups and downs all the time is a load that keeps changing.",
-        "Changes of a setting that the tuner decided on, by what was changed and which way."),
+        "Many at first and few later is normal. Permanent ups and downs mean a load that keeps changing.",
+        "Changes of settings by the tuner, by setting and direction."),
     Metric("tuner", "dpex_tuner_undone_total", (LOADER,),
         "Now and then is how it finds the limit; more than half of all decisions is a noisy machine.",
         "Decisions taken back because they did not bring what they should."),
@@ -188,7 +188,7 @@ _OTHERS: tuple[Metric, ...] = (
         "Join it to other GPU metrics by `gpu` to show a name.",
         "Index and model of a GPU; always 1."),
     Metric("process", "dpex_build_info", (Label(name="version"), Label(name="python"), Label(name="torch")),
-        "Tells runs with different software apart.",
+        "Distinguishes runs with different software.",
         "Versions in the training process; always 1."),
     Metric("process", "dpex_loader_info",
         (LOADER, Label(name="dataset", help="its class"), Label(name="batch_size"), Label(name="seeding")),
