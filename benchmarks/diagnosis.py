@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 from benchmarks.works import ENDLESS
 from dpex import DpexDataLoader
-from dpex.autotune.types import Settings
 from dpex.diagnose.diagnosis import Diagnosis
+from dpex.schedule.prefetch import Settings
 
 BATCH = 4
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
-    from dpex.autotune.types import Decision, Outcome, Settings
+    from dpex.autotune.types import Decision, Outcome
     from dpex.cache.dataset import cached
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.sums import NodeStats, PoolStats
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
+    from dpex.schedule.prefetch import Settings
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
     from dpex.transport.compact import compact
@@ -63,7 +64,8 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),
-    "dpex.autotune.types": ("Decision", "Outcome", "Settings"),
+    "dpex.schedule.prefetch": ("Settings",),
+    "dpex.autotune.types": ("Decision", "Outcome"),
     "dpex.cache.dataset": ("cached",),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dpex.diagnose.job import JobDiagnosis
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
-    from dpex.schedule.prefetch import Sizes
+    from dpex.schedule.prefetch import Settings
     from dpex.stats import LoaderStats
 
 T_co = TypeVar("T_co", covariant=True)
@@ -216,7 +216,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         self._streams = streams
         self._chosen = count if is_auto else None
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
-        self._sizes: Sizes | None = None
+        self._settings: Settings | None = None
         self._pins: dict[str, int] = {}
         self._runtime = _new_runtime()
         super().__init__(
@@ -303,7 +303,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     def _tuning(self) -> Tuner | None:
         return Sizing(self).tuner()
 
-    def _current_sizes(self) -> Sizes:
+    def _current_settings(self) -> Settings:
         return Sizing(self).current()
 
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:

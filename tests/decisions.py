@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Decision
+from dpex.schedule.prefetch import Settings
 
 
 def a_decision(**changes: Any) -> Decision:

@@ -9,7 +9,7 @@ from fake_pool import FakePool
 
 from dpex.engine.pools import Pools
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import ResumePoint
 
 NOTHING = object()
@@ -30,14 +30,14 @@ class Driver:
         **pool: Any,
     ) -> None:
         self.options = {"shared": not logicals, **pool}
-        self.now = 0.0
-        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_group=False, memory_budget=None)
+        self.now, self.prefetch = 0.0, prefetch
+        rules = PrefetchRules(logical=logicals > 0, may_group=False, memory_budget=None)
         self.state = EngineState(
             logicals=logicals,
             iterable=iterable,
             in_order=in_order,
             rules=rules,
-            sizes=self.sizes(local, remote),
+            settings=self.settings(local, remote),
         )
         self.performer = Pools(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.by_name  # type: ignore[assignment]
@@ -49,8 +49,8 @@ class Driver:
         pool.resize(count)
         return pool
 
-    def sizes(self, local: int, remote: int) -> Sizes:
-        return Sizes(local=local, remote=remote, prefetch=None)
+    def settings(self, local: int, remote: int) -> Settings:
+        return Settings(local=local, remote=remote, prefetch=self.prefetch)
 
     def perform(self, _: None = None) -> None:
         """Perform what the call in the brackets has left among the instructions."""
@@ -98,7 +98,7 @@ class Driver:
         self.fill(starving=not self.state.schedule.ready)
 
     def resize(self, local: int, remote: int = 0) -> None:
-        self.perform(self.state.resize(self.sizes(local, remote)))
+        self.perform(self.state.resize(self.settings(local, remote)))
         self.state.settle_prefetch()
         self.fill()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Decision
+from dpex.schedule.prefetch import Settings
 
 _TINY = 1e-12
 _TENTH_S = 0.1

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from multiprocessing import Pool
 from pathlib import Path
@@ -20,7 +19,8 @@ from typing import Any
 from benchmarks.simulation import oracle
 from benchmarks.simulation.oracle import Static, Truth
 from benchmarks.simulation.scenarios import FOLDER, ORACLE, Scenario
-from dpex.autotune.types import Settings
+from dpex.schedule.names import KNOBS
+from dpex.schedule.prefetch import Settings
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpex-simulation"
 """Truths that were searched, for all checkouts of a user; the names of the files are their keys."""
@@ -109,11 +109,12 @@ def _read(of: str) -> dict[str, dict[str, Any]]:
 
 def _plain(truth: Truth) -> dict[str, Any]:
     statics = {"best": truth.best, "cheapest": truth.cheapest}
-    plain: dict[str, Any] = {
-        name: {**asdict(static.settings), "rate": static.rate, "settled_rate": static.settled_rate}
-        for name, static in statics.items()
-    }
-    return {**plain, "settled_rate": truth.settled_rate}
+    return {name: _entry(static) for name, static in statics.items()} | {"settled_rate": truth.settled_rate}
+
+
+def _entry(static: Static) -> dict[str, float]:
+    settings = {name: getattr(static.settings, name) for name in KNOBS}
+    return settings | {"rate": static.rate, "settled_rate": static.settled_rate}
 
 
 def _truth(entry: dict[str, Any]) -> Truth:
@@ -121,5 +122,5 @@ def _truth(entry: dict[str, Any]) -> Truth:
 
 
 def _static(entry: dict[str, float]) -> Static:
-    sizes = {name: int(entry[name]) for name in ("local", "remote", "prefetch")}
+    sizes: dict[str, Any] = {name: int(entry[name]) for name in KNOBS}
     return Static(settings=Settings(**sizes), rate=entry["rate"], settled_rate=entry["settled_rate"])

@@ -13,10 +13,10 @@ from benchmarks.simulation.draws import Draws, draws_of
 from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Decision
 from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, EngineLook, Tally
 from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
-from dpex.schedule.prefetch import REMOTE_WINDOW, Sizes
+from dpex.schedule.prefetch import REMOTE_WINDOW, Settings
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.run_queue import RunQueueTimes
 
@@ -508,15 +508,12 @@ class Rank:
         """What a tuner sees of it now."""
         now, remotes = self._clock(), self._remotes
         running = [sum(worker.up and worker.remote == remote for worker in self.workers) for remote in (False, True)]
-        sizes = Sizes(
-            local=self.settings.local, remote=self.settings.remote, prefetch=None, tuned_prefetch=self.settings.prefetch
-        )
         gpu_steps = GpuSteps() if self.gpu is None else self.gpu.steps
         return EngineLook(
             at=now,
             epoch=self._epoch,
             times=self._tally.times(now),
-            sizes=sizes,
+            settings=self.settings,
             resizing=False,
             refused=None,
             away_s=self._tally.away_s(now),

@@ -23,7 +23,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.law.law import start as law_start
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample
+from dpex.schedule.prefetch import Settings
 
 MOST_REGRET = 0.05
 MOST_DECISIONS = 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample
+from dpex.schedule.prefetch import Settings
 
 
 class Steering(Protocol):

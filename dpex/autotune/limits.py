@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
-from dpex.autotune.types import Sample, Settings
+from dpex.autotune.types import Sample
 from dpex.schedule.names import LOCAL, REMOTE
+from dpex.schedule.prefetch import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +111,7 @@ class Limits:
         return lowest == (self.local, self.remote, self.prefetch)
 
     @property
-    def is_prefetch_limited(self) -> bool:
-        """True if the user limits the prefetch."""
+    def _is_prefetch_limited(self) -> bool:
         return min(self.prefetch, self.prefetch_factor) < MOST_WORKERS
 
     def most_prefetch(self, local: int) -> int:
@@ -136,7 +136,8 @@ class Limits:
         remote = max(self.least_remote, min(settings.remote, self.remote))
         local = max(local, int(not remote))
         most = min(self.most_prefetch(local), self.prefetch_factor * (local + remote))
-        return Settings(local=local, remote=remote, prefetch=max(self.least_prefetch, min(settings.prefetch, most)))
+        prefetch = max(self.least_prefetch, min(settings.prefetch, most))
+        return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=self._is_prefetch_limited)
 
     def clip_change(self, sample: Sample, wanted: Settings) -> Settings:
         """Return the setting nearest to ``wanted`` that may follow the setting of a window.

@@ -44,9 +44,10 @@ from dpex.autotune.constants import (
     STOPPED,
     STOPPED_S,
 )
-from dpex.autotune.types import Sample, Settings, Signal
+from dpex.autotune.types import Sample, Signal
 from dpex.measure.readable import remainder
 from dpex.measure.samples import PoolSample
+from dpex.schedule.prefetch import Settings
 
 _WORKERS = frozenset({"local", "remote", "requested", "running", "unplaced", "room", "granted"})
 _Values = TypeVar("_Values")

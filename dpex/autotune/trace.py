@@ -19,8 +19,9 @@ from typing import Any
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.measure.samples import PoolSample
+from dpex.schedule.prefetch import Settings
 
 FORMAT = "dpex-trace"
 VERSION = (2, 0)

@@ -15,33 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.names import WORKER_POOLS
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Settings:
-    """The settings of a loader that the law sets.
-
-    Attributes:
-        local: The number of workers on this machine.
-        remote: The number of workers on the cluster.
-        prefetch: The prefetch: the most batches that are drawn and not yet delivered.
-    """
-
-    local: int = 0
-    remote: int = 0
-    prefetch: int = 2
-
-    @property
-    def workers(self) -> int:
-        """Workers of both pools."""
-        return self.local + self.remote
-
-    def __str__(self) -> str:
-        if not self.workers:
-            return "in-process"
-        pools = [f"{count} {name}" for name in WORKER_POOLS if (count := getattr(self, name))]
-        return f"{' + '.join(pools)}, prefetch {self.prefetch}"
+from dpex.schedule.prefetch import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpex.autotune.types import Settings
 from dpex.diagnose import report, what_if, work
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts, Subject
@@ -19,6 +18,7 @@ from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.sums import Sums
+from dpex.schedule.prefetch import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
 from dpex.system.machine import private_bytes
 

@@ -21,13 +21,13 @@ from typing import Literal
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import EndOfStall, Model, PoolCost
-from dpex.autotune.types import Settings
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import WITHIN, Facts, TransformFacts
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural, rounded
 from dpex.schedule.names import lanes
+from dpex.schedule.prefetch import Settings
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""

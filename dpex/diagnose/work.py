@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Decision
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.measure.sums import PoolStats
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
+from dpex.schedule.prefetch import Settings
 
 FULL = 0.9
 """Busy part of the CPUs from which more workers that compute only take CPUs from each other."""

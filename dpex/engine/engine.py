@@ -39,7 +39,7 @@ from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
@@ -92,7 +92,6 @@ class EnginePlan:
     iterable: bool
     in_order: bool
     timeout_s: float
-    base_prefetch: int
     may_group: bool
     memory_budget: int | None
     make_pool: Callable[[str, int], WorkerPool]
@@ -107,24 +106,26 @@ class EnginePlan:
     """Batches of a whole pass, 0 if unknown."""
     lanes: int = 1
     """Batches that a worker makes at the same time."""
+    is_tuned: bool = False
+    """A tuner chooses the settings."""
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 
-    def state(self, sizes: Sizes, rules: PrefetchRules | None = None) -> EngineState:
-        """Return the state of an engine that begins with ``sizes``. ``rules``: What another state has learned."""
+    def state(self, settings: Settings, rules: PrefetchRules | None = None) -> EngineState:
+        """Return the state of an engine that begins with ``settings``. ``rules``: What another state has learned."""
         rules = rules or PrefetchRules(
-            base_prefetch=self.base_prefetch,
             logical=self.logicals > 0,
             may_group=self.may_group,
             memory_budget=self.memory_budget,
             lanes=self.lanes,
+            is_tuned=self.is_tuned,
         )
         return EngineState(
             logicals=self.logicals,
             iterable=self.iterable,
             in_order=self.in_order,
             rules=rules,
-            sizes=sizes,
+            settings=settings,
             tolerates=self.samples.tolerates,
         )
 
@@ -136,7 +137,7 @@ class Engine:
         state: Everything that the pass decides; a renewal replaces it.
     """
 
-    def __init__(self, plan: EnginePlan, sizes: Sizes) -> None:
+    def __init__(self, plan: EnginePlan, settings: Settings) -> None:
         began = monotonic()
         self._plan = plan
         self._pid = os.getpid()
@@ -154,12 +155,12 @@ class Engine:
         self._consumer = 0
         self._collected_at = 0.0
         """When pools were last asked what happened, seconds."""
-        self._requests: deque[Sizes] = deque(maxlen=1)
-        """The latest request for other sizes, until it is carried out."""
+        self._requests: deque[Settings] = deque(maxlen=1)
+        """The latest request for other settings, until it is carried out."""
         self._is_granting = False
         self._drawing = Drawing()
         self._tally = Tally(detailed=plan.metered, queue=own_queue_s)
-        state = plan.state(sizes)
+        state = plan.state(settings)
         self._use(state, Pools(state, plan.make_pool, plan.samples))
         watch(self)
         self._placement.open()
@@ -416,11 +417,11 @@ class Engine:
         Raises:
             WorkerDiedError: The wait would not end: no worker is left, and no pool can start one.
         """
-        state, sizes = self.state, self._placement.sizes
+        state, settings = self.state, self._placement.settings
         state.consumer_waits(self._cpus if REMOTE in self._pools.by_name else 1, monotonic())
         self._pools.perform()
         self._pools.raise_fatal()
-        if self._placement.sizes is not sizes:  # others take over
+        if self._placement.settings is not settings:  # others take over
             self._fill(starving=True)
 
     @cached_property
@@ -493,8 +494,8 @@ class Engine:
             point = point.next_epoch()
         elif plan.iterable:
             point = self._reading_again(point)
-        sizes = self._requests[-1] if self._requests else former.placement.sizes
-        state = plan.state(sizes, former.rules)
+        settings = self._requests[-1] if self._requests else former.placement.settings
+        state = plan.state(settings, former.rules)
         pools = Pools(state, plan.make_pool, plan.samples)
         pools.succeed(self._pools)
         if plan.pinner is not None:
@@ -547,22 +548,24 @@ class Engine:
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
-    def resize(self, sizes: Sizes) -> None:
+    def resize(self, settings: Settings) -> None:
         """Change workers and prefetch, from any thread; at once if the engine is idle, else within its next turn.
 
         Raises:
             ValueError: No worker is asked for.
         """
-        self.request(sizes)
+        self.request(settings)
         with_lock(self._lock, self._grant_if)
 
-    def request(self, sizes: Sizes) -> None:
+    def request(self, settings: Settings) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
         if self._closed:
             return
-        if sizes.local + sizes.remote < 1:  # batches in flight would never be made
-            raise ValueError(f"local={sizes.local}, remote={sizes.remote}: a pass with workers needs at least one")
-        self._requests.append(sizes)
+        if settings.workers < 1:  # batches in flight would never be made
+            raise ValueError(
+                f"local={settings.local}, remote={settings.remote}: a pass with workers needs at least one"
+            )
+        self._requests.append(settings)
         self._wakeup.ring()
 
     def _grant_if(self, is_idle: bool) -> None:

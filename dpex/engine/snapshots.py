@@ -104,7 +104,7 @@ class EngineView:
             at=now,
             epoch=max(0, self._state.epoch),
             times=self._tally.times(now),
-            sizes=self._state.placement.sizes,
+            settings=self._state.placement.settings,
             resizing=resizing,
             refused=self._state.placement.why_no_remote,
             away_s=self._tally.away_s(now),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dpex.engine.pass_state import PassState
     from dpex.engine.snapshots import LoaderCounters
     from dpex.pools.factory import PoolFactory
-    from dpex.schedule.prefetch import Sizes
+    from dpex.schedule.prefetch import Settings
     from dpex.stats import LoaderStats
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
@@ -66,7 +66,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self,
         loader: Any,
         make_pool: PoolFactory,
-        sizes: Sizes,
+        settings: Settings,
         observers: Observers | None = None,
         *,
         feed: Feed | None = None,
@@ -88,7 +88,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 iterable=setup.iterable,
                 in_order=getattr(loader, "in_order", True),
                 timeout_s=self._timeout,
-                base_prefetch=self._num_workers * (loader.prefetch_factor or 2),
                 may_group=self._may_group(setup.per_batch_seed),
                 memory_budget=loader.worker_config.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
@@ -99,9 +98,10 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 metered=observers.metrics is not None,
                 pass_batches=_length(self._index_sampler),
                 lanes=lanes_of(loader),
+                is_tuned=observers.tuner is not None,
                 starts_anew=not self._persistent_workers,
             ),
-            sizes,
+            settings,
         )
         self._recorder, self._resume = self._new_recorder(loader), resume
         self.last_stats: LastReading[LoaderStats] = LastReading(self._engine.stats)

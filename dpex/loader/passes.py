@@ -57,8 +57,8 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         return torchs()
     if loader.distribute_mode == "auto" and loader.head_address != "auto" and loader.num_workers:
         loader._runtime.join_cluster(loader.head_address)
-    tuner, sizes = sizing.tuner(), sizing.current()
-    if sizes.remote == 0 and tuner is None and sizing.why_torch is not None:
+    tuner, settings = sizing.tuner(), sizing.current()
+    if settings.remote == 0 and tuner is None and sizing.why_torch is not None:
         logger.info("PyTorch's own iterators make the batches: %s", sizing.why_torch)
         if loader.seeding == "batch" and not (sizing.is_iterable or loader._is_auto):
             warn(f"seeding='batch' needs dpex's own workers ({sizing.why_torch}): batches have torch's random numbers")
@@ -67,14 +67,14 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
-    if sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
+    if settings.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader)
     from dpex.engine.with_workers import Observers
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
     make_pool, resume = _pool_factory(loader), runtime.take_resume()
-    iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume)
+    iterator = _kind(sizing)(loader, make_pool, settings, observers, feed=feed, resume=resume)
     runtime.iterators.add(iterator)
     iterator._engine.record(runtime.timeline)
     latest: BaseDataLoaderIter = runtime.latest(iterator)

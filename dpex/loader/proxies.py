@@ -139,7 +139,7 @@ def _take_over(proxy: Any, loader: Any) -> None:
 _TORCHS_MODULE = "torch.utils.data.dataloader"
 _OWN = {*TAKEN_OVER, "_iterator", "_begun", "_runtime", "_source"} - {"in_order"}
 """Attributes of a loader that are no settings: its data, and what it has while it is used."""
-_RESIZED = ("_sizes", "_pins")
+_RESIZED = ("_settings", "_pins")
 """Settings that `resize` of the user's own loader changes while others are served."""
 _MOST = 16
 """Notes per dataset. A loader that is made anew for each epoch leaves one each time."""
@@ -303,7 +303,7 @@ def _new_proxy(source: Source, count: int, prefetch: int | None) -> Any:
 
     settings = {**source.settings, "_chosen": count, "_iterator": None}  # torch has warned of too many workers
     if count != settings["num_workers"]:
-        settings |= {"num_workers": count, "_is_auto": False, "_sizes": None, "_pins": {}}
+        settings |= {"num_workers": count, "_is_auto": False, "_settings": None, "_pins": {}}
     if not count:
         settings |= {"prefetch_factor": None, "_prefetch_is_given": False, "persistent_workers": False}
     elif prefetch != TORCH_PREFETCH_FACTOR or settings["prefetch_factor"] is None:

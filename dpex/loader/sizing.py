@@ -34,7 +34,7 @@ from dpex.errors import FixedWorkersError, OptionError
 from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, attribute
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
@@ -42,7 +42,6 @@ from dpex.system.user_warnings import warn
 if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
-    from dpex.autotune.types import Settings
     from dpex.loader.proxies import Source
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -64,7 +63,7 @@ _SPLITS_BY_RANK = "split_by_node"
 
 
 class Sizing:
-    """The sizes of one loader, whose attributes it reads.
+    """The settings of one loader, whose attributes it reads.
 
     Attributes:
         is_split: Some workers read streams, others decode.
@@ -88,7 +87,7 @@ class Sizing:
 
     @property
     def is_tuned(self) -> bool:
-        """Return True if a tuner changes the sizes."""
+        """Return True if a tuner changes the settings."""
         autotune = self._loader.autotune
         if autotune is False or (autotune is None and not self._loader._is_auto):
             return False
@@ -124,20 +123,21 @@ class Sizing:
         start = self.start()
         return Tuner(config, start, self.limits(config, start), room=room, note=self._note())
 
-    def current(self) -> Sizes:
-        """Return the sizes as they are now."""
+    def current(self) -> Settings:
+        """Return the settings as they are now."""
         tuner = self.tuner()
         if tuner is not None:
-            return tuner.sizes
-        resized: Sizes | None = self._loader._sizes
+            return tuner.settings
+        resized: Settings | None = self._loader._settings
         return self.fixed() if resized is None else resized
 
-    def fixed(self) -> Sizes:
-        """Return the sizes that the arguments of a loader say, which is not tuned."""
+    def fixed(self) -> Settings:
+        """Return the settings that the arguments of a loader say, which is not tuned."""
         loader, workers = self._loader, self._workers
         is_remote = is_ray_connected() if loader.distribute_mode == "auto" else self.may_be_remote
-        prefetch = workers * (loader.prefetch_factor or 0) if loader._prefetch_is_given else None
-        return Sizes(local=0 if is_remote else workers, remote=workers if is_remote else 0, prefetch=prefetch or None)
+        local, remote = (0, workers) if is_remote else (workers, 0)
+        prefetch = workers * (loader.prefetch_factor or TORCH_PREFETCH_FACTOR)
+        return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=loader._prefetch_is_given)
 
     def limits(self, config: AutotuneConfig, start: Settings) -> Limits:
         """Return the limits of tuning, which begins at ``start``."""
@@ -164,27 +164,17 @@ class Sizing:
             return streams.why
         return f"The dataset is read in {plural(self._workers, 'stream')}, as num_workers says."
 
-    def _pins(self) -> dict[str, int]:
+    def _pins(self) -> dict[str, Any]:
         """Return what the user fixed, by name. A daemonic process has no local workers."""
         return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
 
     def start(self) -> Settings:
         """Return the settings that tuning begins with."""
         from dpex.autotune.runtime.tuner import cold_start
-        from dpex.autotune.types import Settings
         from dpex.engine.with_workers import lanes_of
 
-        if self._loader._is_auto and not self.is_iterable:
-            start = cold_start()
-        else:
-            sizes = self.fixed()
-            prefetch = max(1, self._workers * (self._loader.prefetch_factor or TORCH_PREFETCH_FACTOR))
-            start = Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch)
-        pins = self._pins()
-        local, remote = pins.get(LOCAL, start.local), pins.get(REMOTE, start.remote)
-        return Settings(
-            local=local, remote=remote, prefetch=pins.get("prefetch", lanes_of(self._loader) * start.prefetch)
-        )
+        start = cold_start() if self._loader._is_auto and not self.is_iterable else self.fixed()
+        return replace(start, **{"prefetch": lanes_of(self._loader) * start.prefetch, **self._pins()})
 
     # -- resizing ------------------------------------------------------------------------------------------------------
 
@@ -192,29 +182,29 @@ class Sizing:
         """See `dpex.DpexDataLoader.resize`."""
         loader, now = self._loader, self.current()
         fixed = self.fixed_by_resize(now, local, remote, prefetch)
-        sizes = self.resized(now, fixed)
+        settings = self.resized(now, fixed)
         tuner = self.tuner()
         if tuner is not None:
             loader._pins |= fixed
             tuner.pin(loader._pins)
-            sizes = tuner.sizes
+            settings = tuner.settings
         else:
-            loader._sizes = sizes
+            loader._settings = settings
         engines = [iterator._engine for iterator in list(loader._runtime.iterators)]
-        has_moved = (sizes.local, sizes.remote) != (now.local, now.remote)
+        has_moved = (settings.local, settings.remote) != (now.local, now.remote)
         if has_moved and self.are_workers_fixed and not all(engine.closed for engine in engines):
             warn(
-                f"resize() to {sizes.local} local and {sizes.remote} remote workers takes effect with the next "
+                f"resize() to {settings.local} local and {settings.remote} remote workers takes effect with the next "
                 "iterator. Under seeding='worker', and for iterable datasets, the workers of a running iterator stay "
                 "where they are; with persistent_workers=True, all epochs have the same iterator."
             )
         for engine in engines:
-            engine.resize(sizes)
+            engine.resize(settings)
 
     def fixed_by_resize(
-        self, now: Sizes, local: int | None, remote: int | None, prefetch: int | None
+        self, now: Settings, local: int | None, remote: int | None, prefetch: int | None
     ) -> dict[str, int]:
-        """Return the sizes that a call of ``resize`` fixes, by name; if the total is fixed, both counts of workers.
+        """Return the settings that a call of ``resize`` fixes, by name; if the total is fixed, both counts of workers.
 
         Raises:
             OptionError: A count makes no sense.
@@ -233,36 +223,33 @@ class Sizing:
         counts = zip(KNOBS, (local, remote, prefetch), strict=True)
         return {knob: count for knob, count in counts if count is not None}
 
-    def resized(self, now: Sizes, fixed: Mapping[str, int]) -> Sizes:
-        """Return the sizes of now with those that are fixed by name.
+    def resized(self, now: Settings, fixed: Mapping[str, int]) -> Settings:
+        """Return the settings of now with those that are fixed by name.
 
         Raises:
             FixedWorkersError: Local workers are PyTorch's.
             OptionError: No worker would be left.
             ClusterError: It asks for remote workers, and Ray is not installed.
         """
-        sizes = Sizes(
-            local=fixed.get(LOCAL, now.local),
-            remote=fixed.get(REMOTE, now.remote),
-            prefetch=fixed.get("prefetch", now.prefetch),
-        )
-        if sizes.local + sizes.remote == 0:
+        is_prefetch_fixed = now.is_prefetch_fixed or "prefetch" in fixed
+        settings = replace(now, **fixed, is_prefetch_fixed=is_prefetch_fixed)
+        if not settings.workers:
             raise OptionError(
                 "resize() to 0 local and 0 remote workers: give at least one; a loader that makes its batches in the "
                 "training process is one with num_workers=0"
             )
-        if sizes.remote > now.remote:
+        if settings.remote > now.remote:
             require_ray()
         why = self.why_torch
-        if why is not None and sizes.local:
+        if why is not None and settings.local:
             raise FixedWorkersError(
-                f"resize() to {sizes.local} local and {sizes.remote} remote workers: local workers are PyTorch's "
+                f"resize() to {settings.local} local and {settings.remote} remote workers: local workers are PyTorch's "
                 f"({why}), whose number and prefetch stay what the loader was made with. Make a new loader, or "
                 "give remote workers only"
             )
-        return sizes
+        return settings
 
-    def _split_of_fixed(self, now: Sizes, local: int | None, remote: int | None) -> tuple[int, int]:
+    def _split_of_fixed(self, now: Settings, local: int | None, remote: int | None) -> tuple[int, int]:
         total, given = self._workers, {"local": local, "remote": remote}
         if local is None and remote is None:
             return now.local, now.remote
@@ -305,7 +292,7 @@ def fix_workers(loader: Any, count: Any) -> None:
     loader._is_auto = False
     if isinstance(loader.autotune, AutotuneConfig):
         loader.autotune = False
-    loader._sizes, loader._pins = None, {}
+    loader._settings, loader._pins = None, {}
     loader._runtime.dismiss_tuner()
 
 

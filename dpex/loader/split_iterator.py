@@ -17,7 +17,7 @@ from dpex._torch import DatasetKind
 from dpex.engine.drawing import ReadBatches
 from dpex.engine.pass_state import PassRecorder, PassState, point_for
 from dpex.engine.with_workers import _DpexDataLoaderIter
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, reading_of
 
 RAW_RATIO = 0.25
@@ -40,12 +40,18 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
     """See the module. Its workers, and all that is measured, are those that decode. Its state comes from both."""
 
     def __init__(
-        self, loader: Any, make_pool: Any, sizes: Sizes, *others: Any, resume: PassState | None = None, **options: Any
+        self,
+        loader: Any,
+        make_pool: Any,
+        settings: Settings,
+        *others: Any,
+        resume: PassState | None = None,
+        **options: Any,
     ) -> None:
-        readers = Sizes(local=int(loader.num_workers), remote=0, prefetch=None)
+        readers = Settings(local=loader.num_workers, prefetch=loader.num_workers * loader.prefetch_factor)
         self._reader = _DpexDataLoaderIter(_reading(loader), make_pool, readers, resume=_read_part(resume))
         self._goes_on = resume
-        super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, sizes, *others, **options)
+        super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, settings, *others, **options)
         self._dataset_kind = DatasetKind.Iterable  # torch's `__next__` warns of wrong lengths
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:

@@ -36,7 +36,7 @@ from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS, StageSums, Sums
 from dpex.measure.waits import WaitLog
 
 if TYPE_CHECKING:
-    from dpex.schedule.prefetch import Sizes
+    from dpex.schedule.prefetch import Settings
 
 CAUSES = (
     *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
@@ -380,7 +380,7 @@ class EngineLook:
     """An engine at one moment: sums since it was made, and its present state.
 
     Attributes:
-        resizing: A request for other sizes was not granted yet.
+        resizing: A request for other settings was not granted yet.
         refused: The reason why no remote worker can start, if so.
         most_local: The number of local workers that the system allows, and why, once it refused one.
         away_s: Seconds of the present step; 0 inside ``next()`` and between passes.
@@ -399,7 +399,7 @@ class EngineLook:
     at: float
     epoch: int
     times: Times
-    sizes: Sizes
+    settings: Settings
     resizing: bool
     refused: str | None
     away_s: float

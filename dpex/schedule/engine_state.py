@@ -39,7 +39,7 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import Failures, LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import LogicalPoint, ResumePoint
 from dpex.schedule.schedule import RETURNED_AT_MOST, SHARED, Schedule
 
@@ -52,7 +52,7 @@ class EngineState:
         iterable: True if each logical worker reads a stream of its own.
         in_order: True if batches are delivered in the order of draws.
         rules: The rules for the prefetch and the size of a message.
-        sizes: Workers to start with.
+        settings: Workers to start with.
         tolerates: True if batches omit samples that fail to load.
     """
 
@@ -63,7 +63,7 @@ class EngineState:
         iterable: bool,
         in_order: bool,
         rules: PrefetchRules,
-        sizes: Sizes,
+        settings: Settings,
         tolerates: bool = False,
     ) -> None:
         self._count = logicals
@@ -71,14 +71,14 @@ class EngineState:
         self._in_order = in_order
         self.epoch: int = -1
         self.rules = rules
-        self.placement: Placement = Placement(sizes, rules)
+        self.placement: Placement = Placement(settings, rules)
         self.logicals: LogicalWorkers = LogicalWorkers(self.placement, logicals, iterable=iterable)
         self.failures: Failures = Failures(self.placement, self.logicals, iterable=iterable, tolerates=tolerates)
         self.late: LateTickets = LateTickets(self.placement, may_make=in_order and not logicals)
         self.schedule: Schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
-        prefetch = self.rules.prefetch(self.placement.sizes)
+        prefetch = self.rules.prefetch(self.placement.settings)
         return Schedule(prefetch=prefetch, queues=self._count, in_order=self._in_order)
 
     # -- events of the pools -------------------------------------------------------------------------------------
@@ -153,16 +153,16 @@ class EngineState:
         if resume is not None:
             self.logicals.go_on(resume, self.schedule)
 
-    def resize(self, sizes: Sizes) -> None:
+    def resize(self, settings: Settings) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
         if self._count:
-            self.placement.keep_workers(sizes)
+            self.placement.keep_workers(settings)
         else:
-            self.placement.resize(sizes)
+            self.placement.resize(settings)
 
     def settle_prefetch(self) -> None:
-        """Set the prefetch by the sizes that are wanted and by the times and bytes of the batches so far."""
-        prefetch = self.rules.prefetch(self.placement.sizes)
+        """Set the prefetch by the settings that are wanted and by the times and bytes of the batches so far."""
+        prefetch = self.rules.prefetch(self.placement.settings)
         if prefetch != self.schedule.prefetch:
             self.schedule.set_prefetch(prefetch)
 
@@ -220,7 +220,7 @@ class EngineState:
         schedule, rules = self.schedule, self.rules
         room = schedule.room
         if room and rules.is_budgeted:
-            room = rules.within_budget(room, self.placement.sizes, schedule.in_flight, schedule.ready_bytes)
+            room = rules.within_budget(room, self.placement.settings, schedule.in_flight, schedule.ready_bytes)
         if not room or not (starving or rules.group == 1 or room >= rules.group):
             return 0
         return room
@@ -233,7 +233,7 @@ class EngineState:
 
     def learn(self) -> None:
         """Set message size and prefetch by the times and bytes of the batches so far."""
-        self.rules.regroup(self.placement.sizes, max(1, self.placement.serving()))
+        self.rules.regroup(self.placement.settings, max(1, self.placement.serving()))
         self.settle_prefetch()
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from dpex.errors import WorkerDiedError
 from dpex.schedule.events import NO_STATUS, Instruction, Notice, PoolStatus, Raise, Scale, Send
 from dpex.schedule.names import LOCAL, REMOTE
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.schedule import SHARED, Schedule, Ticket
 
 
@@ -41,29 +41,29 @@ class Place(NamedTuple):
 
 
 class Placement:
-    """See the module. Other threads may read ``pools``, ``wanted``, ``load``, ``sizes`` and ``why_no_remote``.
+    """See the module. Other threads may read ``pools``, ``wanted``, ``load``, ``settings`` and ``why_no_remote``.
 
     Args:
-        sizes: Workers and prefetch from the start.
+        settings: Workers and prefetch from the start.
         rules: How far ahead the pass runs, and how many tickets a message holds.
 
     Attributes:
-        sizes: Workers and prefetch that are wanted now.
+        settings: Workers and prefetch that are wanted now.
         why_no_remote: Why a tuner cannot have remote workers, or None.
         incomplete: Queues whose waiting tickets do not fill a message, as far as is known.
     """
 
-    def __init__(self, sizes: Sizes, rules: PrefetchRules) -> None:
+    def __init__(self, settings: Settings, rules: PrefetchRules) -> None:
         self.pools: dict[str, PoolStatus] = {}
         self.wanted: dict[str, int] = {}
         self.dirty: set[int] = set()
         self.load: dict[str, int] = {}
         self.instructions: list[Instruction] = []
         self.incomplete: set[int] = set()
-        self.sizes: Sizes = sizes
+        self.settings: Settings = settings
         self.why_no_remote: str | None = None
         self.rules = rules
-        self._former = sizes
+        self._former = settings
         self._took_over = 0
         """Local workers that took over from the cluster, and leave when it is there again."""
         self._now = 0.0
@@ -126,27 +126,27 @@ class Placement:
 
     def open(self) -> None:
         """Ask for the workers that are wanted from the start."""
-        for name, count in ((LOCAL, self.sizes.local), (REMOTE, self.sizes.remote)):
+        for name, count in ((LOCAL, self.settings.local), (REMOTE, self.settings.remote)):
             if count > 0:
                 self.ask(name, count)
 
-    def resize(self, sizes: Sizes) -> None:
+    def resize(self, settings: Settings) -> None:
         """Ask for other numbers.
 
         A tuner's request for remote workers that cannot be granted must not end the user's training.
         """
-        self._former, self.sizes = self.sizes, sizes
+        self._former, self.settings = self.settings, settings
         self._took_over = 0
-        for name, count in ((LOCAL, sizes.local), (REMOTE, sizes.remote)):
+        for name, count in ((LOCAL, settings.local), (REMOTE, settings.remote)):
             if count > 0 or name in self.wanted:
-                self.ask(name, count, optional=name == REMOTE and sizes.tuned_prefetch is not None)
+                self.ask(name, count, optional=name == REMOTE and self.rules.is_tuned)
 
-    def keep_workers(self, sizes: Sizes) -> None:
+    def keep_workers(self, settings: Settings) -> None:
         """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives.
 
         A pool that could not start all of its workers is asked for them again.
         """
-        self.sizes = replace(sizes, local=self.sizes.local, remote=self.sizes.remote)
+        self.settings = replace(settings, local=self.settings.local, remote=self.settings.remote)
         for name, count in self.wanted.items():
             status = self.pools.get(name, NO_STATUS)
             if status.failed is not None or status.most is not None:
@@ -157,35 +157,35 @@ class Placement:
         if scale.pool not in self.pools:
             self.wanted.pop(scale.pool, None)
         if not scale.optional:
-            self.sizes = self._former
+            self.settings = self._former
             return
         self.instructions.append(Notice(f"no {scale.pool} workers for this loader: {why}", warning=False))
         self.why_no_remote = why
-        self.sizes = replace(self.sizes, remote=0, local=self.sizes.local or 1)
-        self.ask(LOCAL, self.sizes.local)
+        self.settings = replace(self.settings, remote=0, local=self.settings.local or 1)
+        self.ask(LOCAL, self.settings.local)
 
     def take_over_locally(self, cpus: int) -> bool:
         """If no remote worker is left, ask for at most ``cpus`` local ones. Return True if so."""
         remote = self.pools.get(REMOTE)
         if remote is None or remote.failed is None or self.serving() or self.wanted.get(LOCAL):
             return False
-        count = max(1, min(self.sizes.remote + self.sizes.local, cpus))
+        count = max(1, min(self.settings.workers, cpus))
         self.instructions.append(Notice(f"no remote worker is left ({remote.failed}): {count} local workers take over"))
         self.ask(LOCAL, count)
-        self.sizes = replace(self.sizes, local=count)
-        self._took_over = count if self.sizes.tuned_prefetch is None else 0
+        self.settings = replace(self.settings, local=count)
+        self._took_over = 0 if self.rules.is_tuned else count
         return True
 
     def hand_back(self) -> None:
         """Let local workers that took over leave, once as many remote ones run as took over, or as are wanted."""
         remote = self.pools.get(REMOTE)
-        if not self._took_over or remote is None or remote.running < min(self._took_over, self.sizes.remote):
+        if not self._took_over or remote is None or remote.running < min(self._took_over, self.settings.remote):
             return
         self.instructions.append(
             Notice("remote workers run again: the local workers that took over leave", warning=False)
         )
         self._took_over = 0
-        self.sizes = replace(self.sizes, local=0)
+        self.settings = replace(self.settings, local=0)
         self.ask(LOCAL, 0)
 
     def give_up_without_workers(self) -> None:

@@ -19,7 +19,9 @@ prefetch widens to make room for groups of `MESSAGE_S`. Otherwise groups are as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dpex.schedule.names import WORKER_POOLS
 
 TINY_S = 0.0003
 """Seconds below which a batch costs more to hand over than to make."""
@@ -46,38 +48,60 @@ BUDGETED_REMOTE = 4
 _REMEMBERED = 50
 """Results that count in the averages, about."""
 _LEAST_SEEN = 8
-"""Results that must be known before they decide anything, and results after which sizes are computed again."""
+"""Results that must be known before they decide anything, and results after which settings are computed again."""
 
 
-@dataclass(kw_only=True)
-class Sizes:
-    """Workers that are wanted, by pool, and the prefetch; ``prefetch=None`` leaves the prefetch to dpex.
+@dataclass(frozen=True, kw_only=True, order=True)
+class Settings:
+    """The workers and the prefetch of a loader.
 
-    ``tuned_prefetch``: what a tuner asks for, within ``prefetch``; None: there is no tuner.
+    Attributes:
+        local: The number of workers on this machine.
+        remote: The number of workers on the cluster.
+        prefetch: The prefetch: the most batches that are drawn and not yet delivered.
+        is_prefetch_fixed: The user limits the prefetch, so dpex does not exceed it for remote workers or tiny batches.
+            It is ignored when settings are compared.
     """
 
-    local: int
-    remote: int
-    prefetch: int | None
-    tuned_prefetch: int | None = None
+    local: int = 0
+    remote: int = 0
+    prefetch: int = 2
+    is_prefetch_fixed: bool = field(default=False, compare=False)
+
+    @property
+    def workers(self) -> int:
+        """Workers of both pools."""
+        return self.local + self.remote
+
+    def __str__(self) -> str:
+        if not self.workers:
+            return "in-process"
+        pools = [f"{count} {name}" for name in WORKER_POOLS if (count := getattr(self, name))]
+        return f"{' + '.join(pools)}, prefetch {self.prefetch}"
 
 
 class PrefetchRules:
     """Averages of the batches so far, which forget slowly, and what follows from them.
 
     Args:
-        base_prefetch: PyTorch's own prefetch, in batches.
         logical: True if tickets belong to logical workers.
         may_group: True if the sampler may be drawn in groups.
         memory_budget: The maximum bytes in flight, or None.
         lanes: Batches that a worker makes at the same time; a factor of the prefetch without a tuner.
+        is_tuned: True if a tuner chooses the settings.
 
     Attributes:
         is_capped: True if the memory budget reduces the prefetch.
     """
 
     def __init__(
-        self, *, base_prefetch: int, logical: bool, may_group: bool, memory_budget: int | None, lanes: int = 1
+        self,
+        *,
+        logical: bool,
+        may_group: bool,
+        memory_budget: int | None,
+        lanes: int = 1,
+        is_tuned: bool = False,
     ) -> None:
         self.service_s: float = 0.0
         self.nbytes: float = 0.0
@@ -87,7 +111,8 @@ class PrefetchRules:
         """`within_budget` must be asked before tickets are drawn."""
         self.carried_bytes = 0
         """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
-        self._base_prefetch = base_prefetch * lanes
+        self.is_tuned: bool = is_tuned
+        self._lanes = lanes
         self._logical = logical
         self._may_group = may_group
         self._memory_budget = memory_budget
@@ -108,56 +133,57 @@ class PrefetchRules:
         if self._seen % _LEAST_SEEN == 0:
             self.is_due = True
 
-    def regroup(self, sizes: Sizes, workers: int) -> None:
+    def regroup(self, settings: Settings, workers: int) -> None:
         """Set the number of tickets in a message, for ``workers`` running workers."""
         self.is_due = False
         self.group = 1
         if self._seen < _LEAST_SEEN or self._memory_budget is not None:
             return
         if self.service_s < TINY_S and self._may_group:
-            if self._may_widen(sizes):
+            if self._may_widen(settings):
                 most = int(GROUPED_BYTES // max(1.0, self.nbytes) // (4 * workers))
             else:
-                most = self.prefetch(sizes) // (2 * workers)
+                most = self.prefetch(settings) // (2 * workers)
             self.group = max(1, min(LARGEST_GROUP, int(MESSAGE_S / max(self.service_s, 1e-6)), most))
 
-    def _may_widen(self, sizes: Sizes) -> bool:
+    def _may_widen(self, settings: Settings) -> bool:
         """Return True if the prefetch may widen for the sake of groups."""
-        is_all_remote = sizes.remote > 0 and not sizes.local
-        return self._may_group and sizes.prefetch is None and (sizes.tuned_prefetch is not None or is_all_remote)
+        is_all_remote = settings.remote > 0 and not settings.local
+        return self._may_group and not settings.is_prefetch_fixed and (self.is_tuned or is_all_remote)
 
-    def prefetch(self, sizes: Sizes) -> int:
+    def prefetch(self, settings: Settings) -> int:
         """Return the most batches that are drawn and not yet delivered."""
-        workers = max(1, sizes.local + sizes.remote)
-        grouped = 4 * self.group * workers if self.group > 1 and self._may_widen(sizes) else 0
-        if sizes.tuned_prefetch is not None:
-            prefetch = max(sizes.tuned_prefetch, grouped, workers if self._logical else 1)
-            prefetch = min(prefetch, prefetch if sizes.prefetch is None else sizes.prefetch)
-        elif sizes.prefetch is not None:
-            prefetch = sizes.prefetch
-        else:
-            prefetch = max(self._base_prefetch, grouped, 1 if self._logical else 2 * workers)
-            if self._may_group and sizes.remote:
-                affordable = int(REMOTE_BYTES // max(1.0, self.nbytes))
-                prefetch = max(prefetch, min(affordable, REMOTE_PREFETCH * sizes.remote + 2 * sizes.local))
+        prefetch = settings.prefetch if settings.is_prefetch_fixed else self._widened(settings)
         if self._memory_budget is not None:
             affordable = self._memory_budget // self._each_bytes if self._largest else 1
             self.is_capped = affordable < prefetch
             prefetch = min(prefetch, affordable)
         return max(1, prefetch)
 
+    def _widened(self, settings: Settings) -> int:
+        """Return the prefetch, widened for grouped, asynchronous and remote batches, and for each worker."""
+        workers = max(1, settings.workers)
+        grouped = 4 * self.group * workers if self.group > 1 and self._may_widen(settings) else 0
+        if self.is_tuned:
+            return max(settings.prefetch, grouped, workers if self._logical else 1)
+        prefetch = max(settings.prefetch * self._lanes, grouped, 1 if self._logical else 2 * workers)
+        if self._may_group and settings.remote:
+            affordable = int(REMOTE_BYTES // max(1.0, self.nbytes))
+            prefetch = max(prefetch, min(affordable, REMOTE_PREFETCH * settings.remote + 2 * settings.local))
+        return prefetch
+
     @property
     def _each_bytes(self) -> int:
         """Bytes that a ticket may take until its batch is delivered."""
         return self._largest + self.carried_bytes
 
-    def within_budget(self, room: int, sizes: Sizes, in_flight: int, ready_bytes: int) -> int:
+    def within_budget(self, room: int, settings: Settings, in_flight: int, ready_bytes: int) -> int:
         """Return how many of ``room`` tickets may be drawn.
 
         At least one, if no ticket is in flight and no bytes wait for their delivery.
         """
         assert self._memory_budget is not None
-        most = max(1, BUDGETED_LOCAL * sizes.local + BUDGETED_REMOTE * sizes.remote)
+        most = max(1, BUDGETED_LOCAL * settings.local + BUDGETED_REMOTE * settings.remote)
         if self._largest:
             most = min(most, (self._memory_budget - ready_bytes) // self._each_bytes)
         if not in_flight and not ready_bytes:

@@ -23,12 +23,12 @@ from waiting import ManualClock, until
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import cold_start
-from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample, Settings
+from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample
 from dpex.errors import OptionError
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 from dpex.system.machine import MachineMeter, busy_s, cpu_used
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -113,7 +113,7 @@ def test_the_next_epoch_begins_with_what_was_learnt() -> None:
         tuner = loader._runtime.tuner
         loader.resize(local=tuner.settings.local + 1)  # it changes no more
         again = iter(loader)
-        assert again._engine.look().sizes.local == tuner.settings.local > cold_start().local + 1
+        assert again._engine.look().settings.local == tuner.settings.local > cold_start().local + 1
         assert loader.num_workers == int(loader.num_workers)  # what frameworks see does not move
 
 
@@ -124,7 +124,7 @@ def test_frozen(options: dict[str, Any]) -> None:
         for _ in loader:
             assert not tuner_threads()
         assert loader.decisions == []
-        assert loader._current_sizes() == Sizes(local=int(loader.num_workers), remote=0, prefetch=None)
+        assert loader._current_settings() == Settings(local=loader.num_workers, prefetch=2 * loader.num_workers)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def test_frozen(options: dict[str, Any]) -> None:
 def test_auto_with_worker_seeds_is_a_number() -> None:
     loader = DpexDataLoader([1, 2], num_workers="auto", seeding="worker")
     assert loader._tuning() is None
-    assert loader._current_sizes().local == loader.num_workers
+    assert loader._current_settings().local == loader.num_workers
 
 
 def test_what_was_fixed_by_resize_stays_so_in_a_copy() -> None:
     loader = DpexDataLoader([1, 2], num_workers="auto")
     loader.resize(local=5)
-    assert pickle.loads(pickle.dumps(loader))._current_sizes().local == 5
+    assert pickle.loads(pickle.dumps(loader))._current_settings().local == 5
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
 from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin, line
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample
 from dpex.cli.main import parser
 from dpex.cli.replay import load, replay, run
+from dpex.schedule.prefetch import Settings
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))

@@ -68,7 +68,7 @@ def test_what_ray_train_leaves_out_comes_from_the_own_loader() -> None:
     assert sorted(numbers(plain)) == list(range(60))
     proxy = known_proxy(plain)
     assert (proxy.prefetch_factor, proxy.in_order) == (5, False)
-    assert proxy._current_sizes().prefetch == 10
+    assert proxy._current_settings().prefetch == 10
 
 
 @pytest.mark.parametrize("how", REBUILT)
@@ -371,12 +371,12 @@ def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
     loader.resize(local=3)
     with pytest.warns(UserWarning, match="nothing is tuned any more"):
         loader.num_workers = 2
-    assert (loader._current_sizes().local, loader.autotune) == (2, False)
+    assert (loader._current_settings().local, loader.autotune) == (2, False)
     loader.resize(local=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader.num_workers = 1
-    assert loader._current_sizes().local == 1
+    assert loader._current_settings().local == 1
 
 
 def test_a_word_cannot_be_assigned() -> None:

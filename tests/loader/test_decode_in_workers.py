@@ -20,7 +20,7 @@ from waiting import meet, until
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex._torch import set_worker_info
 from dpex.options import WorkerConfig
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.worker.core import WorkerCore
 from dpex.worker.decoded_stream import reading_of
 
@@ -231,8 +231,8 @@ def test_an_error_of_decoding_costs_its_batch_alone() -> None:
 
 
 def test_a_memory_budget_counts_what_tickets_carry() -> None:
-    rules = PrefetchRules(base_prefetch=20, logical=False, may_group=False, memory_budget=100)
-    sizes = Sizes(local=10, remote=0, prefetch=None)
+    rules = PrefetchRules(logical=False, may_group=False, memory_budget=100)
+    sizes = Settings(local=10, prefetch=20)
     rules.learn(1.0, 10)
     assert (rules.prefetch(sizes), rules.within_budget(20, sizes, 1, 20)) == (10, 7)
     rules.carried_bytes = 10

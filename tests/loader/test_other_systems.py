@@ -37,4 +37,4 @@ def test_a_resize_that_nobody_would_carry_out_is_refused(seeding: Any) -> None:
         with pytest.raises(FixedWorkersError, match=r"local workers are PyTorch's .*this is darwin"):
             loader.resize(**sizes)
     loader.resize(local=0, remote=2)
-    assert loader._current_sizes().remote == 2
+    assert loader._current_settings().remote == 2

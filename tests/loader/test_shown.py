@@ -13,8 +13,9 @@ from rich.progress import track
 from torch.utils.data import TensorDataset
 
 from dpex import DpexDataLoader
-from dpex.autotune.types import Outcome, Settings
+from dpex.autotune.types import Outcome
 from dpex.loader.shown import DecisionList
+from dpex.schedule.prefetch import Settings
 from tests.unit.diagnose.test_report import Tags
 
 OUTCOME = Outcome(rate=9.0, wait=0.2, kept=True, at=2.0)

@@ -58,7 +58,7 @@ def test_a_childs_use_of_its_parents_iterator_fails_harmlessly(kind: str) -> Non
             with pytest.raises(IteratorClosedError, match=r"forked.*iter\(loader\).*new DpexDataLoader"):
                 next(iterator)
         loader.resize(prefetch=3)
-        iterator._engine.resize(iterator._engine.state.placement.sizes)
+        iterator._engine.resize(iterator._engine.state.placement.settings)
         loader.stats()
         loader.close()
 

@@ -11,7 +11,7 @@ from benchmarks.simulation.draws import Draws, Spells
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Phase, Shards, Step, Work, World
-from dpex.autotune.types import Settings
+from dpex.schedule.prefetch import Settings
 
 pytestmark = pytest.mark.long
 

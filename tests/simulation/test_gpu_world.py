@@ -9,8 +9,8 @@ import pytest
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Gpu, Phase, Step, Work, World
-from dpex.autotune.types import Settings
 from dpex.measure.consumer_time import EngineLook
+from dpex.schedule.prefetch import Settings
 
 pytestmark = pytest.mark.long
 

@@ -14,7 +14,7 @@ from benchmarks.simulation.oracle import MOST_LOCAL, Search, Truth, truths
 from benchmarks.simulation.scenarios import FOLDER, ORACLE, SETS, Scenario, load
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.types import Settings
+from dpex.schedule.prefetch import Settings
 
 pytestmark = pytest.mark.long
 

@@ -16,7 +16,7 @@ from benchmarks.simulation.oracle import Static
 from benchmarks.simulation.report import summary
 from benchmarks.simulation.scenarios import load
 from benchmarks.simulation.score import Result, Score, play
-from dpex.autotune.types import Settings
+from dpex.schedule.prefetch import Settings
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,8 @@ from benchmarks.simulation.history import History
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Pauses, Phase, Step, Storage, Work, World
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample
+from dpex.schedule.prefetch import Settings
 
 pytestmark = pytest.mark.long
 Watched = tuple[History, list[Sample]]

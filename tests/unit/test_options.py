@@ -388,11 +388,12 @@ def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(("prefetch_factor", "prefetch"), [(None, None), (7, 14)])
+@pytest.mark.parametrize(("prefetch_factor", "prefetch"), [(None, 4), (7, 14)])
 def test_a_second_loader_wants_the_same_workers_and_prefetch(
-    how: str, prefetch_factor: int | None, prefetch: int | None
+    how: str, prefetch_factor: int | None, prefetch: int
 ) -> None:
     """A prefetch that was not asked for must not become one that the engine keeps to the letter."""
     loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=prefetch_factor)
-    assert HOWS[how](loader)._current_sizes() == loader._current_sizes()
-    assert loader._current_sizes().prefetch == prefetch
+    found = HOWS[how](loader)._current_settings()
+    assert found == loader._current_settings()
+    assert (found.prefetch, found.is_prefetch_fixed) == (prefetch, prefetch_factor is not None)

@@ -17,8 +17,9 @@ from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate, is_lin
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.measured import LossClock, SampleChecker
-from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
+from dpex.autotune.types import Decision, Outcome, Reason, Sample, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
+from dpex.schedule.prefetch import Settings
 
 _ROUNDING_S = 1e-9
 

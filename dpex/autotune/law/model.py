@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Settings
+from dpex.schedule.prefetch import Settings
 
 _TINY = 1e-9
 

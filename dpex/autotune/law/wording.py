@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 from dpex.autotune.law.evidence import SettingStats, is_link_full
 from dpex.autotune.law.model import Model
-from dpex.autotune.types import Decision, Reason, Sample, Settings, Signal
+from dpex.autotune.types import Decision, Reason, Sample, Signal
 from dpex.measure.readable import duration, percent, plural, rounded, size
 from dpex.schedule.names import WORKER_POOLS
+from dpex.schedule.prefetch import Settings
 
 _WAITS: Mapping[Signal, str] = {
     "wait": "the training loop waits for data",

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST_WINDOW_S
@@ -28,11 +28,11 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.trace_file import recorder
 from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
-from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample, Settings
+from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import GpuUse, MachineSample, PoolSample
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus
@@ -66,8 +66,8 @@ class Tunable(Protocol):
     def look(self) -> EngineLook:
         """Return the present state."""
 
-    def request(self, sizes: Sizes) -> None:
-        """Have other sizes within the consumer's next turn."""
+    def request(self, settings: Settings) -> None:
+        """Have other settings within the consumer's next turn."""
 
 
 class Tuner:
@@ -121,7 +121,7 @@ class Tuner:
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
-    def _renew(self, why: str, narrow: Callable[[Limits], Limits], **workers: int) -> None:
+    def _renew(self, why: str, narrow: Callable[[Limits], Limits], **workers: Any) -> None:
         """Have another law, for narrower limits and from the present setting with these ``workers``."""
         with self._changing:
             self._limits = limits = narrow(self._limits)
@@ -133,13 +133,6 @@ class Tuner:
                 self._law = RecordingLaw(self._law, self._recorder, origin)
             self._windows.clear()
             self._request()
-
-    @property
-    def sizes(self) -> Sizes:
-        """For an engine: the present setting, and the limits that it keeps by itself."""
-        now = self.settings
-        prefetch = now.prefetch if self._limits.is_prefetch_limited else None
-        return Sizes(local=now.local, remote=now.remote, prefetch=prefetch, tuned_prefetch=now.prefetch)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -306,7 +299,7 @@ class Tuner:
     def _learn(self, look: EngineLook) -> bool:
         """Take in limits that were met; return True if another law decides now."""
         if look.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
-            local, why = look.sizes.local, f"there can be no remote workers: {look.refused}"
+            local, why = look.settings.local, f"there can be no remote workers: {look.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
             return True
         if look.most_local is not None and self._is_news(look.most_local[0]):
@@ -348,10 +341,9 @@ class Tuner:
         return self._limits.clip((kept or [self._start])[-1])
 
     def _request(self) -> None:
-        sizes = self.sizes
         for engine in self._engines:
             if not engine.closed:
-                engine.request(sizes)
+                engine.request(self.settings)
 
 
 def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None) -> None:

@@ -30,10 +30,11 @@ from dpex.autotune.constants import (
     WINDOW_BATCHES_IF_STARVING,
     WINDOW_PATIENCE,
 )
-from dpex.autotune.types import Sample, Settings
+from dpex.autotune.types import Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.readable import remainder
 from dpex.measure.samples import PoolSample
+from dpex.schedule.prefetch import Settings
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 
@@ -100,7 +101,7 @@ class Window:
         return loop.narrowed(
             Sample,
             at=look.at - began_at,
-            settings=replace(settings, local=look.sizes.local, remote=look.sizes.remote),
+            settings=replace(settings, local=look.settings.local, remote=look.settings.remote),
             epoch=look.epoch,
             ready=look.ready,
             in_flight=look.in_flight,

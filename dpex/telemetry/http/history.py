@@ -24,13 +24,14 @@ from typing import Any, Literal
 
 import dpex
 from dpex.autotune.law.wording import described
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Decision
 from dpex.diagnose import report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.readable import percent
 from dpex.measure.sums import Sums
 from dpex.schedule.names import INLINE, REMOTE, WORKER_POOLS
+from dpex.schedule.prefetch import Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics

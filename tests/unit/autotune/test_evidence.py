@@ -7,8 +7,9 @@ import math
 import pytest
 
 from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
-from dpex.autotune.types import Sample, Settings
+from dpex.autotune.types import Sample
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.prefetch import Settings
 
 
 def window(queued_s: float) -> PoolSample:

@@ -17,8 +17,9 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
 from dpex.autotune.measured import SampleChecker
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.prefetch import Settings
 
 ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])
 

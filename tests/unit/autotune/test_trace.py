@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin, line, plain
-from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.replay import Trace, read
 from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.prefetch import Settings
 
 NOW_S = 1_800_000_000.25
 MACHINE = {"name": "here", "cpus": 8}

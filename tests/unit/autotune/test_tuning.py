@@ -17,10 +17,10 @@ from dpex.autotune.constants import AWAY_S, MOST_WORKERS, SHORTEST_WINDOW_S, WIN
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
-from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted, Settings
+from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 from dpex.system.run_queue import Queued
 
 BATCH_BYTES = 1e6
@@ -44,7 +44,7 @@ class Loader:
 
     def __init__(
         self,
-        sizes: Sizes,
+        settings: Settings,
         *,
         clock: ManualClock | None = None,
         service_s: float = 0.01,
@@ -54,8 +54,8 @@ class Loader:
         self.clock = clock or ManualClock()
         self.closed = False
         self.service_s, self.step_s, self.cpu_s, self.shared = service_s, step_s, cpu_s, math.inf
-        self.sizes = sizes
-        self.requests: list[Sizes] = []
+        self.settings = settings
+        self.requests: list[Settings] = []
         self.odd: dict[str, Any] = {}
         self.credit = self.away_s = 0.0
         self.times = Times(steps=0)
@@ -63,11 +63,11 @@ class Loader:
 
     @property
     def workers(self) -> int:
-        return self.sizes.local + self.sizes.remote
+        return self.settings.workers
 
-    def request(self, sizes: Sizes) -> None:
-        self.requests.append(sizes)
-        self.sizes = sizes
+    def request(self, settings: Settings) -> None:
+        self.requests.append(settings)
+        self.settings = settings
 
     def look(self) -> EngineLook:
         busy = min(self.workers, self.prefetch)
@@ -75,7 +75,7 @@ class Loader:
             at=self.clock(),
             epoch=0,
             times=self.times,
-            sizes=self.sizes,
+            settings=self.settings,
             resizing=False,
             refused=None,
             away_s=self.away_s,
@@ -88,12 +88,12 @@ class Loader:
         return replace(look, **self.odd)
 
     def _pool(self, name: str) -> PoolSample:
-        count = getattr(self.sizes, name)
+        count = getattr(self.settings, name)
         return replace(self.pools[name], requested=count, running=count)
 
     @property
     def prefetch(self) -> int:
-        return self.sizes.prefetch or self.sizes.tuned_prefetch or 2
+        return self.settings.prefetch
 
     @property
     def rate(self) -> float:
@@ -110,7 +110,7 @@ class Loader:
         self.times = self.times.plus(ended)
         each_s = max(self.service_s, self.workers / self.shared if math.isfinite(self.shared) else 0.0)
         for name, pool in self.pools.items():
-            made = batches * getattr(self.sizes, name) // max(1, self.workers)
+            made = batches * getattr(self.settings, name) // max(1, self.workers)
             times = {"load_s": pool.load_s + each_s * made, "cpu_s": pool.cpu_s + self.cpu_s * made}
             times["services_s"] = (*pool.services_s, *[each_s] * made)[-64:]
             self.pools[name] = replace(pool, tickets=pool.tickets + made, **times)
@@ -129,7 +129,7 @@ def tuned(config: AutotuneConfig | None = None, **work: Any) -> tuple[Tuner, Loa
     """A tuner and its loader, which begins with two workers."""
     given = {name: work.pop(name) for name in ("limits", "room", "machine", "start") if name in work}
     start = given.get("start", Settings(local=2, prefetch=4))
-    loader = Loader(Sizes(local=start.local, remote=start.remote, prefetch=None, tuned_prefetch=start.prefetch), **work)
+    loader = Loader(start, **work)
     tuner = Tuner(
         config or AutotuneConfig(),
         start,
@@ -198,8 +198,8 @@ def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> No
     for _ in range(100):
         loader.work(1, 0.004, 0.006)
         tuner.turn()
-    assert loader.requests == [Sizes(local=5, remote=0, prefetch=None, tuned_prefetch=10)]
-    assert tuner.sizes == loader.requests[0]
+    assert loader.requests == [Settings(local=5, prefetch=10)]
+    assert tuner.settings == loader.requests[0]
     assert tuner._windows.length_s >= SHORTEST_WINDOW_S
 
 
@@ -215,14 +215,14 @@ def test_what_is_fixed_while_the_law_thinks_stays_so(parts: Any) -> None:
     loader.work(40, 0.6, 0.6)
     tuner.turn()
     assert {request.local for request in loader.requests} == {3}
-    assert tuner.sizes.local == 3
+    assert tuner.settings.local == 3
 
 
 @pytest.mark.timeout(20)  # the test hangs if an end waits for the look
 def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
     """The garbage collector may end an engine in any thread, that of the tuner among them."""
     tuner, loader, _ = parts
-    other = Loader(tuner.sizes, clock=loader.clock)
+    other = Loader(tuner.settings, clock=loader.clock)
     tuner._engines.append(other)
 
     def queues(_: Any) -> Queued:
@@ -239,7 +239,7 @@ def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
 def test_engines_may_end_while_a_window_does(parts: Any) -> None:
     tuner, loader, _ = parts
     tuner.turn()
-    others = [Loader(tuner.sizes, clock=loader.clock) for _ in range(200)]
+    others = [Loader(tuner.settings, clock=loader.clock) for _ in range(200)]
     tuner._engines += others
     thread = threading.Thread(target=lambda: [tuner.leave(other) for other in others])
     thread.start()
@@ -390,7 +390,7 @@ def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None
 
 def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> None:
     tuner, loader, listener = parts
-    idle = Loader(tuner.sizes, clock=loader.clock)
+    idle = Loader(tuner.settings, clock=loader.clock)
     tuner._engines.insert(0, idle)
     listener.answers.append(Settings(local=3, prefetch=6))
     tuner.turn()
@@ -410,7 +410,7 @@ def test_what_the_system_refuses_is_learnt_as_a_limit() -> None:
         loader.work(99, 0.0, 1.0)
         tuner.turn()
         assert tuner._law.limits.local == learnt  # type: ignore[union-attr]
-        assert tuner.sizes.local <= learnt
+        assert tuner.settings.local <= learnt
     assert loader.requests[-1].local <= 2
 
 
@@ -440,7 +440,7 @@ def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
     listener.decisions[0] = replace(listener.decisions[0], outcome=kept)
     tuner.give_up(ValueError("odd"))
     assert tuner.settings == judged != start
-    assert (loader.requests[-1].local, loader.requests[-1].tuned_prefetch) == (3, 6)
+    assert (loader.requests[-1].local, loader.requests[-1].prefetch) == (3, 6)
     last = tuner.decisions[-1]
     assert (last.reason, last.old, last.new) == ("failed", hasty, judged)
     assert "ValueError('odd')" in last.text
@@ -537,8 +537,8 @@ def test_what_the_cpus_here_cannot_make_is_made_elsewhere() -> None:
     """Batches of 100 ms of CPU for steps of 5 ms: eight CPUs make 80 of 200 a second."""
     tuner, loader = tuned(service_s=0.1, cpu_s=0.1, step_s=0.005, room=Cluster(30))
     run(tuner, loader, 30.0)
-    assert loader.sizes.local <= 10
-    assert 8 <= loader.sizes.remote <= 30
+    assert loader.settings.local <= 10
+    assert 8 <= loader.settings.remote <= 30
 
 
 def test_the_share_of_a_cluster_is_kept() -> None:
@@ -548,7 +548,7 @@ def test_the_share_of_a_cluster_is_kept() -> None:
     assert all(decision.new.remote <= 12 for decision in tuner.decisions)
     cluster.granted = 2
     run(tuner, loader, 20.0)
-    assert loader.sizes.remote <= 2
+    assert loader.settings.remote <= 2
 
 
 def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:

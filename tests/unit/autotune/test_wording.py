@@ -11,8 +11,9 @@ from decisions import a_decision
 
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.wording import brought, decided, measured
-from dpex.autotune.types import Outcome, Sample, Settings
+from dpex.autotune.types import Outcome, Sample
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.prefetch import Settings
 
 OLD, NEW = Settings(local=1, prefetch=2), Settings(local=20, prefetch=60)
 EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02, "cpus": 4.0, "others": 0.5}

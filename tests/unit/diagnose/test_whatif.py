@@ -9,12 +9,13 @@ import pytest
 from decisions import a_decision
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.types import Outcome, Settings
+from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.sums import StepSums
+from dpex.schedule.prefetch import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 

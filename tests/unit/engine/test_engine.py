@@ -13,7 +13,7 @@ from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
 from dpex.schedule.events import WorkerGone
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 
 
 def taken(engine: Engine) -> Any:
@@ -27,18 +27,17 @@ def draws_of(indices: Sequence[int]) -> Draws:
     return Draws(indices, None, iter(indices), copies=False, is_stream=False)
 
 
-def engine_on(pool: StubPool, **changes: Any) -> Engine:
+def engine_on(pool: StubPool, prefetch: int = 4, **changes: Any) -> Engine:
     plan = {
         "logicals": 0,
         "iterable": False,
         "in_order": True,
         "timeout_s": 5.0,
-        "base_prefetch": 4,
         "may_group": False,
         "memory_budget": None,
         "make_pool": lambda name, count: pool,
     }
-    return Engine(EnginePlan(**plan | changes), Sizes(local=len(pool.up), remote=0, prefetch=None))
+    return Engine(EnginePlan(**plan | changes), Settings(local=len(pool.up), prefetch=prefetch))
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
 def test_an_incomplete_message_is_not_rechecked_for_each_batch(monkeypatch: pytest.MonkeyPatch, logicals: int) -> None:
     """It goes once it is complete, or nothing is ready any more."""
     pool = StubPool()
-    engine = engine_on(pool, logicals=logicals, base_prefetch=8)
+    engine = engine_on(pool, logicals=logicals, prefetch=8)
     engine.begin_epoch(draws_of(range(40)))
     for number in range(8):
         pool.says_made(number, decoded([], number))
@@ -169,5 +168,5 @@ def test_a_pass_with_workers_keeps_at_least_one(engine: Engine) -> None:
     """Batches in flight would never be made, and ``next()`` would wait for ever."""
     for ask in (engine.resize, engine.request):
         with pytest.raises(ValueError, match="local=0, remote=0: a pass with workers needs at least one"):
-            ask(Sizes(local=0, remote=0, prefetch=None))
-    engine.request(Sizes(local=1, remote=0, prefetch=None))
+            ask(Settings())
+    engine.request(Settings(local=1))

@@ -16,12 +16,11 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Settings
 from dpex.errors import ClusterError, FixedWorkersError
 from dpex.loader.sizing import Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
 from dpex.options import DeviceConfig, WorkerConfig
-from dpex.schedule.prefetch import Sizes
+from dpex.schedule.prefetch import Settings
 from dpex.worker.decoded_stream import decode_in_workers
 
 PLAIN: dict[str, Any] = {
@@ -37,14 +36,14 @@ PLAIN: dict[str, Any] = {
     "_is_auto": False,
     "_prefetch_is_given": False,
     "_streams": None,
-    "_sizes": None,
+    "_settings": None,
     "_runtime": SimpleNamespace(tuner=None, iterators=[]),
 }
 TUNED = {"_is_auto": True}
 REMOTE = {"distribute_mode": True}
 STREAM = {"_dataset_kind": DatasetKind.Iterable}
 STREAMS = Streams(count=3, why="The dataset is read in 3 streams, as the dataset names 3 shards.")
-NOW = Sizes(local=3, remote=0, prefetch=None)
+NOW = Settings(local=3, prefetch=6)
 
 
 class Numbers(IterableDataset[int]):
@@ -67,15 +66,15 @@ def limits_of(sizing: Sizing) -> Limits:
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
-        ({}, Sizes(local=3, remote=0, prefetch=None)),
-        ({"_prefetch_is_given": True, "prefetch_factor": 5}, Sizes(local=3, remote=0, prefetch=15)),
-        (REMOTE, Sizes(local=0, remote=3, prefetch=None)),
-        ({"num_workers": 0, "prefetch_factor": None}, Sizes(local=0, remote=0, prefetch=None)),
-        ({"num_workers": 0, "_prefetch_is_given": True, "prefetch_factor": 4}, Sizes(local=0, remote=0, prefetch=None)),
+        ({}, Settings(local=3, prefetch=6)),
+        ({"_prefetch_is_given": True, "prefetch_factor": 5}, Settings(local=3, prefetch=15, is_prefetch_fixed=True)),
+        (REMOTE, Settings(remote=3, prefetch=6)),
+        ({"num_workers": 0, "prefetch_factor": None}, Settings(prefetch=0)),
     ],
 )
-def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Sizes) -> None:
+def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Settings) -> None:
     assert options(**changes).fixed() == sizes
+    assert sizes.is_prefetch_fixed == options(**changes).fixed().is_prefetch_fixed
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_streams_keep_their_number_and_the_reason_is_told() -> None:
 
 
 def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
-    assert not limits_of(options()).is_prefetch_limited
+    assert not limits_of(options()).clip(NOW).is_prefetch_fixed
     assert limits_of(options(_prefetch_is_given=True, prefetch_factor=7)).prefetch_factor == 7
 
 
@@ -164,7 +163,7 @@ def test_remote_workers_without_ray_are_refused_at_once(monkeypatch: pytest.Monk
 
 
 def test_what_a_resize_does_not_fix_stays() -> None:
-    assert options().resized(Sizes(local=3, remote=1, prefetch=8), {"remote": 0}) == Sizes(
+    assert options().resized(Settings(local=3, remote=1, prefetch=8), {"remote": 0}) == Settings(
         local=3, remote=0, prefetch=8
     )
 
@@ -184,9 +183,9 @@ class Running:
 
     def __init__(self, *, closed: bool = False) -> None:
         self.closed = closed
-        self.asked: list[Sizes] = []
+        self.asked: list[Settings] = []
 
-    def resize(self, sizes: Sizes) -> None:
+    def resize(self, sizes: Settings) -> None:
         self.asked.append(sizes)
 
 
@@ -202,7 +201,7 @@ def test_workers_that_stay_are_warned_of(changes: dict[str, Any]) -> None:
     ended, running = Running(closed=True), Running()
     with pytest.warns(RuntimeWarning, match="to 2 local and 1 remote workers takes effect with the next iterator"):
         sizing = resize(ended, running, sizes=(2, 1, None), **changes)
-    assert ended.asked == running.asked == [sizing.current()] == [Sizes(local=2, remote=1, prefetch=None)]
+    assert ended.asked == running.asked == [sizing.current()] == [Settings(local=2, remote=1, prefetch=6)]
 
 
 def test_no_warning_is_given_where_all_takes_effect_at_once() -> None:

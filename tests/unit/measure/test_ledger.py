@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from decisions import a_decision
 
-from dpex.autotune.types import Outcome, Settings
+from dpex.autotune.types import Outcome
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.sums import NodeStats, PoolStats, Sums
+from dpex.schedule.prefetch import Settings
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, readings_of

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from dpex import AsyncDataset
 from dpex.schedule.names import is_asynchronous, lanes
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 
 
 class Plain:
@@ -74,7 +74,10 @@ def test_a_worker_makes_as_many_batches_as_fill_its_concurrency(batch_size: int,
 
 
 def test_prefetch_is_larger_where_a_worker_makes_several_batches() -> None:
-    rules = PrefetchRules(base_prefetch=4, logical=False, may_group=True, memory_budget=None, lanes=4)
-    assert rules.prefetch(Sizes(local=2, remote=0, prefetch=None)) == 16
-    assert rules.prefetch(Sizes(local=2, remote=0, prefetch=None, tuned_prefetch=6)) == 6
-    assert rules.prefetch(Sizes(local=2, remote=0, prefetch=5)) == 5
+    rules, tuned = (
+        PrefetchRules(logical=False, may_group=True, memory_budget=None, lanes=4, is_tuned=is_tuned)
+        for is_tuned in (False, True)
+    )
+    assert rules.prefetch(Settings(local=2, prefetch=4)) == 16
+    assert tuned.prefetch(Settings(local=2, prefetch=6)) == 6
+    assert rules.prefetch(Settings(local=2, prefetch=5, is_prefetch_fixed=True)) == 5

@@ -23,7 +23,7 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.logical_workers import CROWD_AFTER_S
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import START
 
 
@@ -37,18 +37,18 @@ class Table:
         iterable: bool = False,
         prefetch: int = 4,
         sizes: tuple[int, int] = (2, 0),
-        tuned_prefetch: int | None = None,
+        is_tuned: bool = False,
         tolerates: bool = False,
         **status: Any,
     ) -> None:
-        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_group=False, memory_budget=None)
-        self.tuned_prefetch = tuned_prefetch
+        rules = PrefetchRules(logical=logicals > 0, may_group=False, memory_budget=None, is_tuned=is_tuned)
+        self.prefetch = prefetch
         self.state = EngineState(
             logicals=logicals,
             iterable=iterable,
             in_order=True,
             rules=rules,
-            sizes=self.sizes(*sizes),
+            settings=self.settings(*sizes),
             tolerates=tolerates,
         )
         self.answer(self.state.placement.open())
@@ -57,8 +57,8 @@ class Table:
                 self.report(name, tuple(range(count)), **status)
         self.answer(self.state.begin_epoch())
 
-    def sizes(self, local: int, remote: int = 0) -> Sizes:
-        return Sizes(local=local, remote=remote, prefetch=None, tuned_prefetch=self.tuned_prefetch)
+    def settings(self, local: int, remote: int = 0) -> Settings:
+        return Settings(local=local, remote=remote, prefetch=self.prefetch)
 
     def answer(self, _: None = None) -> list[Any]:
         """The instructions that the call in the brackets has left."""
@@ -115,17 +115,17 @@ def made(number: int, *, epoch: int = 0, value: Any = None, **more: Any) -> Tick
 
 def test_a_resize_scales_present_pools_and_creates_wanted_ones() -> None:
     table = Table()
-    assert table.answer(table.state.resize(table.sizes(0))) == [Scale("local", 0)]
-    assert table.answer(table.state.resize(table.sizes(0, 2))) == [Scale("local", 0), Scale("remote", 2)]
-    assert table.state.placement.sizes == table.sizes(0, 2)
+    assert table.answer(table.state.resize(table.settings(0))) == [Scale("local", 0)]
+    assert table.answer(table.state.resize(table.settings(0, 2))) == [Scale("local", 0), Scale("remote", 2)]
+    assert table.state.placement.settings == table.settings(0, 2)
 
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_a_resize_of_logical_workers_changes_only_the_prefetch(iterable: bool) -> None:
     table = Table(logicals=2, iterable=iterable)
-    assert table.answer(table.state.resize(Sizes(local=0, remote=2, prefetch=11))) == []
+    assert table.answer(table.state.resize(Settings(local=0, remote=2, prefetch=11))) == []
     table.state.settle_prefetch()
-    assert table.state.placement.sizes == Sizes(local=2, remote=0, prefetch=11)
+    assert table.state.placement.settings == Settings(local=2, remote=0, prefetch=11)
     assert table.state.schedule.prefetch == 11
 
 
@@ -133,28 +133,31 @@ def test_a_resize_of_logical_workers_changes_only_the_prefetch(iterable: bool) -
 def test_logical_workers_that_did_not_start_are_requested_again(status: dict[str, Any]) -> None:
     table = Table(logicals=2)
     table.report("local", (0,), **status)
-    assert table.answer(table.state.resize(table.sizes(2))) == [Scale("local", 2)]
+    assert table.answer(table.state.resize(table.settings(2))) == [Scale("local", 2)]
 
 
 def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
-    table = Table(sizes=(0, 0), tuned_prefetch=8)
-    (scale,) = table.answer(table.state.resize(table.sizes(0, 2)))
+    table = Table(sizes=(0, 0), prefetch=8, is_tuned=True)
+    (scale,) = table.answer(table.state.resize(table.settings(0, 2)))
     assert scale == Scale("remote", 2, optional=True)
     assert table.answer(table.state.placement.scale_refused(scale, "there is no cluster")) == [
         Notice("no remote workers for this loader: there is no cluster", warning=False),
         Scale("local", 1),
     ]
-    assert (table.state.placement.sizes, table.state.placement.why_no_remote) == (table.sizes(1), "there is no cluster")
+    assert (table.state.placement.settings, table.state.placement.why_no_remote) == (
+        table.settings(1),
+        "there is no cluster",
+    )
     assert table.state.placement.wanted == {"local": 1}
 
 
 def test_a_refused_request_for_remote_workers_keeps_the_sizes() -> None:
     table = Table()
-    _, scale = table.answer(table.state.resize(table.sizes(2, 2)))
+    _, scale = table.answer(table.state.resize(table.settings(2, 2)))
     assert scale == Scale("remote", 2)
     assert table.answer(table.state.placement.scale_refused(scale, "there is no cluster")) == []
-    assert (table.state.placement.sizes, table.state.placement.wanted, table.state.placement.why_no_remote) == (
-        table.sizes(2),
+    assert (table.state.placement.settings, table.state.placement.wanted, table.state.placement.why_no_remote) == (
+        table.settings(2),
         {"local": 2},
         None,
     )
@@ -169,7 +172,7 @@ def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> N
         Notice(f"no remote worker is left (its head is gone): {count} local workers take over"),
         Scale("local", count),
     ]
-    assert table.state.placement.sizes == table.sizes(count, 3)
+    assert table.state.placement.settings == table.settings(count, 3)
 
 
 def test_local_substitutes_leave_when_the_cluster_returns() -> None:
@@ -186,7 +189,7 @@ def test_local_substitutes_leave_when_the_cluster_returns() -> None:
         Notice("remote workers run again: the local workers that took over leave", warning=False),
         Scale("local", 0),
     ]
-    assert table.state.placement.sizes == table.sizes(0, 3)
+    assert table.state.placement.settings == table.settings(0, 3)
     assert not any(isinstance(said, Scale) for said in table.tell(WorkerUp("remote", running - 1)))
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from decisions import a_decision
 
-from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.autotune.types import Decision, Outcome
 from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.measure.sums import NodeStats, PoolStats, Sums
+from dpex.schedule.prefetch import Settings
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics

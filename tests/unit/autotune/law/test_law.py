@@ -12,8 +12,9 @@ from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.law import Law, start
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.prefetch import Settings
 from tests.unit.autotune.test_tuning import Loader, Machine, run, tuned
 
 
@@ -46,7 +47,7 @@ class TunedLoader:
 
     @property
     def workers(self) -> int:
-        return self.engine.sizes.local
+        return self.engine.settings.local
 
 
 def test_it_starts_within_the_configuration() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Settings
+from dpex.schedule.prefetch import Settings
 
 ANYTHING = Limits(local=64, remote=0)
 
