@@ -59,7 +59,7 @@ class Sharing:
         self._num_workers, self._stride = num_workers, 1 if is_one_queue else max(1, num_workers)
         self._unpickling_s, self._clock = unpickling_s, clock
         self._search: ObjectSearch | None = None
-        self._pace: _Pace | None = None
+        self._pace: Pace | None = None
         self._requests = 0
         self._has_begun = False
         self._why_not = SWITCHED_OFF if request is None else _why_has_threads() or why_unsupported()
@@ -88,7 +88,7 @@ class Sharing:
             return False
         if self._requests > 1 or self._is_at_end():
             return True
-        self._pace = _Pace(arguments, fds)
+        self._pace = Pace(_row_of(arguments, fds), self._stride)
         return False
 
     def advance(self) -> SharedObjects | None:
@@ -126,7 +126,7 @@ class Sharing:
             return self._request.most_s
         if self._pace is None:
             return FIRST_S + _PACE_S
-        batch_s = self._pace.batch_s(self._clock(), self._stride)
+        batch_s = self._pace.batch_s(self._clock())
         epoch_s = self._request.batches * batch_s / max(1, self._num_workers)
         return max(FIRST_S + _PACE_S, SEARCH_RATIO * epoch_s)
 
@@ -138,21 +138,34 @@ def _why_has_threads() -> str:
     return f"the process that forks the workers has {count} threads" if count > 1 else ""
 
 
-class _Pace:
-    """The speed of the first worker, read from the board."""
+class Pace:
+    """The seconds that the first worker takes for a batch, by looks at the ticket that it works on.
 
-    def __init__(self, arguments: tuple[int, int, int], fds: list[int]) -> None:
-        self._board = mmap.mmap(fds[1], arguments[0])
-        self._row = arguments[2]
-        self._first, self._since = 0, 0.0
-        """The first ticket that was seen on the board, and when. What the worker did before, it does once."""
-        self._latest = 0
+    A worker whose tickets are done may have to wait for the workers that wait for the search. So an interval between two
+    looks counts only if the worker works at both.
 
-    def batch_s(self, now: float, stride: int) -> float:
-        """Return the seconds that the worker takes for a batch; ``stride``: how far its next ticket is."""
-        number = BOARD_ROW.unpack_from(self._board, self._row)[1]
-        if number and not self._first:
-            self._first, self._since = number, now
+    Args:
+        working_on: Returns the worker's ticket, from 1 on; 0: none.
+        stride: Distance from one ticket of the worker to its next one.
+    """
+
+    def __init__(self, working_on: Callable[[], int], stride: int) -> None:
+        self._working_on, self._stride = working_on, stride
+        self._first = self._latest = self._last = 0
+        """The first ticket that was seen, the highest one, and that of the last look."""
+        self._looked_s = self._busy_s = 0.0
+
+    def batch_s(self, now: float) -> float:
+        """Look at the worker; return its seconds per batch, at least what the first batch has taken so far."""
+        number = self._working_on()
+        self._first = self._first or number
         self._latest = max(self._latest, number)
-        done = (self._latest - self._first) // stride
-        return (now - self._since) / max(1, done) if self._first else 0.0
+        if number and self._last:
+            self._busy_s += now - self._looked_s
+        self._last, self._looked_s = number, now
+        return self._busy_s / max(1, (self._latest - self._first) // self._stride)
+
+
+def _row_of(arguments: tuple[int, int, int], fds: list[int]) -> Callable[[], int]:
+    board, row = mmap.mmap(fds[1], arguments[0]), arguments[2]
+    return lambda: int(BOARD_ROW.unpack_from(board, row)[1])
