@@ -141,8 +141,8 @@ def _why_has_threads() -> str:
 class Pace:
     """The seconds that the first worker takes for a batch, by looks at the ticket that it works on.
 
-    A worker whose tickets are done may have to wait for the workers that wait for the search. So an interval between two
-    looks counts only if the worker works at both.
+    A worker whose tickets are done may have to wait for the workers that wait for the search. So an interval between
+    two looks counts only if the worker works at both.
 
     Args:
         working_on: Returns the worker's ticket, from 1 on; 0: none.
