@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 
 from benchmarks import keep, report
-from benchmarks.contestants import AUTO, LIMIT, Contestant
+from benchmarks.contestants import AUTO, Contestant
 from benchmarks.course import MARKS, Course, drive
 from benchmarks.journal import Journal, Measurement, Origin, Settings
 from benchmarks.results import RowResult, is_behind, results_of
 from benchmarks.rows import BY_KEY, ROWS
-from benchmarks.runner import turns
 from benchmarks.works import WORKS
 
 CORES = 2
@@ -143,20 +141,6 @@ def test_behind_is_what_is_printed_as_less_than_one() -> None:
     assert (is_behind(behind), is_behind(level, None)) == (True, False)
 
 
-def test_two_checkouts_are_compared_within_a_round() -> None:
-    base = replace(DPEX[2], engine="base")
-    courses = {base: replace(course(80, 100), batch_cpu_s=0.5), DPEX[2]: replace(course(72, 50), batch_cpu_s=0.6)}
-    text = " ".join(report.row_text(result(courses)).split())
-    assert "2 workers / base, settled 0.50x" in text
-    assert "2 workers / base, whole 0.90x" in text
-    assert "2 workers / base, processor time of a batch 1.20x" in text
-
-
-def test_each_dpex_has_its_twin_of_the_base_beside_it() -> None:
-    found = [turn.contestant.key for turn in turns(BY_KEY["floats"], 2, CORES, only=["dpex:0", "torch:2"], base=True)]
-    assert found == ["base:0", "dpex:0", "dpex:0", "base:0"]
-
-
 # -- what may be kept --------------------------------------------------------------------------------------------------
 
 
@@ -229,42 +213,11 @@ def test_the_headline_compares_whole_auto_with_settled_torch() -> None:
     assert line[1:] == ["50.0/s (2)", "60.0/s (0)", "75.0/s", "1.50x (1.50 to 1.50)", "1.25x (1.25 to 1.25)"]
 
 
-def test_the_table_of_speed_has_both_counts_and_losses_first() -> None:
-    rates = {TORCH[0]: 40.0, TORCH[2]: 10.0, DPEX[0]: 30.0, DPEX[2]: 50.0}
-    behind, ahead = cells(report.speed_table([kept_run(result(rates), result({TORCH[0]: 10.0, DPEX[0]: 8.0}, "jpeg"))]))
-    assert behind[0] == BY_KEY["jpeg"].title
-    best = ["5.00x (5.00 to 5.00)", "1.25x (1.25 to 1.25)"]
-    assert ahead[1:] == ["10.0/s (2)", "40.0/s (0)", "50.0/s (2)", "50.0/s (2)", *best]
-
-
 def test_auto_is_compared_with_the_oracle_whole_and_settled() -> None:
     row = result({TORCH[0]: course(50, 50), BATCH: course(40, 60), AUTO: course(30, 57)}, "wait")
     (line,) = cells(report.auto_table([kept_run(row)]))
     oracle = '60.0/s, dpex, 64 workers, seeding="batch"'
     assert line[1:] == [oracle, "30.0/s", "0.50x (0.50 to 0.50)", "0.95x (0.95 to 0.95)"]
-
-
-def test_the_table_of_trainings_has_the_best_of_torchs() -> None:
-    rates = {LIMIT: [20.0] * 3, TORCH[0]: [4.0] * 3, TORCH[2]: [8.0] * 3, AUTO: [12.0, 10.0, 16.0]}
-    limit, torchs, auto = cells(report.training_table([kept_run(result(rates, "train-jpeg"))]))
-    assert torchs[1] == "torch, 2 workers"
-    assert limit[1] == "one batch again and again"
-    assert auto[2:] == ["768 (640 to 1,024)", "768 (640 to 1,024)", "50% (50% to 50%)", "60% (50% to 80%)"]
-
-
-def test_the_table_of_loaders_has_each_best_and_its_memory() -> None:
-    rivals = {count: Contestant(engine="spdl", workers=count) for count in (32, 64)}
-    courses = {DPEX[8]: 30.0, AUTO: 20.0, rivals[32]: 10.0, rivals[64]: 25.0}
-    row = result({one: replace(course(rate), memory_bytes=2 * 10**9) for one, rate in courses.items()}, "loaders-wait")
-    found = cells(report.loaders_table([kept_run(row)]))
-    assert [line[1] for line in found] == ["dpex, 8 workers", "SPDL, 64 threads", "dpex, auto"]
-    assert found[0][2:] == ["30.0/s (30.0/s to 30.0/s)", "30.0/s", "2.00 GB"]
-    assert report.loaders_table([kept_run(result({AUTO: 1.0}))]) == report.NOT_MEASURED
-
-
-def test_a_contestant_is_known_by_its_key() -> None:
-    everybody = [one for row in ROWS for one in row.contestants(CORES, rivals=True)]
-    assert [Contestant.from_key(one.key) for one in everybody] == everybody
 
 
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
@@ -279,25 +232,3 @@ def test_the_documents_tables_match_the_kept_results(path: Path) -> None:
 
 def test_what_is_kept_can_be_quoted() -> None:
     assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
-
-
-def test_a_figure_names_the_commits_to_measured_code(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
-        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    git("init", "--quiet")
-    (tmp_path / "dpex" / "engine").mkdir(parents=True)
-    git("commit", "--quiet", "--allow-empty", "-m", "measured")
-    measured = git("rev-parse", "HEAD")
-    for number, name in enumerate(("dpex/engine/a.py", "dpex/errors.py", "dpex/engine/a.py")):
-        (tmp_path / name).write_text(str(number))
-        git("add", ".")
-        git("commit", "--quiet", "-m", name)
-    assert report.commits_since(measured, tmp_path) == 2
-    assert report.commits_since("d" * 40, tmp_path) is None
-    line = report.age(kept_run(whole_row("floats"), commit=measured), tmp_path)
-    assert line.startswith(f"1 row of 2026-11-22 at {measured[:8]}: 2 commits to dpex/autotune/law, ")
-    assert "measure its rows again" not in line
-    assert "unknown here" in report.age(kept_run(whole_row("floats")), tmp_path)

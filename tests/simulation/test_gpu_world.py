@@ -53,18 +53,6 @@ def test_events_and_nvml_say_what_the_gpu_did(wait_s: float, stall: float, busy:
     assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.1, abs=0.005)
 
 
-def test_a_synchronised_loop_loses_what_its_gpu_loses() -> None:
-    look, _ = looked(world(Gpu(sync_every=1), wait_s=0.2))
-    assert look.gpu_stall_s == pytest.approx(look.times.wait_s, rel=0.05)
-
-
-@pytest.mark.parametrize("queue", [1, 8])
-def test_no_more_steps_are_launched_than_the_queue_holds(queue: int) -> None:
-    simulator = played(world(Gpu(queue=queue)))
-    delivered = len(simulator.ranks[0].history.delivered)
-    assert delivered - SECONDS / STEP.gpu_s == pytest.approx(queue, abs=1.5)
-
-
 def test_ranks_wait_for_each_other_and_look_busy() -> None:
     """The second has a slower loader; the first one's kernel spins meanwhile."""
     made = world(Gpu(queue=2, all_reduce_s=0.01), ranks=2, wait_s=0.05)

@@ -50,14 +50,6 @@ def test_it_stays_within_limits() -> None:
     assert search(World(phases=(phase,)), config).best.settings == Settings(local=5, prefetch=9)
 
 
-def test_it_spends_few_remote_workers() -> None:
-    """The consumer takes 50 batches a second: five workers, wherever they are."""
-    phase = Phase(work=Work(cpu_s=0.1), step=Step(gpu_s=0.02), nodes=20)
-    found = search(World(cpus=1, own_s=0.0, actor_s=0.1, phases=(phase,)))
-    assert found.best.rate == pytest.approx(50, rel=0.02)
-    assert found.cheapest.settings.workers == 5
-
-
 @pytest.mark.parametrize(
     "world",
     [
@@ -115,12 +107,6 @@ def test_results_of_another_world_are_refused() -> None:
     assert kept.truths("development", scenario)
     with pytest.raises(StaleOracleError, match=f"run {REFRESH}"):
         kept.truths("development", replace(scenario, world=replace(scenario.world, cpus=5.0)))
-
-
-def test_results_of_another_simulator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_source", lambda: "another")
-    with pytest.raises(StaleOracleError, match="knows nothing of 'cpu-4-cores' as it is now"):
-        kept.truths("development", load()["cpu-4-cores"])
 
 
 @pytest.mark.parametrize("of", SETS)

@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.simulation import baseline, kept
 from benchmarks.simulation.baseline import RECORD
-from benchmarks.simulation.scenarios import SETS, VALIDATION, Scenario, load, scenario_of
+from benchmarks.simulation.scenarios import SETS, VALIDATION, load
 from benchmarks.simulation.score import cold_start, play
-from benchmarks.simulation.world import Phase, Step, Work, World
 
 pytestmark = pytest.mark.long
 
@@ -55,33 +54,3 @@ def test_scenarios_make_sense(of: str, name: str) -> None:
     assert work is not None
     held = scenario.world.ranks * (start.local * scenario.world.worker_bytes + start.prefetch * work.batch_bytes)
     assert held <= scenario.world.memory, "nobody could keep memory that the cold start has exceeded"
-
-
-def entry(**changes: object) -> dict[str, object]:
-    return {"name": "x", "why": "", "seconds": 30, "world": {}, "phases": [{"at": 0}]} | changes
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"holds": ["speed"]}, r"scenario 'x': \['speed'\] in holds; there are regret, "),
-        ({"world": {"cpu": 2}}, r"World: \['cpu'\] is no field; there are actor_s, "),
-        ({"phases": [{"at": 0, "work": {"cpu": 2}}]}, r"Work: \['cpu'\] is no field; there are batch_bytes, "),
-    ],
-)
-def test_what_is_misspelt_is_named(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        scenario_of("made", entry(**changes))
-
-
-def test_an_interval_knows_the_phases_that_hold_in_it() -> None:
-    phases = (Phase(work=Work(cpu_s=1), nodes=3), Phase(at=10, step=Step(gpu_s=2)), Phase(at=20, nodes=1))
-    scenario = Scenario(name="x", family="", why="", seconds=30, world=World(phases=phases), judged_at=(0, 10))
-    assert list(scenario.intervals()) == [(0, 10), (10, 30)]
-    both = Phase(at=10, work=Work(cpu_s=1), step=Step(gpu_s=2), nodes=3)
-    assert scenario.phases_of(10, 30) == [both, Phase(at=20, nodes=1)]
-
-
-def test_random_numbers_begin_anew_where_an_interval_does() -> None:
-    scenario = scenario_of("made", entry(seconds=60, phases=[{"at": 0}, {"at": 20}, {"at": 40}], judged_at=[0, 40]))
-    assert [phase.stream for phase in scenario.world.phases] == [0, None, 1]

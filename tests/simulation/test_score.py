@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulation import baseline
-from benchmarks.simulation.__main__ import main
 from benchmarks.simulation.baseline import Achieved, achieved, differences
 from benchmarks.simulation.kept import truths
 from benchmarks.simulation.oracle import Static
@@ -40,10 +39,6 @@ def score(**changes: object) -> Score:
         "over_bytes": -1e9,
     }
     return Score(**good | changes)  # type: ignore[arg-type]
-
-
-def test_a_good_score_misses_nothing() -> None:
-    assert score().missed() == {}
 
 
 @pytest.mark.parametrize(
@@ -87,20 +82,6 @@ def test_a_search_that_missed_a_better_setting_is_found_out() -> None:
         "ERROR, the search missed a setting in consumer-two" in line for line in summary("development", [result])
     )
     assert play(scenario, [truth]).doubts == []
-
-
-@pytest.mark.parametrize("options", [[], ["--decisions"]])
-def test_the_command_shows_a_scenario(options: list[str]) -> None:
-    lines: list[str] = []
-    main(["--only", "consumer-two", *options], write=lines.append)
-    assert any("consumer-two" in line for line in lines)
-    assert any("regret of whole runs: mean" in line for line in lines)
-
-
-def test_the_command_knows_its_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--only", "nothing"])
-    assert "no scenario is called nothing; there are " in capsys.readouterr().err
 
 
 # -- what is on record -------------------------------------------------------------------------------------------------
