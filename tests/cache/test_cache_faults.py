@@ -138,14 +138,6 @@ def test_spawned_workers_share_the_cache(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == LENGTH + 2
 
 
-def test_a_random_dataset_is_an_error_in_the_training_loop() -> None:
-    with (
-        DpexDataLoader(cached(Images()), num_workers=1) as loader,
-        pytest.raises(CacheError, match=r"step 2 of its transform, Augment, is random.*upto='Decode'"),
-    ):
-        list(loader)
-
-
 class Opened(Dataset[torch.Tensor]):
     handle: Any = None
     scale = 1

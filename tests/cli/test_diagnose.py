@@ -9,18 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import dpex, python
-from tests.cli.test_run_command import CASES
-
-
-@pytest.mark.parametrize("name", ["an error", "a signal"])
-def test_failing_script_ends_as_under_python(name: str, tmp_path: Path) -> None:
-    """`test_run_command` has all ways to end: scripts are run by the same function."""
-    source, status = CASES[name]
-    (tmp_path / "script.py").write_text(source)
-    plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "script.py", cwd=tmp_path)
-    assert ours.returncode == plain.returncode == status
-    assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr)
+from tests.cli.commands import dpex
 
 
 @pytest.mark.parametrize("source", ["", "raise SystemExit(0)"])

@@ -377,10 +377,3 @@ def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
         warnings.simplefilter("error")
         loader.num_workers = 1
     assert loader._current_settings().local == 1
-
-
-def test_a_word_cannot_be_assigned() -> None:
-    loader = DpexDataLoader(DATA, num_workers=1)
-    with pytest.raises(OptionError, match=r"loader.num_workers = 'auto': .* make the loader with num_workers='auto'"):
-        loader.num_workers = "auto"  # type: ignore[assignment]
-    assert loader.num_workers == 1

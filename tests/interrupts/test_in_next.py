@@ -1,7 +1,7 @@
 """Exceptions of signal handlers inside ``next()``, several consumers, and a loader that is closed meanwhile.
 
-A real signal is raised where dpex calls the k-th function inside ``next()``, for one k after the other: every place is
-met, where a timer would leave it to chance.
+A real signal is raised where dpex calls the k-th function inside ``next()``, for one k after the other. The modules
+`test_fast_sweep` and `test_sweep` raise one at every place where CPython looks for signals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from waiting import until
 
 import dpex
-from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
+from dpex import DpexDataLoader, IteratorClosedError
 from dpex.system.signals import is_from_handler
 from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.setup import modes_here
@@ -89,35 +89,6 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, former)
 
 
-def interrupted(iterator: Any, spacing: int) -> tuple[list[torch.Tensor], int]:
-    """All batches, with an interrupt in each call of ``next()``, at another place each time."""
-    batches: list[torch.Tensor] = []
-    ticks, at = 0, 1
-    while True:
-        ticking = Ticking(at)
-        sys.settrace(ticking)
-        try:
-            batches.append(next(iterator))
-        except StopIteration:
-            return batches, ticks
-        except TickError:
-            ticks += 1
-            assert ticks < 20_000
-        finally:
-            sys.settrace(None)
-        at = at + spacing if ticking.came else 1
-
-
-@pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_batch_comes_once_whatever_is_from_handlered(kind: str) -> None:
-    wanted = stacked(loader_of(kind))
-    got, ticks = interrupted(iter(loader_of(kind)), 1)
-    assert ticks > ROWS // 4
-    rows = torch.cat(got)
-    assert_same(rows[rows[:, 0].argsort()] if kind == "out of order" else rows, wanted[wanted[:, 0].argsort()])
-
-
 DEATH = 48
 """Calls in which the pool takes in the death of a worker, and starts another one."""
 
@@ -145,31 +116,6 @@ def test_every_batch_comes_once_if_a_death_report_is_interrupted(kind: str) -> N
             finally:
                 sys.settrace(None)
         assert_same(torch.cat(got), wanted)
-
-
-@pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_generator_ended_by_an_exception_is_an_error(kind: str, handler: Callable[..., None]) -> None:
-    """Every batch that was drawn comes."""
-
-    class Interrupted:
-        def __iter__(self) -> Iterator[list[int]]:
-            for at in range(0, ROWS, 4):
-                if at == ROWS // 2:
-                    signal.raise_signal(signal.SIGUSR1)
-                yield list(range(at, at + 4))
-
-    loader = DpexDataLoader(Augmented(ROWS), batch_sampler=Interrupted(), generator=seeded(), **KINDS[kind])
-    iterator, found, errors = iter(loader), [], []
-    while True:
-        try:
-            found.append(next(iterator))
-        except StopIteration:
-            break
-        except (TickError, InterruptedSamplerError) as error:
-            errors.append(type(error))
-    assert errors == [TickError, InterruptedSamplerError]
-    assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
 
 
 @pytest.mark.usefixtures("handler")

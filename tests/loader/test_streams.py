@@ -356,13 +356,6 @@ def test_no_warning_where_the_number_is_known(kind: Any) -> None:
         list(auto(NamesShards()))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [Plain, SplitsAtOnce])
-def test_a_number_means_what_it_means_in_torch(kind: Any) -> None:
-    with DpexDataLoader(kind(), batch_size=4, num_workers=STREAMS) as loader:
-        assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=STREAMS))
-
-
 # -- a later run -------------------------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,8 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from .datasets import Of, Stream, as_is, as_tensor, epochs
-from .harness import PASSES, WORKERS, Loader, caught, drain, parity
+from .datasets import Of, Stream, as_is, as_tensor
+from .harness import WORKERS, Loader, caught, drain, parity
 
 
 class Pair(NamedTuple):
@@ -316,13 +316,6 @@ def test_batches_outlive_iterator_and_loader(cls: Loader, workers: int) -> Any:
     return [kept, rows, arrays, again]
 
 
-@PASSES
-@parity
-def test_all_batches_of_some_epochs_can_be_kept(cls: Loader, workers: int, persistent: bool) -> Any:
-    loader = cls(Of(as_tensor, 300), num_workers=workers, persistent_workers=persistent)
-    return epochs(loader, 2)
-
-
 @WORKERS
 @parity
 def test_growing_batches(cls: Loader, workers: int) -> Any:
@@ -354,21 +347,6 @@ def test_edits_of_the_collate_map(cls: Loader, workers: int) -> Any:
         del default_collate_fn_map[Special]
     seen.append(drain(iter(loader)))
     return seen
-
-
-def replaced_int(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    return torch.tensor(batch) * 100
-
-
-@WORKERS
-@parity
-def test_replaced_entries_of_the_collate_map(cls: Loader, workers: int) -> Any:
-    old = default_collate_fn_map[int]
-    default_collate_fn_map[int] = replaced_int
-    try:
-        return list(cls(Of(int, 4), batch_size=2, num_workers=workers))
-    finally:
-        default_collate_fn_map[int] = old
 
 
 @WORKERS

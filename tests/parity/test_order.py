@@ -275,19 +275,6 @@ def test_the_persistent_iterator_is_one_object(cls: Loader) -> Any:
     ]
 
 
-@parity
-def test_persistent_workers_are_the_same_processes(cls: Loader) -> Any:
-    import os
-
-    loader = cls(Of(lambda index: os.getpid(), 8), num_workers=2, persistent_workers=True)
-    first, second = epochs(loader, 2)
-    return [
-        first == second,
-        len({int(p) for p in first}),
-        len({int(p) for p in cls(loader.dataset, num_workers=2)}),
-    ]
-
-
 @pytest.mark.parametrize("taken", [0, 1, 5])
 @parity
 def test_a_persistent_epoch_that_is_broken_off(cls: Loader, taken: int) -> Any:

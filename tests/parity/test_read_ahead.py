@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
@@ -42,19 +42,6 @@ class Augmented(Dataset[torch.Tensor]):
         return torch.cat([torch.tensor([float(index)]), torch.rand(2)])
 
 
-class Counting(Sampler[int]):
-    """Count the indices that are drawn."""
-
-    drawn = 0
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self) -> Iterator[int]:
-        for self.drawn in range(1, LENGTH + 1):
-            yield self.drawn - 1
-
-
 def oldest(loader: Any, dataset: OfTheStep) -> int:
     """Return the largest number of steps between the making of a batch and its delivery, over two epochs."""
     step, ages = 0, []
@@ -75,12 +62,6 @@ def test_batch_is_no_older_than_the_prefetch(seeding: str, prefetch_factor: int 
         dataset, num_workers=WORKERS, seeding=seeding, prefetch_factor=prefetch_factor, shuffle=True
     ) as loader:
         assert oldest(loader, dataset) <= WORKERS * (prefetch_factor or 2)
-
-
-def test_sampler_is_drawn_no_further_than_the_prefetch() -> None:
-    sampler = Counting()
-    with DpexDataLoader(OfTheStep(), num_workers=WORKERS, sampler=sampler) as loader:
-        assert max(sampler.drawn - number - 1 for number, _ in enumerate(loader)) <= WORKERS * 2
 
 
 SAMPLERS: dict[str, Callable[[Any], Any]] = {

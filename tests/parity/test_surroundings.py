@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,55 +98,6 @@ def test_an_iterator_made_here_and_used_in_another_thread(cls: Loader, workers: 
     thread.start()
     thread.join()
     return seen
-
-
-@WORKERS
-@parity
-def test_from_a_forked_process(cls: Loader, workers: int) -> Any:
-    """A child of this process builds and uses a loader of its own."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            text = repr([batch.tolist() for batch in cls(Counting(5), batch_size=2, num_workers=workers)])
-        except BaseException as error:
-            text = repr(error)
-        os.write(writer, text.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    return [text, os.waitpid(child, 0)[1]]
-
-
-@WORKERS
-@pytest.mark.parametrize("how", ["ended", "broken off", "failed", "never used"])
-@parity
-def test_workers_are_gone_when_the_iterator_is(cls: Loader, workers: int, how: str) -> Any:
-    def use() -> list[int]:
-        iterator = iter(cls(Counting(20), num_workers=workers, sampler=[*range(10), "x"] if how == "failed" else None))
-        pids = [worker.pid for worker in getattr(iterator, "_workers", [])]
-        if how == "broken off":
-            take(iterator, 3)
-        elif how != "never used":
-            caught(list, iterator)
-        return pids
-
-    pids = use()
-    gc.collect()
-    return [len(pids), [Path(f"/proc/{pid}").exists() for pid in pids]]
-
-
-@parity
-def test_persistent_workers_are_gone_when_the_loader_is(cls: Loader) -> Any:
-    def use() -> list[int]:
-        loader = cls(Counting(6), num_workers=2, persistent_workers=True)
-        epochs(loader, 2)
-        return [worker.pid for worker in loader._iterator._workers]
-
-    pids = use()
-    gc.collect()
-    return [len(pids), [Path(f"/proc/{pid}").exists() for pid in pids]]
 
 
 @parity

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from .datasets import Counting, Of, SizedStream, Stream, as_is, epochs, pair, worker_id
-from .harness import PASSES, WORKERS, Loader, caught, drain, parity, random_state
+from .harness import PASSES, WORKERS, Loader, caught, parity, random_state
 
 sharing_strategy: Any = torch.multiprocessing.get_sharing_strategy
 SETTING: dict[str, int] = {"module global": 1}
@@ -424,10 +424,3 @@ def test_start_methods_refuse_what_cannot_be_pickled(cls: Loader, method: str) -
     own = "cannot pickle '_thread.lock' object"
     warned = [(w.category, str(w.message).startswith(words)) for w in said]
     return [isinstance(error.error, TypeError), own in str(error.error), warned]
-
-
-@WORKERS
-@parity
-def test_printing_to_a_captured_stream(cls: Loader, workers: int) -> Any:
-    """Whatever stands in for sys.stdout here, a worker's print must not break it."""
-    return drain(iter(cls(Of(lambda i: print(end="") or i, 2), num_workers=workers)))

@@ -76,11 +76,6 @@ def test_counters_are_seen_as_rates_over_grafanas_interval(title: str, expr: str
 
 
 @EVERY_QUERY
-def test_what_a_query_names_exists(title: str, expr: str) -> None:
-    assert named_in(expr) <= {*BY_NAME, *PROMETHEUS_OWN}, title
-
-
-@EVERY_QUERY
 def test_labels_that_a_query_names_exist(title: str, expr: str) -> None:
     """In matchers: those of the metric, or of its target."""
     for selector, _ in selectors(expr):

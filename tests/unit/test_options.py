@@ -16,7 +16,7 @@ import torch
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
-from dpex.errors import DpexError, OptionError, StateError
+from dpex.errors import DpexError, OptionError
 from dpex.options import (
     _RAY_REMOTE_ARGS,
     DEFAULTS,
@@ -71,6 +71,7 @@ TORCHS: list[tuple[str, Any]] = [
     ("dataset", None),
     *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "", "many")),
     *(("prefetch_factor", value) for value in (0, -1, "2", 2.5)),
+    *(("timeout", "5"), ("timeout", None), ("generator", 3)),
 ]
 """Arguments of torch's, which its own constructor accepts, or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
@@ -283,26 +284,7 @@ def test_unknown_argument_like_no_other_is_refused() -> None:
         DpexDataLoader(DATA, zzz=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("name", "value"), [("timeout", "5"), ("timeout", None), ("generator", 3)])
-def test_wrong_value_of_torch_is_an_option_error(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=re.escape(f"{name}={value!r}: give a ")):
-        DpexDataLoader(DATA, **{name: value})
-
-
-@pytest.mark.parametrize("state", [None, 3, "epoch 1"])
-def test_what_is_no_state_is_refused(state: Any) -> None:
-    with pytest.raises(StateError, match=re.escape(f"load_state_dict({state!r}): it is no state")):
-        DpexDataLoader(DATA).load_state_dict(state)
-
-
 # -- "auto" ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_number_that_is_set_later_is_kept() -> None:
-    loader = DpexDataLoader(DATA, num_workers="auto")
-    loader.num_workers = 3
-    assert not loader._is_auto
-    assert loader._tuning() is None
 
 
 @pytest.mark.parametrize("count", [-1, "auto"])

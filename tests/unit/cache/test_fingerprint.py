@@ -61,18 +61,6 @@ def test_another_state_has_another_key(change: dict[str, Any]) -> None:
     assert key(**parts) != key(**{**parts, **change})
 
 
-def test_another_source_of_a_class_inside_has_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    keys = set()
-    for body in ("return 1", "return 2", "return 1"):
-        (tmp_path / "decoder_of_user.py").write_text(f"class Decoder:\n    def __call__(self):\n        {body}\n")
-        os.utime(tmp_path / "decoder_of_user.py", (len(keys), len(keys)))
-        sys.modules.pop("decoder_of_user", None)
-        importlib.invalidate_caches()
-        keys.add(key(decoder=importlib.import_module("decoder_of_user").Decoder()))
-    assert len(keys) == 2
-
-
 def test_files_are_looked_at_where_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     file = tmp_path / "folder" / "data.bin"

@@ -233,11 +233,6 @@ def test_a_cut_off_file_on_disk_begins_anew(folder: Path, kept_bytes: int) -> No
     assert store.put(3, encoded(sample(3)), 1)
 
 
-def test_two_datasets_of_a_process_share_one_store(folder: Path) -> None:
-    one = disk_store.opened(folder, 1 << 24, "Data", MANY)
-    assert disk_store.opened(folder, 1 << 24, "Data", MANY) is one
-
-
 def test_one_folder_of_two_names_has_one_store(folder: Path, tmp_path: Path) -> None:
     one = disk_store.opened(folder, 1 << 24, "Data", MANY)
     (tmp_path / "link").symlink_to(folder.parent)
