@@ -77,8 +77,8 @@ class Subject:
         is_torchs: PyTorch's own iterators make the batches, so that none is ever counted.
         held: The Python objects of the dataset.
         private_bytes: The memory that most local workers have for themselves at least; 0: none runs, or unknown.
-        concurrency: Samples that a worker would load at the same time if the dataset were asynchronous; 0: it is
-            already, or is a stream.
+        is_asynchronous: Samples are loaded by an event loop. A step that waits without an await blocks that loop.
+        concurrency: Samples that an event loop may load at the same time; 0: the dataset is a stream.
     """
 
     name: str = ""
@@ -98,6 +98,7 @@ class Subject:
     is_torchs: bool = False
     held: HeldObjects = field(default_factory=HeldObjects)
     private_bytes: float = 0.0
+    is_asynchronous: bool = False
     concurrency: int = 0
 
 

@@ -176,14 +176,10 @@ def diagnosis_source(loader: Any) -> DiagnosisSource:
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         is_torchs=_is_torchs(sizing),
         held=held_by(loader.dataset),
-        concurrency=loader.worker_config.concurrency if _may_be_asynchronous(loader) else 0,
+        is_asynchronous=is_asynchronous(loader.dataset),
+        concurrency=loader.worker_config.concurrency if loader._dataset_kind == DatasetKind.Map else 0,
     )
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
-
-
-def _may_be_asynchronous(loader: Any) -> bool:
-    """Return True if the dataset is map-style and is read synchronously."""
-    return loader._dataset_kind == DatasetKind.Map and not is_asynchronous(loader.dataset)
 
 
 def _step_labels(dataset: Any) -> tuple[str, ...] | None:

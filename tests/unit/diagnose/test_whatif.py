@@ -122,10 +122,28 @@ def test_a_waiting_dataset_gets_a_prediction_for_coroutines() -> None:
     assert found.change == f"{told_of}4 instead of 64 (1 worker would do what 64 do)"
     assert found.condition == "the storage serves 256 requests at a time as fast"
     assert (measured.rate, found.rate) == (pytest.approx(800, rel=0.02), pytest.approx(2500, rel=0.05))
-    assert not any(one.kind == "awaited" for one in diagnose(replace(measured, concurrency=0)).predictions)
+    for other in (replace(measured, concurrency=0), replace(measured, is_asynchronous=True)):
+        assert not any(one.kind == "awaited" for one in diagnose(other).predictions)
     computing = pool(tickets=4000, load_s=320.0, load_cpu_s=310.0, running=64)
     busy = replace(measured, pools={"local": computing})
     assert not any(one.kind == "awaited" for one in diagnose(busy).predictions)
+
+
+def test_a_step_that_blocks_the_event_loop_is_named() -> None:
+    steps = {"Files": 0.02, "Files > Files.read after its await in line 7": 0.08}
+    rows = {name: StepSums(calls=400, wall_s=s) for name, s in steps.items()}
+    measured = replace(waiting(step_s=0.001), is_asynchronous=True, concurrency=64)
+    measured = replace(measured, pools={"local": replace(measured.pools["local"], steps=rows)})
+    found = diagnose(measured)
+    assert (
+        "(the dataset, 80 % of it in Files.read after its await in line 7, which blocks the event loop, so that the "
+        "other samples of the worker cannot go on)"
+    ) in found.verdict.sentence
+    awaited = named(found, "`await asyncio.to_thread(...)` around the call that blocks in Files.read after its await")
+    assert awaited.rate == pytest.approx(measured.rate / (1.0 - 0.8 * (1.0 - 1.0 / 12)), rel=0.02)
+    assert not any("async def" in one.change for one in found.predictions)
+    sync = diagnose(replace(measured, is_asynchronous=False))
+    assert "blocks the event loop" not in sync.verdict.sentence
 
 
 def test_the_rate_of_waiting_workers_scales_with_their_number() -> None:
