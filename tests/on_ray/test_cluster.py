@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -177,6 +178,38 @@ def test_an_error_arrives_as_itself_and_the_other_batches_come() -> None:
         with pytest.raises(ZeroDivisionError, match="Caught ZeroDivisionError in DataLoader worker process 0"):
             next(iterator)
         assert [batch.flatten().tolist() for batch in iterator] == [[*range(i, i + 4)] for i in range(4, 20, 4)]
+
+
+@types.coroutine
+def turn() -> Generator[None, None, None]:
+    """Let the other samples have a turn."""
+    yield
+
+
+class Waiting(Augmented):
+    """Waits for a number of turns that no seed determines, then draws. A batch at a time cannot load it: a sample waits
+    until samples of another batch are open."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.most = self.open = 0
+
+    async def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        self.open += 1
+        self.most = max(self.most, self.open)
+        while self.most < 6 and "DPEX_TEST_NODE" in os.environ:
+            await turn()
+        for _ in range(os.urandom(1)[0] % 6):
+            await turn()
+        self.open -= 1
+        return torch.tensor([index, torch.randint(10**6, ()).item()])
+
+
+def test_remote_workers_load_asynchronous_batches_at_once() -> None:
+    expected = epochs(DpexDataLoader(Waiting(120), **SHAPE, num_workers=0, generator=seeded()))
+    with remote(Waiting(120), **SHAPE, num_workers=2) as loader:
+        assert_same(expected, epochs(loader))
+        assert loader.stats().pools["remote"].tickets == 30
 
 
 class NotOnNodes(Augmented):
