@@ -44,7 +44,8 @@ REMOTE_BYTES = 1 << 30
 """The most bytes in flight for the sake of remote workers."""
 BUDGETED_LOCAL = 2
 BUDGETED_REMOTE = 4
-"""Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy after it."""
+"""Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy after it.
+A worker that makes several at the same time holds these, too."""
 _REMEMBERED = 50
 """Results that count in the averages, about."""
 _LEAST_SEEN = 8
@@ -183,7 +184,8 @@ class PrefetchRules:
         At least one, if no ticket is in flight and no bytes wait for their delivery.
         """
         assert self._memory_budget is not None
-        most = max(1, BUDGETED_LOCAL * settings.local + BUDGETED_REMOTE * settings.remote)
+        beside = self._lanes - 1
+        most = max(1, (BUDGETED_LOCAL + beside) * settings.local + (BUDGETED_REMOTE + beside) * settings.remote)
         if self._largest:
             most = min(most, (self._memory_budget - ready_bytes) // self._each_bytes)
         if not in_flight and not ready_bytes:

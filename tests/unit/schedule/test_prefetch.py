@@ -106,3 +106,6 @@ def test_a_budget_allows_two_tickets_per_worker_at_first():
     assert budgeted.within_budget(3, settings(2), 0, 0) == 3
     assert budgeted.within_budget(100, settings(2), 4, 0) == 0
     assert not pace().is_budgeted
+    at_once = pace(memory_budget=32 * MB, lanes=4)
+    assert at_once.within_budget(100, settings(2), 0, 0) == 10
+    assert at_once.within_budget(100, settings(2, remote=1), 0, 0) == 17
