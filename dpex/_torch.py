@@ -63,7 +63,7 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # BaseDataLoaderIter: base class of dpex's iterators, so that length warnings, seeds and pinning rules are torch's.
 # SingleProcessDataLoaderIter, MultiProcessingDataLoaderIter: base classes of the iterators in which torch makes the
 #     batches.
-# DatasetKind: tells streams (`Iterable`) from other datasets (`Map`).
+# DatasetKind: distinguishes streams (`Iterable`) from map-style datasets (`Map`).
 # MapDatasetFetcher: gets a batch from a dataset; its `fetch` is wrapped to time it, or to seed each batch.
 
 

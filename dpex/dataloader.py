@@ -70,11 +70,11 @@ def _new_runtime() -> LoaderRuntime:
 
 
 class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
-    """A drop-in `torch.utils.data.DataLoader` whose workers may be anywhere and change while training runs.
+    """A drop-in `torch.utils.data.DataLoader` whose workers may be on other machines and may change during training.
 
-    It takes torch's arguments in torch's order and with torch's meaning, and the keyword-only ones of dpex. Each
-    argument is kept as an attribute of its own name. With a fixed number of workers the batches are torch's, bit for
-    bit. The type parameter is the type of a sample, as in torch, and type checkers see batches as ``Any``.
+    It takes torch's arguments in torch's order and with torch's meaning, and keyword-only arguments of dpex. Each
+    argument is an attribute of the same name. With a fixed number of workers the batches are torch's, bit for bit. The
+    type parameter is the type of a sample, as in torch, and type checkers see batches as ``Any``.
 
     Args:
         dataset: A map-style or an iterable dataset, as in torch.
@@ -82,8 +82,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         shuffle: True draws a new order in each epoch, as in torch.
         sampler: Draws the indices of samples, as in torch.
         batch_sampler: Draws the indices of batches, as in torch.
-        num_workers: The number of workers, as in torch; 0 makes batches in the training process. ``"auto"``: as many as
-            speed up training, on this machine and on the cluster, found and changed while it runs.
+        num_workers: The number of workers, as in torch; 0 makes batches in the training process. ``"auto"``: dpex finds
+            the number that speeds up training, on this machine and on the cluster, and adapts it during training.
         collate_fn: Makes a batch of samples, as in torch.
         pin_memory: True copies batches into page-locked memory, as in torch.
         drop_last: True leaves out a smaller last batch, as in torch.
@@ -96,42 +96,42 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         pin_memory_device: The device for ``pin_memory``, as in torch.
         in_order: True delivers batches in the order of the sampler, as in torch.
         distribute_mode: The place of workers: this machine (False), the Ray cluster (True), or the cluster if this
-            process is connected to one or can connect to the one that ``head_address`` names (``"auto"``).
-        head_address: The cluster: ``"auto"`` (the one connected, else ``RAY_ADDRESS``, else a private one),
-            ``"local"`` (a private one on this machine), or ``"host:port"``. This machine must be a node of it. If this
-            process is connected to another cluster, ``iter()`` raises a ClusterError.
+            process is connected to a cluster or can connect to ``head_address`` (``"auto"``).
+        head_address: The cluster: ``"auto"`` (the connected cluster, else ``RAY_ADDRESS``, else a private cluster),
+            ``"local"`` (a private cluster on this machine), or ``"host:port"``. This machine must be one of its nodes.
+            If this process is connected to another cluster, ``iter()`` raises a ClusterError.
         seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
             place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for
             ``"auto"`` and for asynchronous datasets.
-        autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
-            the number is tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the
-            default. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an
-            iterable dataset decides what is read, so it is never tuned. Under ``"auto"`` it is the number of shards
-            that the dataset names (``num_shards``, ``n_shards``, or the URLs of webdataset), at most one for each CPU
-            of this rank, or ``AutotuneConfig(max_streams=...)``. A dataset that names no shards has one stream, and
-            ``iter()`` warns of that. The prefetch is tuned, as are workers that only decode.
-        device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an
-            index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
-            asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
+        autotune: None tunes ``num_workers="auto"`` with the defaults, and keeps a number. An `AutotuneConfig` tunes
+            the number within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the default.
+            False tunes nothing, and ``"auto"`` chooses a number once. The number of streams of an iterable dataset
+            determines the samples, so dpex never tunes it. Under ``"auto"`` it is the number of shards that the dataset
+            names (``num_shards``, ``n_shards``, or the URLs of webdataset), at most one for each CPU of this rank, or
+            ``AutotuneConfig(max_streams=...)``. Without named shards a dataset has one stream, and ``iter()`` warns.
+            The tuner still sets the prefetch, and workers that only decode.
+        device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`. Without an
+            index, it is the current device of the thread that calls ``iter()``. The loader copies batches there ahead
+            of need, while training computes. None and ``"cpu"`` leave batches on the host.
         name: The name of this loader in its metrics; by default "loader-1", "loader-2" and so on.
-        metrics_port: The port of the live page and of the metrics for Prometheus; 0, or a port that another process
-            has: a free one. 0 prints the address on stderr. The endpoint exists from the first ``iter()`` until the
-            loader is closed or deleted, and the loaders of a process share it. None: ``$DPEX_METRICS_PORT``, or no
-            metrics unless there is a ``metrics_config``.
-        worker_config: The memory of batches in flight, shared batches; see `WorkerConfig`. None here
-            and below: the defaults of that class.
+        metrics_port: The port of the live page and of the metrics for Prometheus. If another process has the port, dpex
+            takes a free port. 0 takes a free port, and prints the address on stderr. The endpoint exists from the first
+            ``iter()`` until the loader is closed or deleted, and the loaders of a process share it. None:
+            ``$DPEX_METRICS_PORT``, or no metrics unless there is a ``metrics_config``.
+        worker_config: The memory of batches in flight, and shared batches; see `WorkerConfig`. None, here and below,
+            means the defaults of that class.
         cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.
         device_config: A transform on the ``device``, and its memory; see `DeviceConfig`.
-        sample_policy: Samples that raise an error or take too long; see `SamplePolicy`.
-        metrics_config: Address, directory for announcements and TLS of the metrics; see `MetricsConfig`. None: its
-            defaults where ``metrics_port`` or ``$DPEX_METRICS_PORT`` asks for metrics.
+        sample_policy: The treatment of samples that raise an error or take too long; see `SamplePolicy`.
+        metrics_config: Address, directory for announcements and TLS of the metrics; see `MetricsConfig`. None means its
+            defaults if ``metrics_port`` or ``$DPEX_METRICS_PORT`` asks for metrics.
 
     Raises:
-        OptionError: An option of dpex has a value that makes no sense. It is a ValueError.
-        ValueError: An argument of torch has a value that makes no sense, as in torch.
+        OptionError: An option of dpex has an invalid value. It is a ValueError.
+        ValueError: An argument of torch has an invalid value, as in torch.
         TypeError: An argument of torch has a wrong type, as in torch.
-        ClusterError: It is ``distribute_mode=True`` and Ray is not installed (``pip install 'dpex[ray]'``).
+        ClusterError: ``distribute_mode=True`` needs Ray, which is not installed (``pip install 'dpex[ray]'``).
 
     Examples:
         >>> import torch
@@ -309,22 +309,22 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.
 
-        New workers take batches as soon as they run, and those that leave finish what they hold. Under
-        ``seeding="worker"``, and for iterable datasets, workers stay where they are as long as the iterator lives: the
-        next ``iter()`` has them where this call says, and a warning says so. Where the loader tunes itself, what is
-        named here is fixed from now on (``prefetch``: as the most), and the rest is tuned on.
+        New workers take batches as soon as they run, and leaving workers finish their batches. Under
+        ``seeding="worker"``, and for iterable datasets, an iterator's workers keep their places. The next ``iter()``
+        applies this call, and a warning says so. If the loader tunes itself, the values given here are fixed from now
+        on (``prefetch``: as a maximum). dpex continues to tune the others.
 
         Args:
-            local: The number of workers on this machine. None leaves it as it is.
-            remote: The number of workers on the cluster. None leaves it as it is.
-            prefetch: The most batches that are drawn and not yet delivered. None leaves it as it is.
+            local: The number of workers on this machine. None keeps it.
+            remote: The number of workers on the cluster. None keeps it.
+            prefetch: The maximum number of batches that are drawn and not yet delivered. None keeps it.
 
         Raises:
-            OptionError: A count is no whole number of at least 0, ``prefetch`` is less than 1, or no worker would be
+            OptionError: A count is not an integer of at least 0, ``prefetch`` is less than 1, or no worker would be
                 left.
-            FixedWorkersError: It asks for another number of workers under ``seeding="worker"``, or where local workers
-                are PyTorch's; or the loader has ``num_workers=0``.
-            ClusterError: It asks for remote workers, and Ray is not installed.
+            FixedWorkersError: The call changes the number of workers under ``seeding="worker"``, or of PyTorch's local
+                workers; or the loader has ``num_workers=0``.
+            ClusterError: The call asks for remote workers, and Ray is not installed.
 
         Examples:
             >>> import torch
@@ -341,18 +341,18 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Sizing(self).resize(local, remote, prefetch)
 
     def timeline(self, path: str | Path) -> AbstractContextManager[None]:
-        """Record what each worker and the training loop do, within ``with``, and write it to a file at the end.
+        """Record a timeline of the workers and the training loop within ``with``, and write it to a file at the end.
 
-        The file is in Chrome's trace format, which https://ui.perfetto.dev shows: a row for each worker with its
-        batches and their stages, and a row for the training loop with its calls of ``next()`` and its steps. The
-        latest 200,000 batches are kept. Times of workers on other machines are those at which their batches arrived.
+        The file is in Chrome's trace format, which https://ui.perfetto.dev shows. Each worker has a row with its
+        batches and their stages. The training loop has a row with its calls of ``next()`` and its steps. The file has
+        the latest 200,000 batches. Batches of other machines appear at the time of their arrival.
 
         Args:
             path: The file, such as ``"run.json"``; ``~`` is the home directory.
 
         Raises:
-            OptionError: The loader has no workers of dpex's own, so there is nothing to record; or, at the beginning of
-                ``with``, another timeline of it is being recorded.
+            OptionError: The loader has no workers of dpex, so there is nothing to record. ``with`` raises it, too,
+                while the loader records another timeline.
             OSError: The file cannot be written, at the end of ``with``.
 
         Examples:
@@ -373,18 +373,18 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     def stats(self) -> LoaderStats:
         """Return a snapshot of the latest iterator: workers by pool, batches in flight, bytes and times.
 
-        The figures of an iterator that has ended stay, whether it ended by itself, by ``break`` or by `close`.
+        After the end of the iterator, by itself, by ``break`` or by `close`, its last snapshot remains.
 
         Returns:
-            A value that is safe to keep; see `LoaderStats`.
+            An immutable snapshot; see `LoaderStats`.
         """
         return self._runtime.last_stats.read()
 
     @property
     def decisions(self) -> list[Decision]:
-        """The tuner's decisions about this loader so far, with their reasons; the oldest comes first.
+        """The tuner's decisions about this loader with their reasons, the oldest first.
 
-        The ``repr`` of the list is a line for each. See `dpex.Decision`.
+        The ``repr`` of the list has a line for each decision. See `dpex.Decision`.
         """
         from dpex.loader.shown import DecisionList
 
@@ -393,7 +393,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     @property
     def metrics_url(self) -> str | None:
         """Address of the live page, such as ``"http://127.0.0.1:9400/"``, from the first ``iter()`` until the loader is
-        closed; None where no metrics are served."""
+        closed; None without metrics."""
         return self._runtime.metrics_url
 
     @overload
@@ -403,21 +403,21 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     def diagnose(self, *, reset: bool = False, group: ProcessGroup) -> JobDiagnosis: ...
 
     def diagnose(self, *, reset: bool = False, group: Any = None) -> Diagnosis | JobDiagnosis:
-        """Explain why training waits for data, if it does, where the time goes, and what would change it.
+        """Explain why training waits for data, and predict the effect of changes.
 
-        It may be called from any thread, also in the middle of an epoch. With ``num_workers=0``, ``seeding="worker"``
-        and no metrics, measuring begins with the first call, except under ``dpex run`` and ``dpex diagnose``.
+        Any thread may call it, also in the middle of an epoch. With ``num_workers=0``, ``seeding="worker"`` and no
+        metrics, measuring begins with the first call, except under ``dpex run`` and ``dpex diagnose``.
 
         Args:
-            reset: Whether the next diagnosis is about what comes from now on. Otherwise it is about all epochs since
-                the loader was made.
-            group: A process group, such as ``torch.distributed.group.WORLD``. The diagnosis is then that of the job:
-                which rank starves it, since when, why, and what that costs all ranks. It is a collective, which all
-                ranks of the group must call.
+            reset: True restarts the measurements, so that the next diagnosis covers the time from now on. By default a
+                diagnosis covers all epochs of the loader.
+            group: A process group, such as ``torch.distributed.group.WORLD``. The result is then the diagnosis of the
+                job: the rank that starves it, since when, why, and the cost for all ranks. All ranks of the group must
+                call it, as it is a collective.
 
         Returns:
-            A verdict with its evidence, what to do first, and what would end the wait. It shows itself as a report of
-            one screen; ``full`` is the report with all tables.
+            A verdict with its evidence, the first step to take, and the changes that would end the wait. Its text is a
+            report of one screen; ``full`` is the report with all tables.
 
         Examples:
             >>> import torch
@@ -441,21 +441,21 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         return of_group(found, group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the latest pass stands, by the batches that it has delivered.
+        """Return the position of the latest pass, after the batches that it has delivered.
 
-        Batches that workers have made ahead do not count: a loader that loads the state delivers the batches that
-        follow, each once. Call it in the thread that iterates. Before the first ``iter()`` it makes the iterator that
-        ``iter()`` will return, as torchdata's StatefulDataLoader does. After the end of an epoch the state begins the
-        next one.
+        Batches that workers have made ahead do not count: a loader that loads the state delivers all undelivered
+        batches, each once. Call it in the thread that iterates. Before the first ``iter()`` it makes the iterator that
+        ``iter()`` will return, as torchdata's StatefulDataLoader does. After the end of an epoch the state is the start
+        of the next epoch.
 
-        From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If that call
-        comes in the middle of an epoch of a stream, a run that goes on from this state makes the stream again from its
-        start, and throws away what was delivered.
+        From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If the first
+        call comes in the middle of an epoch of a stream, a run that resumes from its result reads the stream again from
+        its start, and discards the delivered batches.
 
         Returns:
             Dicts and lists of numbers, strings and tensors, of a few kilobytes, which `torch.save` and
-            ``torch.load(weights_only=True)`` accept. What a dataset or a sampler tells of itself is in it as it is. The
-            state holds no code, and is not changed later.
+            ``torch.load(weights_only=True)`` accept. States of the dataset and the sampler are included unchanged. The
+            state contains no code, and dpex does not change it later.
 
         Raises:
             StateError: Another thread has been in ``next()`` for a second.
@@ -476,18 +476,18 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         return state_of(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Have the next ``iter()`` go on where the state was taken.
+        """Make the next ``iter()`` resume at the position of a state.
 
-        An iterator of this loader that runs is left behind. The number and the place of workers may be others than
-        they were; under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under "auto" an
-        iterable dataset that was read in one stream is read in one from there on.
+        A running iterator of this loader is abandoned. The number and the place of workers may differ from the saved
+        run. Under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under "auto" an
+        iterable dataset with one stream continues with one stream.
 
         Args:
-            state_dict: What `state_dict` returned, maybe in another process. An empty one changes nothing.
+            state_dict: The result of `state_dict`, also of another process. An empty dict changes nothing.
 
         Raises:
-            StateError: It is of another dataset, order, batch size, seed or number of workers, which the message
-                names, or it is no state. It is a ValueError.
+            StateError: The state belongs to another dataset, order, batch size, seed or number of workers, which the
+                message names, or it is invalid. It is a ValueError.
         """
         from dpex.loader.states import load
 

@@ -1,28 +1,28 @@
 """The errors that dpex itself raises.
 
-Three kinds of errors are not in this tree and arrive as themselves: errors of the user's dataset, sampler or collate
-function, with the worker's traceback, exactly as PyTorch's DataLoader hands them over; what PyTorch's DataLoader raises
-about its own arguments; and refusals of the operating system (OSError), such as "too many open files". Everything else
-is a `DpexError`, and also the built-in error in brackets, which code written for PyTorch may catch::
+Three kinds of errors keep their type. Errors of the user's dataset, sampler or collate function arrive with the
+worker's traceback, as from PyTorch's DataLoader. The others are errors of PyTorch's DataLoader about its own arguments,
+and of the operating system (OSError), such as "too many open files". All other errors are a `DpexError`, and also the
+built-in error in brackets, which code for PyTorch may catch::
 
     DpexError
-    ├── OptionError(ValueError)         an option of dpex, or an argument of a call, makes no sense
-    ├── AsyncError(RuntimeError)        an asynchronous dataset, or a wrapper of one, is used as it cannot work
-    ├── CacheError(RuntimeError)        a cache of samples cannot be used, or what it is to keep is random
+    ├── OptionError(ValueError)         an option of dpex, or an argument of a call, is invalid
+    ├── AsyncError(RuntimeError)        an asynchronous dataset, or its wrapper, is used in an unsupported way
+    ├── CacheError(RuntimeError)        a cache of samples cannot be used, or its samples are random
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
     ├── SampleTimeoutError(RuntimeError)  a sample took longer than ``SamplePolicy.timeout_s`` in two workers
     ├── TooManySampleErrors(RuntimeError)  more samples failed than ``SamplePolicy.max_errors`` allows
     ├── BatchTimeoutError(RuntimeError)  no batch came within ``timeout``
-    ├── NoBatchError(RuntimeError)       the seed of a batch was asked for where none is being made
+    ├── NoBatchError(RuntimeError)       ``batch_seed`` was called while no batch is being made
     ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
-    ├── CapturedGraphError(RuntimeError)  a batch was asked for, to be on a device, while a graph is captured there
+    ├── CapturedGraphError(RuntimeError)  ``next()`` would copy a batch to a device while a graph is captured there
     ├── InterruptedSamplerError(RuntimeError)  a signal handler's exception ended the sampler: the epoch is not complete
     ├── InterruptedStreamError(RuntimeError)  an exception interrupted a stream without a state: the epoch ends
     ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
     ├── ClusterError(RuntimeError)      no Ray cluster could be reached or started, or Ray is not installed
     ├── StateError(ValueError)          a state of a loader cannot be read, or is of another loader
-    ├── ShareError(ValueError)          trainings that are to share batches do not read the same, or cannot meet
+    ├── ShareError(ValueError)          trainings with the same ``share`` read different data, or cannot connect
     ├── TraceError(ValueError)          a recorded run cannot be read
     └── InternalError(RuntimeError)     dpex broke a rule of its own, which is a bug in dpex
 """

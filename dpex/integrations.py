@@ -21,22 +21,21 @@ _MOST_WRAPPERS = 8
 
 
 def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: Any) -> DpexDataLoader[Any]:
-    """Have dpex make the batches of a loader of PyTorch's class, from its next ``iter()`` on.
+    """Let dpex make the batches of a loader of PyTorch's class, from its next ``iter()`` on.
 
-    It is for frameworks that make the loader themselves, such as the Hugging Face `Trainer`.
+    Use it with frameworks that construct the loader, such as the Hugging Face `Trainer`.
 
     Args:
-        loader: A `torch.utils.data.DataLoader`, or what Accelerate or Fabric has wrapped around one.
-        num_workers: The number of workers in place of the loader's; ``"auto"``: as many as pay, found and changed while
-            training runs.
-        options: Options of `DpexDataLoader` beyond PyTorch's arguments, by name. The loader has those.
+        loader: A `torch.utils.data.DataLoader`, or a wrapper of Accelerate or Fabric around it.
+        num_workers: The number of workers in place of the loader's. ``"auto"``: dpex finds it and adapts it.
+        options: Options of `DpexDataLoader` beyond PyTorch's arguments, by name.
 
     Returns:
-        The `DpexDataLoader` behind the loader, which shows what it does.
+        The `DpexDataLoader` that makes the batches. It has the statistics and the diagnosis.
 
     Raises:
-        OptionError: An option has a value that makes no sense, or dpex cannot serve this loader.
-        TypeError: There is no such option.
+        OptionError: An option has an invalid value, or dpex cannot serve this loader.
+        TypeError: The option does not exist.
 
     Examples:
         >>> import dpex
@@ -118,14 +117,14 @@ class LoaderFigures:
         self._pass: Any = None
 
     def take(self) -> dict[str, float]:
-        """Return figures by name, without those that were not measured.
+        """Return the measured figures by name.
 
-        - ``wait_ratio``: share of the time in which the training loop waited in ``next()``, 0 to 1
-        - ``gpu_stall_ratio``: share of the time in which the GPU was idle because data was missing, 0 to 1
-        - ``batches_per_s``
-        - ``workers``: running workers
-        - ``prefetch``: the most batches that are drawn and not yet delivered
-        - ``decisions``: number of the tuner's decisions so far
+        - ``wait_ratio``: Share of the time in which the training loop waited in ``next()``, 0 to 1.
+        - ``gpu_stall_ratio``: Share of the time in which the GPU was idle because data was missing, 0 to 1.
+        - ``batches_per_s``: Batches delivered per second.
+        - ``workers``: Running workers.
+        - ``prefetch``: The maximum number of batches that are drawn and not yet delivered.
+        - ``decisions``: Count of the tuner's decisions.
         """
         source, now = self.loader._runtime.last_stats, self.loader.stats()
         is_same = source is self._pass and now.batches >= self._last.batches
@@ -198,15 +197,15 @@ def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
     ``decisions``, and with a GPU ``gpu_stall_ratio``.
 
     Args:
-        writer: A TensorBoard ``SummaryWriter``, a W&B run (or the module), the module ``mlflow``, a logger of
-            Lightning, an OpenTelemetry ``Meter``, or a function of a dict and a step.
-        loaders: `DpexDataLoader`s, or loaders that a framework has made from them.
+        writer: A TensorBoard ``SummaryWriter``, a W&B run or module, the module ``mlflow``, a Lightning logger, an
+            OpenTelemetry ``Meter``, or a function of a dict and a step.
+        loaders: `DpexDataLoader`s, or framework wrappers.
 
     Returns:
-        A function of the step's number, to be called regularly, such as every 100 steps.
+        A function of the step's number. Call it regularly, such as every 100 steps.
 
     Raises:
-        OptionError: The writer is of another kind, or dpex does not make the batches of a loader.
+        OptionError: The writer has another type, or dpex does not make the batches of a loader.
 
     Examples:
         >>> from dpex import DpexDataLoader, log_to

@@ -66,31 +66,30 @@ class WorkerConfig:
     """Options of a loader's workers: the memory of their batches, shared batches, states.
 
     Args:
-        memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G". In
-            flight are batches that are made and not yet delivered, and batches that workers hold, each estimated as
-            large as the largest so far. When batches turn out larger than all before, the limit is exceeded by two
-            batches for each local worker and four for each remote one. A single batch may be larger than the limit.
-            None: only the prefetch limits them.
-        share: The name under which trainings of this machine share batches, for example those of a sweep of learning
-            rates. Each batch is made once for all trainings that read the same data with the same seeds and order. It
-            needs ``seeding="batch"`` (then the default), a map-style dataset and workers. The training that wants the
-            most workers sets their number.
+        memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G". Batches
+            in flight are finished and undelivered, or assigned to workers. dpex assumes for an assigned batch the size
+            of the largest so far. Larger batches may exceed the limit, by two batches for each local worker and four
+            for each remote worker. A single batch may be larger than the limit. None: only the prefetch limits them.
+        share: The name under which trainings of this machine share batches, for example a sweep of learning rates. Each
+            batch is made once for all trainings that read the same data with the same seeds and order. It needs
+            ``seeding="batch"`` (then the default), a map-style dataset and workers. The largest number of workers that
+            a training wants applies.
         share_rank: The data-parallel rank of this process, as a number or as a dimension of a ``DeviceMesh``, such as
-            ``mesh["dp"]``. The ranks of a job with the same value share their batches, as tensor- or context-parallel
-            ranks do, which all read the same. None: no two ranks of a job share.
-        share_bytes: The maximum number of bytes of batches that are kept for trainings behind the first.
-            None: 1 GiB, and 256 MiB with ``share_rank``, as the ranks of a job meet in each step.
+            ``mesh["dp"]``. The ranks of a job with the same value share their batches. Use it for tensor- and
+            context-parallel ranks, which read the same data. None: no two ranks of a job share.
+        share_bytes: The maximum number of bytes of batches that are kept for slower trainings. None: 1 GiB, or 256 MiB
+            with ``share_rank``.
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
-            ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second, and a dataset
-            is asked only after ``state_dict()`` or ``load_state_dict()`` of the loader was called.
-        share_objects: Workers read the Python objects of the dataset (strings, numbers, tuples, lists, dicts) without
-            copying them, on CPython 3.12 or later, where the dataset has enough of them. False: each worker has a copy
-            of the objects that it reads, and unpickles the dataset for itself where it is not forked.
+            ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second. A worker then
+            asks a dataset only after the first ``state_dict()`` or ``load_state_dict()`` of the loader.
+        share_objects: True lets workers read the Python objects of the dataset (strings, numbers, tuples, lists, dicts)
+            without copying them, on CPython 3.12 or later, if the dataset has enough objects. False: each worker copies
+            its objects.
         concurrency: The maximum number of samples of an asynchronous dataset (``async def __getitem__``) that a worker,
             or the training process with ``num_workers=0``, loads at the same time. It bounds the open connections.
 
     Raises:
-        OptionError: A value is not one of these. It is a ValueError.
+        OptionError: An option has an invalid value. It is a ValueError.
 
     Examples:
         >>> from dpex import DpexDataLoader, WorkerConfig
@@ -168,19 +167,19 @@ _RAY_REMOTE_ARGS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Options of workers on a Ray cluster. Their number is limited by `AutotuneConfig`.
+    """Options of workers on a Ray cluster. `AutotuneConfig` limits their number.
 
     Args:
         ray_remote_args: Arguments of ``ray.remote`` for each worker, such as ``{"num_cpus": 2}``. Ray gives them their
             meaning: ``num_cpus`` (default 1), ``memory`` (bytes), ``resources``, ``label_selector``,
             ``scheduling_strategy`` (``"SPREAD"``, the default, or ``"DEFAULT"``) and ``runtime_env``. A worker needs a
             part of some resource.
-        compression: ``"zstd"``: batches are compressed for the network with Zstandard at level 1. It pays where the
-            network is the limit and batches compress well, as tokens with padding and masks do. It needs
-            ``dpex[compression]`` on all machines. None: batches are sent uncompressed.
+        compression: ``"zstd"`` compresses batches for the network with Zstandard at level 1. Use it if the network is
+            the limit and batches compress well, such as tokens with padding, or masks. It needs
+            ``dpex[compression]`` on all machines. None sends batches uncompressed.
 
     Raises:
-        OptionError: A value is not one of these. It is a ValueError.
+        OptionError: An option has an invalid value. It is a ValueError.
 
     Examples:
         >>> from dpex import ClusterConfig
@@ -232,12 +231,12 @@ class DeviceConfig:
             flips. Its random numbers depend only on the base seed, the epoch and the number of the batch; the
             generators of training, on host and device, keep their states. With the device ``"cpu"`` it runs on the
             host.
-        budget_bytes: The maximum number of bytes of batches on the device that were not asked for yet. Each batch is
-            estimated as large as the largest so far. The default of 512 MB is two batches of 400 images of 224 by 224
-            by 3 floats. A batch larger than the limit is copied when it is asked for.
+        budget_bytes: The maximum number of bytes of batches that wait on the device. dpex assumes for each batch the
+            size of the largest so far. The default of 512 MB is two batches of 400 images of 224 by 224 by 3 floats.
+            A batch larger than the limit is copied when training asks for it.
 
     Raises:
-        OptionError: A value is not one of these. It is a ValueError.
+        OptionError: An option has an invalid value. It is a ValueError.
 
     Examples:
         >>> import torch
@@ -258,13 +257,13 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TLSConfig:
-    """The PEM files with which metrics are served by TLS.
+    """The PEM files for metrics over TLS.
 
     Args:
-        certfile: The certificate, and those of the authorities between it and the root.
-        keyfile: Its private key.
-        client_cafile: The certificate of an authority; only clients with a certificate of this authority are served.
-            None: all clients are.
+        certfile: The certificate, and the certificates of the authorities between it and the root.
+        keyfile: The private key of the certificate.
+        client_cafile: The certificate of an authority. Only clients with its certificates have access. None: all
+            clients have access.
 
     Raises:
         OptionError: A value is not a file's name. It is a ValueError.
@@ -284,19 +283,20 @@ class TLSConfig:
 class MetricsConfig:
     """The address of the live page and of the metrics for Prometheus, and who may read them.
 
-    A loader that has one serves metrics at its ``metrics_port``, else at ``$DPEX_METRICS_PORT``, else at a free port.
+    A loader with a `MetricsConfig` serves metrics at its ``metrics_port``, else at ``$DPEX_METRICS_PORT``, else at a
+    free port.
 
     Args:
-        host: The address to serve on; by default only this machine can reach it.
-        directory: Where this process announces itself to Prometheus (``file_sd``) and ``dpex top``. None:
-            ``$DPEX_METRICS_DIR``, else ``dpex`` in ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for
-            temporary files, made for this user alone.
-        tls: The files for TLS. None: the endpoint is served without it.
-        allowed_hosts: Further names under which the endpoint may be asked without TLS; ``.example.org`` is that domain
-            and all in it, ``*`` is any name. None: those of ``$DPEX_METRICS_ALLOWED_HOSTS``, separated by commas.
+        host: The address to serve on. By default only this machine can reach it.
+        directory: The directory in which this process announces itself to Prometheus (``file_sd``) and ``dpex top``.
+            None: ``$DPEX_METRICS_DIR``, else ``dpex`` in ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for
+            temporary files. Only this user can read the last.
+        tls: The files for TLS. None: no TLS.
+        allowed_hosts: Further host names that requests without TLS may use. ``.example.org`` is the domain with all
+            subdomains, and ``*`` is any name. None: the names in ``$DPEX_METRICS_ALLOWED_HOSTS``, separated by commas.
 
     Raises:
-        OptionError: A value is not one of these. It is a ValueError.
+        OptionError: An option has an invalid value. It is a ValueError.
 
     Examples:
         >>> from dpex import DpexDataLoader, MetricsConfig
@@ -327,7 +327,7 @@ class MetricsConfig:
 class LoaderOptions:
     """The options of a loader beyond torch's arguments, each an attribute of its own name.
 
-    This is their declaration: a name, a type and the default. `dpex.DpexDataLoader` says what each means.
+    The class declares the name, the type and the default of each. `dpex.DpexDataLoader` describes its meaning.
     """
 
     distribute_mode: bool | Literal["auto"] = False

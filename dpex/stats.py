@@ -18,12 +18,12 @@ class LoaderStats:
 
     Attributes:
         epoch: The number of the epoch, from 0.
-        batches: The number of batches that were delivered.
-        prefetch: The most batches that may be drawn and not yet delivered.
-        in_flight: The number of batches that are being made or wait for a worker.
-        ready: The number of batches that are made and wait for the training loop.
+        batches: Count of delivered batches.
+        prefetch: The maximum number of batches that are drawn and not yet delivered.
+        in_flight: Count of batches that are being made or wait for a worker.
+        ready: Count of finished batches that wait for the training loop.
         batch_bytes: The mean size of a batch.
-        ready_bytes: The size of the batches that are ready, estimated from the sizes seen.
+        ready_bytes: The size of the ready batches, estimated from the mean.
         wait_s: Wall seconds that the training loop spent inside ``next()``.
         busy_s: The part of ``wait_s`` in which it was not blocked but busy: decoding, handing out work, making batches.
         straggler_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
@@ -31,12 +31,11 @@ class LoaderStats:
         first_batch_s: Seconds from ``iter()`` to the first batch.
         gpu_stall_s: Seconds in which the GPU's stream was idle without data. The first batch of an epoch is left
             out, and the last few are not yet known. None without a GPU.
-        deaths: The number of workers that ended unexpectedly.
-        remade: The number of batches that were made again for them.
-        late: The number of late batches of other machines that this machine made again.
-        failed_samples: The number of samples that could not be loaded, see `SamplePolicy`.
-        pools: Counts and times of each worker pool, by its name: "local", "remote" and "inline", which is the training
-            process.
+        deaths: Count of workers that ended unexpectedly.
+        remade: Count of batches that were made again after deaths.
+        late: Count of batches that local workers made again because a remote worker was too slow.
+        failed_samples: Count of samples that failed to load; see `SamplePolicy`.
+        pools: Counts and times of each worker pool: "local", "remote", and "inline" for the training process.
 
     Examples:
         >>> import torch

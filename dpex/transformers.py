@@ -17,16 +17,16 @@ else:
 
 
 class DpexTrainerCallback(TrainerCallback):  # type: ignore[misc]  # mypy skips the package
-    """Has dpex make the training batches, and adds wait, workers and decisions to what the `Trainer` logs.
+    """Lets dpex make the training batches, and adds wait, workers and decisions to the logs of the `Trainer`.
 
-    The names are those of `dpex.log_to`. They are in ``trainer.state.log_history``, and in what the callbacks after
-    this one receive.
+    The names are the same as in `dpex.log_to`. They appear in ``trainer.state.log_history``, and in the logs that later
+    callbacks receive.
 
     Args:
         num_workers: The number of workers, or ``"auto"``, in place of ``dataloader_num_workers``; see `dpex.serve`.
-            None: the training loader is left as it is, and logged if dpex makes its batches.
-        print_diagnosis: Whether the main process prints the diagnosis when training ends.
-        options: Options of `DpexDataLoader`, by name, where ``num_workers`` is given.
+            None keeps the training loader, and logs it if dpex makes its batches.
+        print_diagnosis: True prints the diagnosis in the main process at the end of training.
+        options: Options of `DpexDataLoader`, by name. They need ``num_workers``.
     """
 
     def __init__(

@@ -70,16 +70,15 @@ def cached(
 ) -> CachedDataset:
     """Return a dataset that prepares each sample of ``dataset`` once, and then reads it from a cache.
 
-    The cache belongs to the object that is returned, to its loaders and to their workers, in all epochs. Other
-    trainings of the user on the machine share it if they give the same ``name`` and ``version``. Later runs read it if
-    they give the same ``disk`` and ``version``. A node of a cluster has a cache of its own. Samples are kept in shared
-    memory, and with ``disk`` in a file as well. What does not fit is prepared each time, and the log says how much that
-    is. Only what is the same in each epoch can be cached: put random augmentation around the cached dataset, or name
-    the last deterministic step by ``upto``.
+    The returned dataset, its loaders and their workers use the cache in all epochs. Other trainings of the user on the
+    machine share it if they give the same ``name`` and ``version``. Later runs read it if they give the same ``disk``
+    and ``version``. A node of a cluster has a cache of its own. The cache is in shared memory, and with ``disk`` in a
+    file as well. Samples that do not fit are prepared each time, and the log reports their share. Cached samples must
+    be the same in each epoch: put random augmentation around the cached dataset, or name the last deterministic step by
+    ``upto``.
 
     Args:
-        dataset: A map-style dataset with a length, which loads one sample (``__getitem__``) or many at once
-            (``__getitems__``).
+        dataset: A map-style dataset with a length. ``__getitem__`` or ``__getitems__`` loads its samples.
         upto: The class of a step of the dataset's Compose (its attribute ``transform`` or ``transforms`` with a list of
             steps). The samples are cached as they are after this step, and the later steps run each time. "": before
             the first step. None: whole samples are cached.
@@ -202,11 +201,11 @@ class _Options:
     """Options of a cache.
 
     Attributes:
-        on_random: As of `cached`, as are ``upto``, ``memory`` and ``disk_budget``.
-        label: The dataset in words, for people.
-        memory_key: The key of the samples in memory.
-        is_private: True if no other training can join them.
-        disk: The folder of this cache alone.
+        on_random, upto, memory, disk_budget: See `cached`.
+        label: The displayed name of the dataset.
+        memory_key: The key in memory.
+        is_private: True if no other training can join.
+        disk: The folder of this cache.
     """
 
     on_random: OnRandom
@@ -225,7 +224,7 @@ class CachedDataset(Wrapper):
     Attributes:
         dataset: The dataset within.
         key: The name of its cache, 32 hexadecimal digits.
-        later_transform: The steps behind ``upto``, which run each time; None if there are none.
+        later_transform: The steps after ``upto``, which run each time, or None.
     """
 
     def __init__(self, dataset: Any, parts: Cut, key: str, options: _Options) -> None:

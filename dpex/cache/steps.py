@@ -26,9 +26,9 @@ class Cut(NamedTuple):
     """A dataset in two parts.
 
     Attributes:
-        dataset: A copy that runs the first steps only, or the dataset itself if it is not divided.
-        first: These steps, in the place of the Compose; None if it is not divided.
-        later: The other steps; None if it is not divided.
+        dataset: A copy that runs the first steps only, or the undivided dataset.
+        first: The first steps, in place of the Compose, or None.
+        later: The later steps, or None.
     """
 
     dataset: Any
@@ -143,7 +143,7 @@ def has_getitem(dataset: Any) -> bool:
 
 
 def random_place(dataset: Any, index: int, *, in_bulk: bool = False) -> str:
-    """Return the first random step of a dataset's Compose in words, and what to do; "" if there is none."""
+    """Return the first random step of a dataset's Compose in words, and a remedy; "" without a random step."""
     path, compose = _compose_of(dataset)
     watch = watched(dataset, index, in_bulk=in_bulk) if path else None
     if watch is None:

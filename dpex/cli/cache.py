@@ -28,7 +28,7 @@ _EPILOG = """examples:
 
 
 _SHOWN = 12
-"""Digits of a key that are shown: more than enough to tell caches apart."""
+"""Shown digits of a key: more than enough to distinguish caches."""
 
 
 @dataclass(frozen=True, kw_only=True)

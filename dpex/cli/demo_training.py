@@ -142,8 +142,8 @@ class Training:
     def __post_init__(self) -> None:
         self._told = len(self._decisions)
 
-    def run(self, seconds: float, show: Callable[[Turn, int], None], tell: Callable[[str], None]) -> Turn:
-        """Train for ``seconds``. ``show`` is called once a second, ``tell`` for each decision of the tuner."""
+    def run(self, seconds: float, show: Callable[[Turn, int], None], announce: Callable[[str], None]) -> Turn:
+        """Train for ``seconds``. Call ``show`` once a second, and ``announce`` for each decision of the tuner."""
         whole, second = Turn(), Turn()
         while whole.seconds < seconds:
             asked_s = time.monotonic()
@@ -156,7 +156,7 @@ class Training:
             self.checksums.append(self._sha256.hexdigest())
             for decision in self._decisions[self._told :]:
                 self._told += 1
-                tell(decision.text)
+                announce(decision.text)
             if second.seconds >= 1.0:
                 show(second, self.workers)
                 second = Turn()

@@ -80,7 +80,7 @@ class Device:
     def seeded(self, seed: int) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which the device's random generator starts from a seed; then it has its former state.
 
-        The device must be the current one, as it is within `copying`. The host's generators are left alone.
+        The device must be the current device, as within `copying`. The host's generators stay unchanged.
         """
         return contextlib.nullcontext() if self.target.type == "cpu" else _seeded(device_module(self.target.type), seed)
 

@@ -1,17 +1,15 @@
 """Brings the batches of one iterator to a device, ahead of need.
 
-`Feed.launch` begins the copy of a batch, in the thread that pins or in the consumer's, and returns an `Arrival`. The
-consumer calls that for the batch: its training queue waits on the device until the copy is done, its thread does not.
-So no batch is read before it is there. Two kinds of memory must not be reused too early:
+`Feed.launch` starts the copy of a batch, in the pinning thread or the consumer's thread, and returns an `Arrival`. The
+consumer calls the `Arrival` for the batch. The training stream then waits for the copy, and the consumer's thread does
+not. The feed keeps the host's memory until the copy has ended (``_in_flight``). `Device.record_use` reserves the
+device's memory until the training stream has used it.
 
-* The memory of the host is held until the copy out of it is done (``_in_flight``).
-* The memory of the device is held until the consumer's queue is done with it (`Device.record_use`).
+The feed queues a transform behind the copy, in the same stream, when the consumer takes the previous batch. It runs in
+the consumer's thread, and uses its random generators (`SeededTransform`).
 
-A transform is queued behind the copy, in the same queue, when the batch before is taken: ahead of need as well. It runs
-in the consumer's thread, whose random generators it borrows (`SeededTransform`).
-
-Only the consumer's thread queries marks, within ``next()``: a query from another thread would spoil a CUDA graph that
-the consumer captures.
+Only the consumer's thread queries CUDA events, within ``next()``. A query from another thread would invalidate a CUDA
+graph that the consumer captures.
 """
 
 from __future__ import annotations
@@ -141,12 +139,12 @@ class Feed:
 
     Attributes:
         epoch: The epoch of the batches that are launched from now on.
-        transform: Called with each batch on the device, if there is one.
-        copied_bytes: Bytes that were copied to the device. The thread that launches copies counts them.
-        copy_s: Seconds of the device from the beginning of each copy to its end.
-        late: Batches that were not on the device when they were taken.
-        transform_s: Seconds of the device from the beginning of each transform to its end.
-        wait_s: Seconds that the training queue had to wait for late batches.
+        transform: A function of each batch on the device, or None.
+        copied_bytes: Bytes copied to the device. Only the launching thread writes it.
+        copy_s: Device seconds of copies.
+        late: Batches taken before the end of their copy.
+        transform_s: Device seconds of transforms.
+        wait_s: Wait of the training stream for late batches.
     """
 
     def __init__(self, device: Device, *, budget_bytes: int, pin: Pin | None = None) -> None:

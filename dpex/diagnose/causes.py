@@ -14,13 +14,13 @@ class Cause:
     """A cause of a wait, or another verdict.
 
     Attributes:
-        key: The word for programs, as in `Verdict.cause`.
+        key: The value of `Verdict.cause`.
         title: The verdict in words.
-        part: The cause as a part of the training loop's time.
-        explanation: A clause that follows "The training loop waits, because".
-        evidence: How its seconds are measured.
-        advice: What usually helps, as a sentence.
-        colour: Its colour in bars, as in CSS.
+        part: The name of its seconds.
+        explanation: Ends "The training loop waits, because ...".
+        evidence: The measurement.
+        advice: The usual remedy, a sentence.
+        colour: The CSS colour.
     """
 
     key: str

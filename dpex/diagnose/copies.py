@@ -15,7 +15,7 @@ class HeldObjects:
     """The attribute of a dataset with the most bytes of Python objects.
 
     Attributes:
-        text: Such as "`rows`: a list of 2,100,000 dict"; "": there is none.
+        text: Such as "`rows`: a list of 2,100,000 dict"; "" without such an attribute.
         nbytes: Estimated bytes of the objects, from a sample of them.
     """
 

@@ -28,19 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
-    """Why training waits for data, if it does, how that is known, and what would change it.
+    """The reason why training waits for data, with its evidence, and the effect of possible changes.
 
     ``str()`` and ``repr()`` are the report on one screen, and `full` is the report with all tables.
 
     Attributes:
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
-        predictions: Changes that make more batches per second, without those that the tuner makes by itself. Changes
-            of an argument come first; each kind is in order of the rate.
-        beyond: The change that brings most for its effort once the recommended argument is changed; None if there is
-            none.
-        held_back: Why the tuner has not taken a faster setting; "" if there is no such setting.
-        end_of_stall: Sentences on how to end the stall; "" where nothing stalls, or too little is known.
+        predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument come
+            first. Each kind is in order of the rate.
+        beyond: The most effective change after the recommended change of an argument, or None.
+        held_back: The reason why the tuner has not taken a faster setting, or "".
+        end_of_stall: Sentences on how to end the stall; "" without a stall or enough measurements.
 
     Examples:
         >>> import torch
@@ -147,7 +146,7 @@ def diagnose(facts: Facts) -> Diagnosis:
 
 
 def facts_of(account: Sums, subject: Subject) -> Facts:
-    """Return the counts and what is known without measuring as one value."""
+    """Return the counts of a loader and its unmeasured facts as one value."""
     cpus = max(0.5, usable_cpus() / parts_of_machine(os.environ, account.sharing_ranks))
     return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
 

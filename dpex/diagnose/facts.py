@@ -56,28 +56,28 @@ class TransformFacts(StepSums):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A loader, as it is known without measuring.
+    """The facts of a loader that need no measurement.
 
     Attributes:
         name: The loader's name.
         rank: The rank of this process.
         dataset: The name of the dataset's class.
         batch_size: The batch size, as text.
-        compose: The names of the dataset's Compose and of its steps; () without a Compose; None: `dpex.cached` refuses
-            the dataset.
-        is_tuned: The tuner sets workers and prefetch.
-        config: The tuner's settings, the defaults without one. Predictions keep to them.
-        keeps_workers: The number of workers decides what is read, so that it stays as it is.
-        has_cluster: There is a Ray cluster to have workers on.
-        starts_anew: Each pass starts workers of its own (``persistent_workers=False``).
-        decisions: The tuner's decisions, with what they were to bring and what they brought.
-        gpu_use: What NVML said of the GPU while the loader was tuned; None where nothing was asked.
-        note: Why nothing is measured; used where no batch was counted.
-        untimed: Why single transforms are not timed, if they never are.
-        is_torchs: PyTorch's own iterators make the batches, so that none is ever counted.
+        compose: The names of the dataset's Compose and of its steps; () without a Compose; None if `dpex.cached`
+            refuses the dataset.
+        is_tuned: True if the tuner sets workers and prefetch.
+        config: The tuner's limits, else the defaults. Predictions respect them.
+        keeps_workers: True if the number of workers determines the samples, so that it must not change.
+        has_cluster: True if a Ray cluster is available.
+        starts_anew: True if each pass starts new workers (``persistent_workers=False``).
+        decisions: The tuner's decisions, with their expected and actual effects.
+        gpu_use: NVML's readings of the GPU during tuning, or None.
+        note: The reason for missing measurements, for a loader without a counted batch.
+        untimed: The reason why single transforms are never timed, or "".
+        is_torchs: True if PyTorch's own iterators make the batches. dpex does not count these.
         held: The Python objects of the dataset.
-        private_bytes: The memory that most local workers have for themselves at least; 0: none runs, or unknown.
-        is_asynchronous: Samples are loaded by an event loop. A step that waits without an await blocks that loop.
+        private_bytes: Private memory that most local workers exceed; 0: no worker runs, or unknown.
+        is_asynchronous: True if an event loop loads samples. A step that waits without an await blocks that loop.
         concurrency: Samples that an event loop may load at the same time; 0: the dataset is a stream.
     """
 
@@ -104,10 +104,10 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Sums, Subject):
-    """The measurements of a loader: its counts, what is known of it without measuring, and the CPUs.
+    """The measurements of a loader: its counts, its unmeasured facts, and the CPUs.
 
     Attributes:
-        cpus: CPUs that may be used here.
+        cpus: CPUs of this machine that the job may use.
     """
 
     cpus: float = 1.0
@@ -237,19 +237,19 @@ class Facts(Sums, Subject):
 
     @property
     def failed_nodes(self) -> tuple[str, ...]:
-        """Why nodes of the cluster were left alone for a while."""
+        """The reasons why dpex excluded nodes of the cluster for a while."""
         return tuple(why for pool in self.pools.values() for why in pool.failed_nodes)
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """What is missing, and why."""
+        """The missing measurements, with reasons."""
         return tuple(_gaps(self))
 
 
 def queueing_s(sums: PoolStats | NodeStats) -> float | None:
-    """Return the seconds in which a pool's or a node's workers could have run and had no CPU.
+    """Return the seconds of a pool's or a node's workers on run queues, in which they could have run and had no CPU.
 
-    Where the kernel tells of a part of the work, the rest is taken to be alike. None: it does not tell of most.
+    A report of the kernel on at least half of the work is scaled to all of the work. None: The report covers less.
     """
     nodes = list(sums.nodes.values()) if isinstance(sums, PoolStats) else [sums]
     queued_s, known_s, busy_s = (sum(getattr(one, name) for one in nodes) for name in ("queued_s", "asked_s", "busy_s"))
@@ -276,11 +276,11 @@ def _gaps(facts: Facts) -> Iterator[str]:
     if facts.gpu_running_stall_s is None:
         yield "GPU stall: no CUDA stream was seen; the shares are of the training loop's time"
     if local.tickets and queueing_s(local) is None:
-        yield "waiting for a CPU on this machine: the kernel does not tell, or workers lived too briefly"
+        yield "waiting for a CPU on this machine: the kernel does not report it, or workers lived too briefly"
     if remote.tickets and queueing_s(remote) is None:
-        yield "waiting for a CPU on other machines: their kernels do not tell"
+        yield "waiting for a CPU on other machines: their kernels do not report it"
     if facts.others is None:
-        yield "CPU time of other programs: a quota holds here, or the system does not tell"
+        yield "CPU time of other programs: a CPU quota applies, or the system does not report it"
     steps = facts.transforms
     if not any(one.is_within for one in steps):
         why = "no batch was timed yet; from the second of a worker on one is now and then"

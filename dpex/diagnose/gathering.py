@@ -1,8 +1,8 @@
 """Bring the reports of a job's ranks together: as a collective, or at the end of a launch by torchrun.
 
-The processes of a launch end one after another, and their process group may be gone. torchrun, which `accelerate
-launch` uses too, keeps a key-value store for them at ``MASTER_ADDR`` and ``MASTER_PORT`` until the last has ended.
-Ranks write their reports there, as JSON, and rank 0 reads them, on all nodes.
+Near the end of a launch, the process group may have ended already. But torchrun, and so `accelerate launch`, keeps a
+key-value store at ``MASTER_ADDR`` and ``MASTER_PORT`` until the last process has ended.
+Each rank writes its report there, as JSON. Rank 0 reads the reports of all nodes.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """The verdict on a job: the rank that starves it, since when, why, and the cost for all ranks. Pure.
 
-In a job whose ranks meet in each step, as under DDP, the ranks wait in their steps for the slowest. So each rank's own
-report shows a training-bound run, but for the rank that has no batch. Batch *k* of a loader is step *k* of the job. Its
-loss is the longest wait of any rank for its batch *k*. If a rank never waited, step *k* would lose the longest wait of
-the others. The difference is the rank's part of the loss.
+If the ranks of a job synchronise in each step, as under DDP, they wait in their steps for the slowest rank. So every
+rank reports a training-bound run, except the rank without a batch. Batch *k* of a loader is step *k* of the job. The
+loss of step *k* is the longest wait of any rank for batch *k*. If one rank never waited, the loss would be the longest
+wait of the other ranks. The difference is this rank's part of the loss.
 
-Of two ranks whose workers are equally slow only one waits: that whose workers are late. The other has batches ready.
-So a rank is *slow*, too, whose workers take as long for a batch (busy seconds over workers) as makes half of the loss.
+Two ranks may have equally slow workers. Then only the rank whose batch is late waits, while the other has batches
+ready. So a rank also counts as *slow* if its time per batch (busy seconds over workers) explains half of the loss.
 
-1. At least `MAIN` of the loss is one rank's, and no other is slow: this rank starves the job.
-2. Else at least `HALF` of the loss is that of single ranks, and times of batches differ by `UNEVEN`: the
-   straggler moves. A slow machine is slow in each step. So a straggler that moves means batches that cost differently.
-3. Else the slow ranks starve the job: all alike, those of a node, or several.
+1. One rank causes at least `MAIN` of the loss, and no other rank is slow: this rank starves the job.
+2. Else single ranks cause at least `HALF` of the loss, and times of batches differ by `UNEVEN`: the straggler moves. A
+   slow machine is slow in each step. So a moving straggler shows that batches differ in cost.
+3. Else the slow ranks starve the job: all alike, all ranks of a node, or several.
 
-The start of each pass is left out. A loss below `LIMIT` of the time does not count, and one of several ranks does not
-count below `SMALL`: if all wait for a CPU now and then, the longest of their waits is that much.
+The start of each pass is excluded. A loss below `LIMIT` of the time does not count. A loss of several ranks does not
+count below `SMALL`: the longest of many short waits for a CPU reaches that much.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNEVEN = 2.0
 WINDOWS, SHORTEST = 40, 5
 """The number of windows in which the beginning is looked for, and the batches of a window at least."""
 STEADY = 0.8
-"""A rank starves the job since a window from which on it does so in this part of the windows."""
+"""Minimum share of the windows since the beginning in which the rank starves the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +45,16 @@ class RankReport:
     """The report of a rank to the others.
 
     Attributes:
-        node: The name of its machine.
+        node: The name of the rank's machine.
         batch_s: Seconds of a step of the job: a wait and a step of this rank.
         step_s: Seconds of this rank's step.
-        supply_s: Seconds in which its workers make a batch: those of one worker, over the number of workers.
-        unevenness: The time of the slowest twentieth of its batches, over the mean.
-        wait_ratio: Share of its time in ``next()``.
-        title, sentence, advice, text: Of its own diagnosis, which is ``text``.
+        supply_s: Seconds per batch: the time of one worker, over the number of workers.
+        unevenness: The time of the slowest twentieth of the rank's batches, over the mean.
+        wait_ratio: Share of the rank's time in ``next()``.
+        title, sentence, advice, text: Parts of the rank's own diagnosis, and its ``text``.
         first: The number of the first batch of ``waits``.
-        waits: Seconds of its wait for each of the latest batches.
-        ago_s: Seconds since each of these batches, for the rank itself only.
+        waits: Seconds of wait for each of the latest batches.
+        ago_s: Seconds since each of these batches; only the rank itself has them.
     """
 
     rank: int
@@ -107,22 +107,22 @@ class RankReport:
 
 @dataclass(frozen=True, kw_only=True)
 class JobDiagnosis:
-    """The verdict on a job. ``str()`` is the report, with that of the rank that matters.
+    """The verdict on a job. ``str()`` is the report, with the diagnosis of the most important rank.
 
     Attributes:
         verdict: "rank" (one or several), "node", "moving", "alike", "none" (loading does not limit the job) or
             "too-early".
         culprits: The ranks that starve the job.
-        since: The number of the batch from which on they do; None where no rank does.
-        until: The number of the batch up to which they did; None: to the end.
-        lost_ratio: The part of all ranks' time that is lost to loading, 0 to 1.
+        since: The first batch that ``culprits`` delayed, or None.
+        until: The last batch that ``culprits`` delayed; None: until the end.
+        lost_ratio: Share of all ranks' time that is lost to loading, 0 to 1.
         lost_s: Seconds that each batch costs all ranks.
         shares: The part of the loss that each rank alone causes, by rank.
         sentence: The verdict in one or two sentences.
-        advice: What to do first.
+        advice: The first step to take.
         ranks: The reports of all ranks.
-        missing: Ranks that did not report.
-        ago_s: Seconds from the batch ``since`` to the last one.
+        missing: Ranks without a report.
+        ago_s: Seconds from the batch ``since`` to the last batch.
     """
 
     verdict: str
@@ -270,8 +270,8 @@ def _told(found: JobDiagnosis, batch_s: float) -> JobDiagnosis:
     elif found.verdict == "moving":
         turns = ", ".join(f"rank {rank} {percent(part)}" for rank, part in found.shares.items() if part >= LIMIT)
         sentence = (
-            f"THE STRAGGLER MOVES: the ranks wait for data by turns ({turns} of the loss), so no machine is slow, but "
-            f"batches cost differently. {costs} {rate}"
+            f"THE STRAGGLER MOVES: different ranks wait for data in turn ({turns} of the loss). No machine is slow: "
+            f"batches differ in cost. {costs} {rate}"
         )
         advice = f"A larger `prefetch_factor` evens out batches that cost differently. {advice[:1].upper()}{advice[1:]}"
     elif found.verdict == "alike":

@@ -193,7 +193,7 @@ def table(section: ReportSection) -> Iterator[str]:
 
 
 def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
-    """The tables, those that have something to tell."""
+    """The tables that have rows."""
     facts = found.facts
     made = [_how(found.verdict), _stages(facts), _transforms(facts), _slow_samples(facts), _machines(facts.nodes)]
     if found.verdict.cause not in (TOO_EARLY.key, STEP.key):

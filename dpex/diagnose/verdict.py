@@ -2,21 +2,21 @@
 
 Rules, first match:
 
-1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`; of long batches `FEW_BATCHES`, `FEW_S`): nothing is concluded.
-2. Where the training stream waits for batches that are made and not on the device for `LIMIT` of the time, and for
-   `ALONE` times the wait, the transfer is the verdict.
-3. Where the training thread waits for a CPU, in its steps and in ``next()``, for `LIMIT` of the time, and for longer
-   than it waits for batches, CPUs are too few. Else the consumer is the limit if the start took less than `START_LIMIT`
-   and the loop then waits (the GPU, where that is known) for less than `LIMIT` of the time. A wait of less than `SMALL`
-   counts only if one cause has `LIMIT`.
-4. The wait is put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least `ALONE`
-   times the second; else "mixed".
+1. "too-early" with too few batches (`ENOUGH_BATCHES`, `ENOUGH_S`; for long batches `FEW_BATCHES`, `FEW_S`).
+2. The transfer, if the training stream waits for finished batches to reach the device for `LIMIT` of the time, and for
+   `ALONE` times the wait.
+3. Too few CPUs, if the training thread waits for a CPU, in its steps and in ``next()``, for `LIMIT` of the time, and
+   for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
+   GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
+   has `LIMIT`.
+4. The largest cause of the wait (`dpex.diagnose.attribution`), if it is at least `ALONE` times the second; else
+   "mixed".
 
-Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause from the second,
-(a - b) / (a + b). For "mixed" it is 1 less that, and for the consumer the distance of the loss from the limit. The
-second is n / (n + 25) for n batches. The third is below 1 for losses near the limit. The product is halved where
-workers of a full machine may have waited for a CPU instead of data, and the kernel does not tell. From `SURE` on a
-verdict may be acted on without another look.
+Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause a from the second b,
+(a - b) / (a + b). For "mixed" it is 1 minus this distance, and for the consumer the distance of the loss from the
+limit. The second factor is n / (n + 25) for n batches. The third is below 1 for losses near the limit. The product is
+halved if workers of a full machine may have waited for a CPU instead of data, and the kernel does not report it. From
+`SURE` on, the user may act on a verdict without another measurement.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Verdict:
 
     Attributes:
         cause: The cause in one word.
-        where: The part of the work; "" if unknown.
-        sentence: The verdict in one sentence.
-        confidence: How sure it is, from 0 to 1; from 0.6 on it may be acted on.
-        shares: The causes of the wait and their shares of it, the largest first.
-        evidence: The numbers that it rests on.
+        where: The part of the work, or "".
+        sentence: The verdict in words.
+        confidence: From 0 to 1. Act on a verdict from 0.6 on.
+        shares: Causes of the wait with their shares, largest first.
+        evidence: The measured numbers.
     """
 
     cause: str
@@ -147,7 +147,7 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
 
 
 def _may_have_queued(facts: Facts) -> bool:
-    """Return True if workers of a full machine may have waited for a CPU, and the kernel does not tell."""
+    """Return True if workers of a full machine may have waited for a CPU without a report by the kernel."""
     return work.is_full(facts) and any(pool.tickets and queueing_s(pool) is None for pool in facts.pools.values())
 
 

@@ -1,14 +1,9 @@
 """Predictions for other settings and cheaper work, by the law's model, and what would end the stall. Pure.
 
-A run has three parts: its starts, the cost of the order, and its batches at the rate of the model.
-
-::
-
-    wall = start + order + batches / rate
-
-The error of this formula at the present setting is added to the predictions. A change outside the model saves the
-seconds of its cause (`dpex.diagnose.attribution`). Changes of the loader's arguments come first, then the others, each
-by the rate.
+A run takes ``start + order + batches / rate`` seconds: its starts, the cost of the order, and its batches at the rate
+of the model. The predictions include the error of this formula at the present setting. A change outside the model saves
+the seconds of its cause (`dpex.diagnose.attribution`). Changes of the loader's arguments come before other changes, and
+each kind is in order of the rate.
 """
 
 from __future__ import annotations
@@ -92,13 +87,9 @@ class Prediction:
     Attributes:
         change: The change in words.
         kind: The kind of change.
-        settings: The workers and the prefetch under it.
-        rate: The expected batches per second.
-        wait: The expected share of the training loop's time in ``next()``, from 0 to 1.
-        low: The lower end of the interval of ``wait``.
-        high: The upper end of it.
-        rate_low: The lower end of the interval of ``rate``.
-        rate_high: The upper end of it.
+        settings: Workers and prefetch after the change.
+        rate: Batches per second, within ``rate_low`` to ``rate_high``.
+        wait: Share of the training loop's time in ``next()``, 0 to 1, within ``low`` to ``high``.
         condition: An assumption of the prediction, or "".
     """
 
@@ -124,8 +115,8 @@ def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None
 
 
 def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
-    """Return the argument that brings most, if that is `WORTH_FIRST`; else the change that brings most for its effort;
-    None if there is none. ``rate``: the measured one."""
+    """Return the most effective change of an argument if its gain over ``rate`` is `WORTH_FIRST`. Otherwise return the
+    change with the best gain for its effort, or None. ``rate``: The measured batches per second."""
 
     def worth(one: Prediction) -> tuple[bool, float]:
         is_first = one.kind in ARGUMENTS and one.rate >= (1.0 + WORTH_FIRST) * rate

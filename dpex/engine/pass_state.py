@@ -123,8 +123,8 @@ class PassRecorder:
 
         Args:
             source: torch's iterator of the sampler.
-            resume: The state from which the pass resumes.
-            begun: Indices of a pass whose first index was drawn already.
+            resume: The state of a pass to resume.
+            begun: Indices of a pass that has begun.
             copies: True if the sampler may reuse the list of a batch.
         """
         self.failed, self.has_finished = 0, False

@@ -148,7 +148,7 @@ def _exported(loader: Any) -> LoaderMetrics | None:
 
 
 def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that tells how large the caches in a dataset are; it keeps no dataset alive."""
+    """Return a function that returns the sizes of the caches in a dataset. It does not keep the dataset alive."""
     module = sys.modules.get("dpex.cache.dataset")
     return dict if module is None else module.bytes_of(dataset)
 

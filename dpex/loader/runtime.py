@@ -48,12 +48,12 @@ class LoaderRuntime:
         last_stats: Figures of the latest iterator.
         last_state: Reads the state of the latest iterator.
         counters: Counts of all iterators, for diagnoses.
-        loaded: The state that was loaded for the next iterator.
-        resume: The same state, parsed.
-        asks_states: Workers ask datasets for their states, because ``state_dict`` or ``load_state_dict`` was called.
-        is_diagnosed: A diagnosis was asked for.
-        passes: Passes that were begun with workers.
-        timeline: Is recorded now.
+        loaded: The state for the next iterator.
+        resume: ``loaded``, parsed.
+        asks_states: True after a call of ``state_dict`` or ``load_state_dict``: workers then report states.
+        is_diagnosed: True after a request for a diagnosis.
+        passes: Count of passes with workers.
+        timeline: The timeline that is being recorded, or None.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ _READING_NOT_TUNED = (
     "That number decides what is read, so it is not tuned. Other workers, whose number is tuned, decode what is read."
 )
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
-"""Attributes by which datasets (those of Hugging Face, for one) tell how many shards there are for this rank."""
+"""Attributes of datasets, such as those of Hugging Face, that name the number of shards for this rank."""
 _UNNAMED = (
     "num_workers='auto': {kind} names no shards (num_shards, n_shards, or the URLs of webdataset), so one worker reads "
     "it. If it splits itself among workers, as by get_worker_info(), give num_workers={count}. "

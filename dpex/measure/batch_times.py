@@ -24,22 +24,21 @@ class BatchTimes(NamedTuple):
 
     Attributes:
         samples: Samples in the batch.
-        load_s: Wall seconds for the samples, ``dataset[i]``, transforms included.
-        load_cpu_s: CPU seconds of that.
+        load_s: Wall seconds of ``dataset[i]`` for all samples, transforms included.
+        load_cpu_s: CPU seconds of ``dataset[i]``.
         collate_s: Wall seconds in the collate function.
         collate_cpu_s: CPU seconds in the collate function.
-        steps: Transforms and other steps, if this batch was one of those in which they were timed.
-        slowest: Seconds of the slowest sample and its place in the batch; empty if samples were not timed.
-        failed: Index and error, as text, of each sample that could not be loaded.
-        cache_hits: Samples that came from a cache (`dpex.cached`).
+        steps: Transforms and other steps, if dpex timed them in this batch.
+        slowest: Seconds and position of the slowest sample, or empty.
+        failed: Index and error text of each sample that failed to load.
+        cache_hits: Samples from a cache (`dpex.cached`).
         cache_misses: Samples that a cache did not have.
-        cache_saved_s: Seconds that preparing the former would have taken, less those that reading them took.
-        encode_s: Wall seconds in which the batch was written into shared memory.
-        encode_cpu_s: CPU seconds of all but loading and collating. Clocks have errors, so it may be below 0.
+        cache_saved_s: Seconds of preparing the hits that the cache saved, less the seconds of reading them.
+        encode_s: Wall seconds of writing the batch into shared memory.
+        encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative.
         nbytes: Bytes of the batch's buffers.
-        transit_s: Seconds on the network while the worker had nothing else to do.
-        ended_at: When the batch was encoded, or arrived from another machine, in seconds of this machine's clock that
-            does not jump.
+        transit_s: Network seconds while the worker was idle.
+        ended_at: Monotonic time of the end of encoding or of the arrival here.
     """
 
     samples: int = 0
@@ -130,14 +129,14 @@ _NO_CALLS = StepSums()
 class PoolTimes:
     """Sums over the batches that a worker pool, or the training process, has made.
 
-    The thread that takes batches in counts them. Any thread may read: it sees all batches up to some moment.
+    The thread that receives batches counts them. Any thread may read consistent sums.
 
     Attributes:
-        tickets: Batches that were made.
-        shared: Of these, batches that were made for another training.
-        services_s: Wall seconds of each of the latest `KEPT` batches.
-        services: Batches by wall seconds, in the buckets of `STEP_BUCKETS`.
-        steps: Transforms and other steps, of the batches in which they were timed.
+        tickets: Finished batches.
+        shared: Batches among ``tickets`` for another training.
+        services_s: Wall seconds of the latest `KEPT` batches.
+        services: Histogram of wall seconds (`STEP_BUCKETS`).
+        steps: Transforms and other steps, timed.
         nodes: Sums by machine of the cluster.
     """
 

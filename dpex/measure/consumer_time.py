@@ -102,20 +102,20 @@ class Tally:
         blocked_at: Start of the present wait; 0 without one.
         returned_at: Start of the present step; 0 in ``next()`` and between passes.
         starting: True in the first call of a pass.
-        stepped: Steps that have ended; ``work_s`` holds their seconds.
+        stepped: Count of ended steps; ``work_s`` holds their seconds.
         cause: Cause of the present wait.
         named_s: Seconds of the present call that have a cause.
-        pending_s: Seconds of these that get their cause from the awaited batch.
+        pending_s: Part of ``named_s`` whose cause follows from the awaited batch.
         causes: Seconds by cause.
         waits: Histogram of waits, if ``detailed``; so is ``steps``.
-        errors: Errors that came out of ``next()``, by kind.
+        errors: Count of errors that ``next()`` raised, by kind.
         idle_ratio: Share of the workers that were idle when the present wait began.
         head_idle_s: Waits with later batches ready, each times its ``idle_ratio``.
         other_idle_s: All other waits, each times its ``idle_ratio``.
         log: The wait for each of the latest batches.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
-        unended_s: Seconds of the last step of each pass that was broken off, as far as it counts.
+        unended_s: Counted seconds of the last step of each interrupted pass.
     """
 
     __slots__ = (
@@ -380,19 +380,19 @@ class EngineLook:
     """An engine at one moment: sums since it was made, and its present state.
 
     Attributes:
-        resizing: A request for other settings was not granted yet.
-        refused: The reason why no remote worker can start, if so.
-        most_local: The number of local workers that the system allows, and why, once it refused one.
+        resizing: True while a request for other settings is pending.
+        refused: The reason why no remote worker can start, or None.
+        most_local: The number of local workers that the system allows, and the reason, once it has refused a worker.
         away_s: Seconds of the present step; 0 inside ``next()`` and between passes.
         pids: Processes of local workers.
         thread: The consumer's native thread id, 0 if unknown.
         gpu_stall_s: See `dpex.system.gpu.stall`; None without a GPU.
         gpu_steps: Steps of the GPU's stream.
-        gpu_step_s: Seconds of these steps.
-        feed_wait_s: Seconds in which the stream waited for batches that were made and not on the device yet.
+        gpu_step_s: Seconds of the GPU's steps.
+        feed_wait_s: Seconds in which the stream waited for copies of finished batches to the device.
         pass_batches: Batches of a whole pass, 0 if unknown.
-        start_s: Seconds from the beginning of the latest pass to its first batch, 0 before that.
-        starts_anew: Each pass starts workers of its own.
+        start_s: Seconds from the beginning of the latest pass to its first batch; 0 before the first batch.
+        starts_anew: True if each pass starts new workers.
         lanes: Batches that a worker makes at the same time.
     """
 

@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class Seqlock:
-    """One thread changes several values, and any other reads them together.
+    """A sequence lock: a single thread writes several values, and any thread reads a consistent set of them.
 
-    The writer never waits. A reader that meets a change under way reads again once it is over. ``begin`` and ``end``
-    are the writer's, around each change; `read` is for any thread.
+    The writer never waits. It calls ``begin`` and ``end`` around each change. `read` is for any thread, and repeats
+    until no change overlaps.
 
-    ``changes`` counts them, and is odd while one is under way. A writer that cannot afford the calls does to
-    ``changes`` what `begin` and `end` do.
+    ``changes`` is odd during a change. A writer that cannot afford two calls makes the assignments of `begin` and `end`
+    itself.
     """
 
     __slots__ = ("_given_up", "changes")

@@ -37,10 +37,11 @@ class Rule(NamedTuple):
 class Quantity:
     """The declaration of a field.
 
-    stage: of a batch, where the field is about one. metric: the name that it is exported under, "" if it is not.
-    how_to_read: what the metric's values mean to the user. label: the value of the metric's last label, where several
-    fields share a metric; else that is the stage. buckets, total: of a histogram, the upper bounds of its buckets, the
-    unbounded one left out, and the attribute that holds the sum of what it counts.
+    ``stage``: The stage of a batch that the field measures, or "".
+    ``metric``: The exported name, or "".
+    ``how_to_read``: The meaning of the metric's values to the user.
+    ``label``: The value of the metric's last label if several fields share a metric; by default the stage.
+    ``buckets``, ``total``: Of a histogram, the finite upper bounds and the attribute with the sum of the observations.
     """
 
     rule: Rule
@@ -146,7 +147,7 @@ def _each_grown(now: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ..
 
 
 def _all_names(how: str, join: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
-    """Join values of the same name. Others stay as they are; records that a later mapping lacks are at rest."""
+    """Join values of the same name, and keep all others. Records that the later mapping lacks become idle."""
 
     def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         def alone(name: str, value: Any) -> Any:

@@ -22,7 +22,7 @@ class PoolSample(LinkSums):
     encode_s: float = counter("Wall seconds in which batches were written into shared memory.", "seconds")
     cpu_s: float = counter("CPU seconds of all three.", "seconds")
     queued_s: float | None = counter(
-        "Seconds in which a worker could have run and had no CPU; None where the kernel does not tell.",
+        "Seconds on run queues: a worker could have run and had no CPU. None without a report by the kernel.",
         "seconds",
         default=None,
     )
@@ -52,12 +52,12 @@ class MachineSample:
     """The trainer's machine in a window.
 
     Attributes:
-        cpus: CPUs that this process may use, by affinity, cgroup quota and its part of the machine.
-        others: CPUs of these that other programs kept busy.
+        cpus: CPUs that this process may use, by affinity, cgroup quota and its share of the machine.
+        others: CPUs among ``cpus`` that other programs kept busy.
         trainer_cpu_s: CPU seconds of the training process.
-        trainer_queued_s: Seconds in which its training thread could have run and had no CPU, None if unknown.
-        memory_free: Bytes that batches and workers may still take, below 0 if they have too many; None if unknown.
-        worker_bytes: Private memory of a local worker, the median; 0 if unknown.
+        trainer_queued_s: Seconds of the training thread on run queues; None if unknown.
+        memory_free: Bytes available to batches and workers, negative beyond the limit; None if unknown.
+        worker_bytes: Median private memory of a local worker; 0 if unknown.
     """
 
     cpus: float = 1.0

@@ -161,7 +161,7 @@ class NodeStats(LinkSums):
     cpu_s: float = counter("CPU seconds for them.", "seconds")
     queued_s: float = counter("Seconds in which its workers could have run and had no CPU.", "seconds")
     asked_s: float = counter(
-        "Wall seconds for which run queues are known: all, unless the kernel there does not tell.", "seconds"
+        "Wall seconds for which the kernel reports run queues; all of them on most kernels.", "seconds"
     )
 
 
@@ -226,11 +226,11 @@ class PoolStats(StageSums, LinkSums):
     )
     queued_s: float = counter("Seconds in which workers could have run and had no CPU.", "seconds")
     queue_known_s: float = counter(
-        "Seconds of ``load_s`` for which that is known: all, unless the kernel does not tell.", "seconds"
+        "Seconds of ``load_s`` for which the kernel reports run queues; all of them on most kernels.", "seconds"
     )
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
-    failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
+    failed_nodes: Sequence[str] = few_of_many("The reasons why nodes of the cluster were excluded.", _all_of_both)
     sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
     shared_objects: int = state(
         "Objects of the dataset that workers of a machine read without copying them; of several machines the fewest."

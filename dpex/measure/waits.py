@@ -14,9 +14,9 @@ class Waits:
     """The waits of batches ``first``, ``first + 1``, ... of a loader.
 
     Attributes:
-        first: The number of the first one, from 0.
-        seconds: The wait for each batch; 0 for the first of each pass, which is the start.
-        at: When each was delivered, by the monotonic clock.
+        first: The number of the first batch, from 0.
+        seconds: The wait for each batch; 0 for the first batch of a pass.
+        at: The monotonic time of each delivery.
     """
 
     first: int = 0

@@ -68,12 +68,12 @@ NOTHING = Shared()
 class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
 
-    - ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
-      `WorkerPool.resize` tries again.
-    - ``left_alone``: The reason for each node of the cluster that gets no workers for a while.
-    - ``failed``: The latest reason for each node that was ever excluded.
-    - ``sharing_ranks``: Count of the job's ranks that share the batches.
-    - ``shared``: The shared objects, on the machine that shares the fewest.
+    ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
+    `WorkerPool.resize` tries again.
+    ``left_alone``: The reason for each node of the cluster that gets no workers for a while.
+    ``failed``: The latest reason for each node that was ever excluded.
+    ``sharing_ranks``: Count of the job's ranks that share the batches.
+    ``shared``: The shared objects, on the machine that shares the fewest.
     """
 
     wanted: int = 0

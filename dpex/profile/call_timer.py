@@ -1,13 +1,12 @@
-"""Time known steps where they are called, for one batch, without changing any of them.
+"""Time known steps during one batch, without changing them.
 
-While a batch is made, its thread has a profile function (``sys.setprofile``), which is notified of each call. Nothing
-of the dataset is replaced or patched: code that inspects a transform, its class or its attributes finds them unchanged.
+While a batch is made, its thread has a profile function (``sys.setprofile``), which CPython calls at each call. The
+dataset is not patched: code that inspects a transform, its class or its attributes finds them unchanged.
 
 A frame does not name its function, and functions of one decorator or factory share their code. So a step is recognised
-by its code and by all values that belong to it: the object that it is called on, the variables that it encloses, the
-arguments of a ``partial``, and the defaults of a function that was made within another function. Steps that agree in
-all of these and have different names are not timed. The same holds for callables that run no Python code, such as a
-built-in function. Their time counts for the step that calls them.
+by its code and its values: the object of a method, the enclosed variables, the arguments of a ``partial``, and the
+defaults of an inner function. Steps with equal code and values but different names are not timed. Neither are callables
+without Python code, such as a built-in function. Their time counts for the calling step.
 
 With `Draws` the watch also reports which steps draw random numbers. It compares the states of the generators at each
 begin and end of a step of the first sample.
@@ -65,13 +64,13 @@ class Draws(Protocol):
 
 
 class _Target:
-    """A step that runs some code, and the values that tell its calls from those of other functions with this code.
+    """A step that runs some code, with the values that distinguish it from other functions with this code.
 
     Args:
-        label: The name of the step; "": a function that gives random numbers; None: steps that are not told apart.
+        label: The step's name; "": a source of random numbers; None: indistinguishable steps.
         function: The function that runs.
-        bound: The values of its first arguments, such as the object of a method.
-        named: The values of other arguments, by name.
+        bound: Values of its first arguments.
+        named: Values of other arguments, by name.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class _Target:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The values that tell this step from others with the same code."""
+        """The values that distinguish this step from steps with the same code."""
         return tuple(map(id, self._bound)), tuple(sorted((name, id(one)) for name, one in self._expected.items()))
 
     @property
@@ -172,10 +171,10 @@ class StepWatch:
     """See the module: `add` steps, `start`, and in any case `stop`.
 
     Args:
-        costs: What an event and a timed call take; None: measured on this machine.
-        cpu: The CPU clock, seconds.
-        wall: The other clock, seconds.
-        draws: The random generators; None: the watch does not report what is random.
+        costs: Seconds of an event and of a timed call; None: measured.
+        cpu: The CPU clock, in seconds.
+        wall: The wall clock, in seconds.
+        draws: The random generators, or None.
     """
 
     def __init__(
@@ -197,7 +196,7 @@ class StepWatch:
         self.drawing: set[Path] = set()
         """Steps that drew random numbers, beside the steps within; (): code outside of all steps."""
         self.results: dict[Path, Any] = {}
-        """What steps that get one value returned for the first sample."""
+        """Return values of steps with one argument, for the first sample."""
         self._open: list[_Open] = []
         self._booked = 0
         self._events = 0

@@ -1,12 +1,12 @@
 """Give the loaders of a script to dpex, in this process and in every Python process that it starts.
 
-torch's ``DataLoader`` stays what it is, a class with torch's constructor, attributes and pickle, so that subclasses,
-``isinstance`` and libraries that rebuild loaders see no difference. Only where it makes an iterator, dpex does
-(`dpex.run.served`, `dpex.loader.hook`). That one method is replaced as soon as torch defines the class. torch is
-not imported for it, as a script may set variables that torch reads when it is imported.
+The ``DataLoader`` of torch keeps its class, constructor, attributes and pickle, so that subclasses, ``isinstance`` and
+libraries that rebuild loaders see no difference. The hook replaces only the method that makes an iterator
+(`dpex.run.served`, `dpex.loader.hook`), as soon as torch defines the class. The hook does not import torch, as a script
+may set variables that torch reads at import.
 
-Processes that the script starts read the `RunOptions` in ``DPEX_RUN``, as JSON. First on their ``PYTHONPATH`` is a
-folder whose ``sitecustomize`` calls `install` and then runs the ``sitecustomize`` that comes next.
+Processes that the script starts read the `RunOptions` in ``DPEX_RUN``, as JSON. Their ``PYTHONPATH`` begins with a
+folder whose ``sitecustomize`` calls `install` and then runs the next ``sitecustomize``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class RunOptions:
 
     Attributes:
         loader: Options of `dpex.DpexDataLoader` and of its `WorkerConfig`, by name.
-        html, json: Names of files for the report.
-        full: The report has all tables.
-        quiet: Nothing is printed at the end.
+        html, json: File names of the report.
+        full: True for a report with all tables.
+        quiet: True for no output at the end.
         script: The script and its arguments, for the advice.
-        prefix: ``sys.prefix`` of the Python for which these options are.
-        root: The folder in which its dpex is.
+        prefix: ``sys.prefix`` of the Python that these options serve.
+        root: The folder that contains dpex.
     """
 
     command: Literal["run", "diagnose"] = "run"
@@ -85,7 +85,7 @@ class RunOptions:
 
 
 def begin(options: RunOptions, environ: MutableMapping[str, str]) -> None:
-    """Take over in this process, and tell ``environ``, with which further processes will be started."""
+    """Take over the loaders of this process, and set ``environ`` so that new processes do the same."""
     environ[VARIABLE] = options.to_text()
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != _HOOK]
     environ["PYTHONPATH"] = os.pathsep.join([_HOOK, *paths])

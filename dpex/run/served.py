@@ -55,7 +55,7 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
     """Return an iterator over a loader of the script; ``torchs`` is torch's own method.
 
     Raises:
-        OptionError: an option of ``dpex run`` that cannot be had.
+        OptionError: An option of ``dpex run`` does not apply to this loader.
     """
     if isinstance(loader, DpexDataLoader) or get_worker_info() is not None:
         return torchs(loader)
@@ -168,7 +168,7 @@ def note(loader: Any, proxy: Any, options: RunOptions) -> None:
 
 
 def _rank() -> int:
-    """Return this process's rank, from torch.distributed where a script has told only that."""
+    """Return this process's rank, from torch.distributed if the script has set it only there."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else rank(os.environ)

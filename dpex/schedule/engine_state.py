@@ -1,8 +1,7 @@
 """The state of one pass over the data: events in, instructions out. PURE.
 
 `EngineState` joins the `Schedule` (which batch is next), the `Placement` (which worker has which tickets), the logical
-workers and the failures. Worker pools appear as reports (`PoolStatus`), and time is an argument. The owner calls a
-method and then performs the instructions:
+workers and the failures. Worker pools appear as reports (`PoolStatus`), and time is an argument. The owner calls::
 
     for event in pool.poll():
         state.handle(event, now)
@@ -10,7 +9,7 @@ method and then performs the instructions:
 
 Rules:
 
-* The owner removes each instruction from ``placement.instructions`` once it has been performed, in order.
+* The owner removes each instruction from ``placement.instructions`` once it has performed the instruction, in order.
 * If a pool does not take a message, the owner calls `refused`. If it cannot start workers, the owner calls
   `Placement.scale_refused`.
 * The owner reports a changed status of a pool (`Placement.reported`) before it hands in the events of that pool.

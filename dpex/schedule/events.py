@@ -101,11 +101,11 @@ def event_of(name: str, *values: Any) -> PoolEvent:
 class PoolStatus(NamedTuple):
     """The status of a pool.
 
-    - ``workers``: Numbers of the workers that take tickets.
-    - ``requested``, ``running``: Counts of workers that the pool asked the system for, and that serve.
-    - ``failed``: The reason why the pool can start no worker at present, or None.
-    - ``crashes``: Count of unexpected ends since the last result.
-    - ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
+    ``workers``: Numbers of the workers that take tickets.
+    ``requested``, ``running``: Counts of workers that the pool asked the system for, and that serve.
+    ``failed``: The reason why the pool can start no worker at present, or None.
+    ``crashes``: Count of unexpected ends since the last result.
+    ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
     """
 
     workers: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 `Placement` owns five collections, each under this one name:
 
-* ``pools``: The latest status of each pool. It counts the requested and the running workers.
+* ``pools``: The latest status of each pool, with its requested and running workers.
 * ``wanted``: The number of workers wanted of each pool.
 * ``dirty``: Queues that may have tickets to send.
 * ``load``: Tickets under way, by pool.

@@ -4,9 +4,9 @@ The prefetch is the maximum number of batches that are drawn and not yet deliver
 prefetch_factor``: a dataset may read what the training changes, such as a tensor in shared memory, and then a batch is
 as old as the prefetch. These are the exceptions:
 
+* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is exact.
 * Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
   flight, within `REMOTE_BYTES`, if the sampler does not show how far ahead it is drawn (see `draws_ahead_safely`).
-* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is exact.
 * ``memory_budget`` limits the drawn tickets. A finished batch counts with its bytes, and an unfinished ticket with the
   bytes of the largest batch so far. A later batch may be larger. So each worker then has only a few tickets
   (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one per message, and only these can exceed the budget.

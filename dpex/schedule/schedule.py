@@ -9,12 +9,12 @@ Rules:
 * With ``in_order`` tickets leave in the order of their numbers. Otherwise they leave in the order of their results.
 * With ``queues == 0`` any worker may make any ticket.
 * With ``queues == n`` a ticket belongs to one of *n* logical workers. The draw chooses the next active queue in turn,
-  as PyTorch does. Out of order, it chooses the next queue in turn with room for the ticket.
+  as PyTorch does, and out of order the next queue with room for the ticket.
 * An ended queue (an exhausted stream) drops its other tickets and takes no more.
 * A lost ticket returns to the front. If its worker died while making it, it has one try less. After ``max_tries`` it is
   given up, and its failure is delivered in its place.
 
-The owner is a single thread; an illegal call raises `ScheduleError` and changes nothing.
+The owner is a single thread. An illegal call raises `ScheduleError` and leaves the state unchanged.
 """
 
 from __future__ import annotations

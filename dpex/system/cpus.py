@@ -86,7 +86,7 @@ def cgroup_cpus(root: Path = _ROOT, proc_self_cgroup: str | None = None) -> floa
 
 
 def _granted(quota: str = "", period: str = "") -> float | None:
-    """Return the CPUs of a quota; "max", -1 and an empty text are none."""
+    """Return the CPUs of a quota, or None without a quota: "max", -1, or an empty text."""
     return int(quota) / int(period or 100_000) if quota.isdigit() and int(quota) else None
 
 

@@ -80,12 +80,12 @@ def cluster_id(address: str | None = None) -> str:
 
 
 def available_resources_per_node() -> dict[str, dict[str, float]]:
-    """Return what is free on each node, by the node's number in hex. Ray's public functions tell only the sum."""
+    """Return the free resources of each node, by Ray's id in hex. Ray's public functions return only the sum."""
     return dict(importlib.import_module("ray._private.state").available_resources_per_node())
 
 
 def draining_nodes() -> set[str]:
-    """Return the nodes that are being drained, by number in hex. Ray's public functions do not tell."""
+    """Return Ray's ids, in hex, of the nodes that are draining. Ray has no public function for these."""
     return set(importlib.import_module("ray._private.state").state.get_draining_nodes())
 
 

@@ -146,7 +146,7 @@ class DelayMeter:
         self._queued = Queued()
 
     def of(self, pids: Callable[[], Collection[int]]) -> float | None:
-        """Return the seconds on run queues for each second on a CPU, lately; None if the kernel does not tell."""
+        """Return the recent seconds on run queues per CPU second, or None if the kernel does not report them."""
         now = monotonic()
         if now - self._looked_at > LOOK_EVERY_S:
             self._looked_at = now

@@ -4,13 +4,12 @@ Ctrl-C in a notebook is such an exception, and so is a time limit by SIGALRM. CP
 as a function begins, after a call, and at each turn of a loop; an exception of theirs comes out there. A program that
 catches it and goes on must find every batch, each once.
 
-The engine does not repair a change that such an exception broke off. It resumes the pass as a later run does, with new
-workers (`Engine._renew`). That needs only what was delivered, and the indices that were drawn. So two rules are enough,
-in the few places that name this module:
+The engine does not repair a change that such an exception interrupted. It resumes the pass like a later run, with new
+workers (`Engine._renew`). Resuming needs only the delivered batches and the drawn indices. So two rules are enough.
 
-* A batch is delivered, and put into the caller's list, without a call in between (`Schedule.deliver`).
-* An index goes from a sampler straight into a container (`dpex.engine.draws`): `deque.extend` over `islice` makes the
-  call and keeps its result without a turn of the interpreter in between.
+First, no call separates the delivery of a batch from its place in the caller's list (`Schedule.deliver`). Second, an
+index moves from the sampler into a container within one C call, `deque.extend` over `islice` (`dpex.engine.draws`). The
+interpreter runs no handler in between.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ class Metric:
     """A metric; its kind and unit follow from its name, as Prometheus's conventions want it.
 
     Attributes:
-        labels: In the order of their values in a key; the loader or the GPU comes first.
-        how_to_read: What its values mean to the user.
-        help: What is measured.
-        buckets: A histogram's upper bounds, without the infinite one.
-        group: The section of ``docs/metrics.md`` that lists it.
+        labels: Labels, in the order of a key.
+        how_to_read: The meaning of the values.
+        help: The measured quantity.
+        buckets: The finite upper bounds of a histogram.
+        group: The section in ``docs/metrics.md``.
     """
 
     group: Group

@@ -63,9 +63,9 @@ class LoaderMetrics:
 
     Attributes:
         info: Labels of ``dpex_loader_info`` after the name.
-        tuner: Of the loader that was iterated last; None if it is not tuned.
-        case: Of the loader that was iterated last; None if it cannot be diagnosed.
-        cache_bytes: Returns the fields of `Sums` about the cache of samples of that loader; empty if it has none.
+        tuner: The latest loader's tuner, or None.
+        case: The latest loader's case for diagnosis, or None.
+        cache_bytes: Returns the fields of `Sums` about its cache.
     """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:

@@ -127,8 +127,7 @@ class _Buffer:
         fd: The file in memory, which this object closes.
         nbytes: Size of the file.
         count: Number of items.
-        starts: Offset of each part, in bytes: pickles and their offsets for each list, then sorted hashes, then
-            the item numbers of the hashes.
+        starts: Byte offsets of the parts: pickles and their offsets per list, sorted hashes, item numbers.
     """
 
     def __init__(self, fd: int, nbytes: int, count: int, starts: tuple[int, ...]) -> None:

@@ -1,15 +1,15 @@
 """Maps that keep no file descriptor, files in memory, and the freed memory that the heap of the C library keeps.
 
-**Maps.** ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends
-that, but only from Python 3.13 on), and a loader may have hundreds of maps.
+Python's ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives, and a loader may have
+hundreds of maps. ``trackfd=False`` avoids the duplicate, but only from Python 3.13 on.
 
-**Files.** A file in memory (``memfd_create``) has no name that could leak, and only the machine's memory limits it.
+A file in memory (``memfd_create``) has no name that could leak, and only the machine's memory limits it.
 Some containers refuse that call. Then an unlinked file in ``/dev/shm``, else in the folder for temporary files, takes
 its place. All its bytes are allocated at once, as a write to a full file system would raise a bus error.
 
-**Heap.** glibc maps blocks over a threshold of 128 KiB one by one, unmaps freed blocks, and returns free memory at the
-end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees a mapped block of
-up to 32 MiB, glibc raises the threshold to its size, and keeps twice as much at the end of the heap (mallopt(3)). A
+The heap of glibc maps blocks over a threshold of 128 KiB one by one, unmaps freed blocks, and returns free memory at
+the end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees a mapped block
+of up to 32 MiB, glibc raises the threshold to its size, and keeps twice as much at the end of the heap (mallopt(3)). A
 batch in shared memory is not such a block, so `learn` allocates and frees a block of its size. The next batch then
 reuses the memory of freed samples. The user's settings (``mallopt``, ``GLIBC_TUNABLES``) prevail: they end glibc's
 adaptation, and `learn` does not call ``mallopt`` if the environment contains them.
@@ -62,8 +62,8 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at
         fd: The descriptor of a file, or -1.
         size: Bytes to map.
         offset: Start in the file; a multiple of the page size.
-        private: True if writes change private copies of the pages.
-        at_huge: True if the map begins at a multiple of `HUGE_PAGE`, for huge pages.
+        private: True for private copies of written pages.
+        at_huge: True for a start at a multiple of `HUGE_PAGE`.
 
     Raises:
         OSError: As mmap(2) does.

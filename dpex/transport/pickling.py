@@ -1,18 +1,18 @@
 """Pickle batches and datasets with their memory beside the pickle, and load them again.
 
-**Batches.** Python's protocol 5 leaves the memory of arrays out of the pickle. Here the same is done for everything
-that PyTorch keeps in storages: plain tensors, and whatever `torch.Tensor.__reduce_ex__` takes apart into plain ones
-(sparse, quantised and nested tensors, parameters, subclasses with their attributes). So a batch is complete with its
-buffers: nothing of it stays in the process that made it, unlike with the reductions of `torch.multiprocessing`, which
-leave a descriptor there until the batch is read. Tensors on other devices than the CPU go by those reductions.
+A batch is a pickle with buffers. Python's protocol 5 keeps the memory of arrays out of the pickle. This module does the
+same for all storages of PyTorch: plain tensors, and tensors that `torch.Tensor.__reduce_ex__` reduces to plain tensors
+(sparse, quantised and nested tensors, parameters, subclasses with their attributes). So the pickle and its buffers
+contain the whole batch. In contrast, the reductions of `torch.multiprocessing` leave a descriptor in the sending
+process until the batch is read. Tensors on other devices than the CPU use these reductions.
 
-Of each storage only the *spans* that the plain tensors of the batch view are sent. They lie one after the other in one
-new storage, so views that shared memory share it afterwards, and overlapping views still overlap. Of the storage of any
-other tensor all is sent, as torch's own workers do.
+Of each storage, dpex sends only the *spans* that the plain tensors of the batch view. The spans form one new storage,
+so views that shared memory still share it, and overlapping views still overlap. Of the storage of any other tensor,
+dpex sends all bytes, like torch's own workers.
 
 A class that a script or a notebook defines travels by its name, also from a worker that has not imported the script.
 
-**Datasets.** One pickle (protocol 5, cloudpickle) contains the dataset, the collate function and the init function.
+One pickle (protocol 5, cloudpickle) contains the dataset, the collate function and the init function.
 Their shared objects stay shared, and a bound method stays bound to *this* dataset. For workers of other machines,
 arrays and the storages of CPU tensors are raw buffers beside the pickle, which a whole node can share. An error names
 an object that cannot be pickled by the path of attributes that leads to it.

@@ -63,7 +63,7 @@ class _SizedDecodedStream(DecodedStream):
 def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> IterableDataset[Any]:
     """Split the work on a stream: few workers read its samples, and many workers decode them.
 
-    torch's workers each read a stream and decode the samples that they read, so a dataset of two shards keeps at most
+    Each worker of torch reads a stream and decodes the samples that it reads, so a dataset of two shards keeps at most
     two workers busy. A `DpexDataLoader` with ``num_workers="auto"`` or ``seeding="batch"`` reads the samples of
     ``source`` with one worker for each stream, on this machine. Their batches and order are those of torch's workers.
     Any number of other workers call ``fn``, on this machine or on the cluster; the tuner sets this number as it does

@@ -2,12 +2,9 @@
 
 Every worker gets a copy of a generator in the dataset. Unseeded copies draw the same numbers, and the draws of a batch
 depend on its worker. So a worker begins with a search for generators of Python, NumPy and torch in the dataset and the
-collate function.
-
-- Under ``seeding="batch"`` it seeds each generator for each batch, from the batch's seed and the generator's place.
-
-- Under ``seeding="worker"`` it seeds none. Their states are part of the state of a logical worker, which may restart
-  after a death, share a process with other logical workers, or resume in a later run.
+collate function. Under ``seeding="batch"`` it seeds each generator for each batch, from the batch's seed and the
+generator's place. Under ``seeding="worker"`` the generators' states are part of the state of a logical worker, which
+may restart after a death, share a process with other logical workers, or resume in a later run.
 
 The search examines attributes of objects, attributes of classes (MONAI's transforms share one generator in this way),
 items of lists and dicts, and the variables that functions are bound to. It ends after `MOST_OBJECTS`.

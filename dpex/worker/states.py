@@ -160,11 +160,11 @@ class DatasetState:
 
     Attributes:
         epoch: The number of the pass.
-        dataset: ``state_dict()`` of the dataset. None without one, or if the dataset is its own iterator.
-        iterator: ``state_dict()`` of the dataset's iterator, or None.
-        has_ended: True if the stream has no more samples.
-        skip: Batches of a stream without a state to read again and drop.
-        index: The index with which to fetch each skipped batch.
+        dataset: ``state_dict()`` of the dataset, unless it is its own iterator.
+        iterator: ``state_dict()`` of the dataset's iterator.
+        has_ended: True if the stream has ended.
+        skip: Batches to read again and drop, without a state.
+        index: The index for each skipped batch.
     """
 
     epoch: int = 0

@@ -52,12 +52,12 @@ _pools = itertools.count(1)
 class NodeNews(NamedTuple):
     """An event of one agent, or of all agents.
 
-    - "ready": The agent can open a pool over ``link``, with the dataset at ``path`` on its node.
-    - "room": The number of workers that the agent may have has changed.
-    - "lost": The agent has ended; ``why`` is the reason.
-    - "failed": The cluster has no worker at present, or never (``for_good``). An empty ``why`` ends this state.
-    - "notice": A message for the user: a ``warning``, or a line of the log.
-    - "left alone": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
+    "ready": The agent can open a pool over ``link``, with the dataset at ``path`` on its node.
+    "room": The number of workers that the agent may have has changed.
+    "lost": The agent has ended; ``why`` is the reason.
+    "failed": The cluster has no worker at present, or never (``for_good``). An empty ``why`` ends this state.
+    "notice": A message for the user: a ``warning``, or a line of the log.
+    "left alone": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
 
     An agent without a ``place`` is a process of this machine that also serves other trainings.
     """

@@ -8,17 +8,10 @@ its connection and with its guardian.
 
 While more than `MOST_UNSENT_BYTES` are unsent, the agent does not read results, so the workers wait for the network.
 
-Frames to an agent:
-
-- ``("open", pool, order)``, see `PoolOrder`
-- ``("resize", wanted)``
-- ``("tickets", worker, epoch, queue, pickle)``; the pickle contains numbers and indices
-- ``("adopt", worker, logical, state)``
-- ``("ask_state", worker, logical)``
-- ``("epoch", number)``
-- ``("close", grace_s)``
-
-An agent sends reports, ``("report", pool, results, events, failed, delay, shared, traffic)``; see `Report`.
+An agent receives ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
+queue, pickle)`` with a pickle of numbers and indices, ``("adopt", worker, logical, state)``, ``("ask_state", worker,
+logical)``, ``("epoch", number)`` and ``("close", grace_s)``. It sends reports, ``("report", pool, results, events,
+failed, delay, shared, traffic)``; see `Report`.
 """
 
 from __future__ import annotations
@@ -261,10 +254,10 @@ class PoolOrder(NamedTuple):
 
     Attributes:
         shared_queue: True if any worker makes any ticket.
-        path: The path of the shipped file on the node.
+        path: The shipped file.
         codec: See `dpex.transport.codec.codec_signature`.
-        probes: True if the agent first reads index 0 as a test.
-        compression: Compression of sent buffers: "zstd", or None.
+        probes: True if the agent first tests index 0.
+        compression: Compression of buffers: "zstd", or None.
     """
 
     shared_queue: bool

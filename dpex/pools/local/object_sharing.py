@@ -38,11 +38,11 @@ class Sharing:
     """Searches between the requests of a fork server.
 
     Args:
-        root: The dataset, or the part of it that workers have in common.
-        request: The user's option; None switches the search off.
+        root: The dataset, or its common part.
+        request: The user's option, or None.
         num_workers: The loader's number of workers.
         is_one_queue: True if any worker takes any ticket.
-        unpickling_s: Seconds in which the fork server unpickled ``root``.
+        unpickling_s: Seconds of unpickling ``root``.
         clock: Returns seconds.
     """
 

@@ -29,11 +29,11 @@ class Places:
     """The places of one loader on the cluster.
 
     Attributes:
-        useful: Remote workers that would speed up training; None if unknown.
-        requested: Remote workers that the loader has asked for.
+        useful: Remote workers that would speed up training, or None.
+        requested: Requested remote workers.
         free: Free places of the cluster.
-        held: Places that the cluster added for the loader.
-        awaited: Requested places that the cluster has yet to add.
+        held: Places added for the loader.
+        awaited: Requested places that are pending.
     """
 
     useful: int | None

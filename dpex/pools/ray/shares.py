@@ -58,8 +58,8 @@ class Claim:
 
     Attributes:
         useful: Workers that would speed up training.
-        most: The maximum number of workers that fit.
-        weight: The share relative to other loaders.
+        most: Workers that fit.
+        weight: The relative share.
         cpus: CPUs per worker, in the unit of the capacity.
         requested: Requested workers.
         running: Running workers.

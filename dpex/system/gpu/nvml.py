@@ -37,24 +37,26 @@ virtual machines."""
 GPM_RATIOS = {2: "sm_active_ratio", 3: "sm_occupancy_ratio", 10: "dram_active_ratio"}
 """NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _DRAM_BW_UTIL; Hopper and later."""
 _VALUE_FIELDS = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
-"""Where a value is, by its type (nvmlValueType_t)."""
+"""The field of a value by its type (nvmlValueType_t)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """A reading of one GPU. Values that are not offered, or not known yet, are None.
+    """A reading of one GPU. Unsupported or missing values have the value None.
+
+    Ratios of multiprocessors (``sm``) and memory (``dram``) are means since the previous reading.
 
     Attributes:
         ordinal: torch's number of the GPU.
         index: The driver's number.
         model: Name of the product, "" if unknown.
         kernel_active_ratio: Share of the driver's last sampling period (up to a second) in which a kernel ran.
-        sm_active_ratio: Share of the multiprocessors that had work, on average since the reading before.
-        sm_occupancy_ratio: Share of the resident warps that they could hold, likewise.
-        dram_active_ratio: Share of the memory's bandwidth in use, likewise.
-        memory_used_bytes: Memory in use, that of other processes included.
-        pcie_tx_bytes: Bytes from the GPU since its driver began to count; None while the counter reads 0.
-        pcie_rx_bytes: Bytes to the GPU, likewise.
+        sm_active_ratio: Share of busy multiprocessors.
+        sm_occupancy_ratio: Resident warps over the maximum.
+        dram_active_ratio: Share of the memory bandwidth in use.
+        memory_used_bytes: Memory in use by all processes.
+        pcie_tx_bytes: Bytes sent by the GPU since the driver's first count; None while the counter reads 0.
+        pcie_rx_bytes: Bytes received by the GPU, as ``pcie_tx_bytes``.
     """
 
     uuid: str

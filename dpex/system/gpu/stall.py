@@ -1,32 +1,31 @@
 """GPU stall: how long the training stream lay idle because ``next()`` had not returned yet.
 
-The stream is marked as ``next()`` is entered and as it returns. The first mark is passed when all work queued before is
-done, the second when it is submitted or, if the stream is still busy then, right after the first. So the time between
-them is what the stream waited for the batch: nothing where queued work outlasts the wait. Marks are read at later
-visits, oldest first, once they are passed; nothing ever waits for the GPU.
+A *mark* is a CUDA event on the stream at the entry of ``next()`` and at its return; a *visit* is one call of
+``next()``. The first event completes after all work queued before. The second completes when it is submitted or, if the
+stream is still busy then, right after the first. So the time between both is the stream's wait for the batch, and 0 if
+queued work outlasts the wait. Later visits read completed events, oldest first; no call waits for the GPU.
 
-The same marks tell how long the stream takes for a step: from the mark of one ``next()``'s return to that of the next
-one's entry. This is the slower of the GPU's work and the launching of it, so it says what is demanded of the loader. A
-loop that runs ahead of the GPU, which a clock of the host cannot tell from one whose steps are short, takes on the
-stream what it takes on the GPU.
+The marks also measure the stream's time for a step: from the return of one ``next()`` to the entry of the following
+one. It is the larger of the GPU's work and its launching, so it is the demand on the loader. A clock of the host cannot
+distinguish a loop that runs ahead of the GPU from a loop with short steps. The stream's time can.
 
-Work on other streams is not seen: the GPU may be busy while this stream is idle, so this is an upper limit of the GPU's
-stall. The copy to the device that follows is not seen either. A thread that feeds the same stream while another is
-inside ``next()`` would lengthen the time between the marks. So no stall is counted as longer than the visit.
+The marks do not cover other streams, so the result is an upper limit of the GPU's stall: the GPU may be busy while this
+stream is idle. They do not cover the following copy to the device either. A second thread that feeds the same stream
+during ``next()`` would lengthen the time between the marks. So a stall is at most as long as its visit.
 
-Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. With a ``share``, marks take about
-that share of the loop's time, and other visits are skipped.
+Marking a visit takes 25 to 100 µs, which is expensive for steps of 1 ms. With a ``share``, marks take about this share
+of the loop's time.
 
-* After a marked visit others are skipped until the cost of its marks is that share of the time since. A loop with long
-  steps has every visit marked.
-* A visit that has to wait for its batch is rarely like those that do not, and costs the GPU more. It is marked when the
-  wait begins (`block`), for the same share of the time, counted apart.
-* Of what was skipped the time inside ``next()`` is known. The part of it that was stall is taken from the marked visits
-  of the same kind, waiting or not. The rest of the stream's time from one marked visit to the next is that of the steps
-  between them, of which the mean is known.
+* After a marked visit, visits are skipped until the cost of its marks is at most ``share`` of the time since. A loop
+  with long steps has every visit marked.
+* A visit that waits for its batch differs from one that does not, and costs the GPU more. It is marked at the start of
+  the wait (`block`), with a separate budget of the same ``share``.
+* The time inside ``next()`` of skipped visits is known. Its stalled part is estimated from marked visits of the same
+  kind, waiting or not. The rest of the stream's time between two marked visits belongs to the steps between them, which
+  yields their mean.
 
-All methods are for the consumer's thread: to ask about a mark from another one would spoil a CUDA graph that the
-consumer is capturing. The sums may be read from any thread.
+All methods are for the consumer's thread: a query from another thread would invalidate a CUDA graph that the consumer
+is capturing. Any thread may read the sums.
 """
 
 from __future__ import annotations
@@ -104,10 +103,13 @@ class GpuSteps(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """follows: all visits since the marked one before, if any, were of the same pass, and skipped.
+    """A marked visit.
 
-    waited: see `GpuStall.block`. steps: from that visit to this one. skipped_s: seconds inside ``next()`` of the visits
-    between, of those that did not wait and of those that did. entry_s, exit_s: seconds that its two marks took.
+    ``follows``: True if all visits since the previous marked visit were skipped and of the same pass.
+    ``waited``: See `GpuStall.block`.
+    ``steps``: Count of steps since the previous marked visit.
+    ``skipped_s``: Seconds inside ``next()`` of skipped visits that did not wait, and of visits that waited.
+    ``entry_s``, ``exit_s``: Cost of the two marks, in seconds.
     """
 
     entered: Any

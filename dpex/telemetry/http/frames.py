@@ -20,16 +20,16 @@ STAGES = STAGE_CAUSES[:4]
 _NO_POOL, _NO_NODE = PoolStats(), NodeStats()
 
 Frame = Mapping[str, Any]
-"""The activity since the frame before, by column.
+"""The activity since the previous frame, by column.
 
 * ``number``: Number of the frame in this process.
-* ``at``: Unix time of its end. ``seconds``: Wall time since the frame before.
+* ``at``: Unix time of its end. ``seconds``: Wall time since the previous frame.
 * ``wait_s``, ``transfer_s``, ``work_s``: Time of the training loop. ``wait_*_s``: Its wait by cause.
 * ``gpu_stall_s``: Stall of the GPU's stream; None if it is not measured.
-* ``network_bytes``: Bytes from machines of the cluster. ``network_sending_s``: Seconds in which a machine was sending,
-  added up over ``links`` machines.
-* ``made``: Batches made by workers. ``make_*_s``: Seconds that these took, by stage.
-* ``cache_hits``, ``cache_misses``: Samples that a cache of samples had, and had not.
+* ``network_bytes``: Bytes from machines of the cluster. ``network_sending_s``: Seconds of sending, summed over
+  ``links`` machines.
+* ``made``: Batches made by workers. ``make_*_s``: Seconds of making, by stage.
+* ``cache_hits``, ``cache_misses``: Samples that a cache had, and did not have.
 * ``ready``, ``prefetch``: The queue at the end of the frame.
 * ``local_*``, ``remote_*``: Workers and their batches at the end of the frame, see `LEVELS`.
 """
@@ -66,12 +66,12 @@ COLUMNS = tuple(frame(0, 0.0, 0.0, Sums(), Sums()))
 
 
 def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any]]:
-    """Return the network from each machine of the cluster that measures it, between two readings ``seconds`` apart.
+    """Return the traffic from each machine that measures it, between two readings ``seconds`` apart.
 
-    * ``bytes_per_s``: Bytes per second that arrive now.
-    * ``bandwidth``: Bytes per second while something was under way, since the machine's first batch.
-    * ``round_trip_s``: Seconds for a packet there and back.
-    * ``loss``: The part of the bytes that was sent again, 0 to 1.
+    * ``bytes_per_s``: Bytes received per second.
+    * ``bandwidth``: Bytes per second of sending, since the machine's first batch.
+    * ``round_trip_s``: Round-trip time of a packet.
+    * ``loss``: Share of the bytes that were sent again, 0 to 1.
     """
     then, now = (sums.pools.get(REMOTE, _NO_POOL).nodes for sums in (before, after))
     return [

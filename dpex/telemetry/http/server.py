@@ -81,10 +81,10 @@ class Server(ThreadingHTTPServer):
     """Listens from its construction; answers from `start` to `stop`. Raises OSError if it cannot listen.
 
     Args:
-        host: Address to listen on, or its name; "" for all IPv4 addresses, "::" for all addresses.
-        port: Port to listen on; 0 for a free one.
-        app: Makes the answers; called by several threads at a time.
-        context: TLS of the connections; None for plain HTTP.
+        host: Address or name to listen on; "": all IPv4 addresses, "::": all.
+        port: Port to listen on; 0: a free port.
+        app: Answers requests, in several threads.
+        context: TLS; None for plain HTTP.
     """
 
     def __init__(self, host: str, port: int, app: App, context: ssl.SSLContext | None = None) -> None:
