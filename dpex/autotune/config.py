@@ -18,39 +18,39 @@ def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = Fa
 
 @dataclass(frozen=True, kw_only=True)
 class AutotuneConfig:
-    """Settings of the law behind ``num_workers="auto"``. Values of None are found from measurements.
+    """Limits and goals of the tuner behind ``num_workers="auto"``. The tuner derives values of None from measurements.
 
     Args:
-        max_local: The most local workers (0 or more). None: as many as memory allows; for work that needs CPUs as many
-            as this process may use, for work that waits up to ``max_waiting``.
-        max_remote: The most remote workers (0 or more). Up to that number a cluster with an autoscaler is asked for
-            nodes where more workers pay. None: what the cluster has room for, and no node is asked for.
-        max_waiting: The most local workers where these mostly wait (1 to 1024). 64 processes that wait take some 4 GB
-            in the worst case, and no storage was seen to reward more from one machine.
-        min_local: The fewest local workers (0 or more). 0: unused capacity is given back.
-        min_remote: The fewest remote workers (0 or more). 0: unused capacity is given back.
-        max_prefetch: The largest prefetch, in batches (1 or more). None: what memory allows.
-        max_streams: The most streams of an iterable dataset under ``num_workers="auto"`` (1 or more). There is one for
-            each shard that the dataset names in ``num_shards``, ``n_shards`` or as URLs of webdataset, and one if it
-            names none. None: at most one for each CPU of this rank. Give a number where ranks run on machines
-            with different CPUs, as all ranks need the same number, and where reading mostly waits. Streams are never
-            tuned, as their number decides what each of them reads.
-        wait_goal: The share of the training loop's time lost to loading that is acceptable (0 to 0.5). 0.01:
-            below one percent, a measurement of a second cannot tell it from noise.
-        headroom: Capacity for which workers are started, over what the training loop takes (1 to 3), so that a slower
-            moment costs no wait. 1.2: the times of batches vary by a fifth from one moment to the next.
-        gain: The relative gain in rate from which a cluster is asked for places that no node has yet (0.005 to 1).
-            0.04: windows cannot show less.
-        shrink_after: Windows in a row without waiting before workers are given back (1 to 100). 16: giving back too
-            early costs a wait, too late costs only CPUs.
-        cluster_weight: This loader's share of a Ray cluster relative to that of other loaders (0.01 to 100). 1: all
-            have equal shares, and what a loader has no use for goes to the others.
-        memory_share: The part of the memory that is free without them that workers and batches in flight may fill (0.01
-            to 0.9). 0.5: the training process's own memory grows after its first steps.
-        interval_s: Seconds between windows once the work is known (0.05 to 60); at first they are shorter.
-        trace: A file in which the run is recorded for ``dpex replay``, some 1.2 kB for each window.
-            ``{pid}`` and ``{rank}`` in it are filled in; a file that exists is left alone, and the name gets a number.
-            None: the environment variable ``DPEX_TRACE`` says where, and without it nothing is recorded.
+        max_local: The maximum number of local workers (0 or more). None: as many as memory allows, and at most the CPUs
+            of this process, or ``max_waiting`` for workers that mostly wait.
+        max_remote: The maximum number of remote workers (0 or more). dpex asks an autoscaler for nodes up to this
+            number if more workers speed up training. None: the room of the cluster, without requests for nodes.
+        max_waiting: The maximum number of local workers that mostly wait (1 to 1024). 64 waiting processes take up to
+            some 4 GB, and no measured storage was faster with more from one machine.
+        min_local: The minimum number of local workers (0 or more). The tuner ends unused workers above it.
+        min_remote: The minimum number of remote workers (0 or more). The tuner ends unused workers above it.
+        max_prefetch: The maximum prefetch, in batches (1 or more). None: the limit of the memory.
+        max_streams: The maximum number of streams of an iterable dataset under ``num_workers="auto"`` (1 or more). Each
+            shard that the dataset names (``num_shards``, ``n_shards``, URLs of webdataset) has a stream. A dataset
+            without named shards has one stream. None: at most one for each CPU of this rank. Give a number if reading
+            mostly waits, or if the ranks' machines have different CPUs, as all ranks need the same number. dpex never
+            tunes the number of streams, because it determines the samples of each stream.
+        wait_goal: The acceptable share of the training loop's time lost to loading (0 to 0.5). Below 0.01, a
+            measurement of a second cannot separate it from noise.
+        headroom: The workers' capacity over the demand of the training loop (1 to 3), so that a slower moment costs no
+            wait. 1.2: the times of batches vary by a fifth from one moment to the next.
+        gain: The minimum relative gain in rate for a request for more nodes (0.005 to 1). Windows cannot show less than
+            0.04.
+        shrink_after: Windows in a row without waiting before the tuner ends workers (1 to 100). 16: too early costs a
+            wait, while too late costs only CPUs.
+        cluster_weight: The share of a Ray cluster relative to other loaders (0.01 to 100). 1: equal shares. Other
+            loaders get the unused part of a share.
+        memory_share: The part of the free memory that workers and batches in flight may fill (0.01 to 0.9). 0.5: the
+            training process's own memory grows after its first steps.
+        interval_s: Seconds between windows once the work is known (0.05 to 60). The first windows are shorter.
+        trace: A file for a record of the run, which ``dpex replay`` reads: some 1.2 kB for each window. dpex fills in
+            ``{pid}`` and ``{rank}``. If the file exists, a new name gets a number. None: the file that the environment
+            variable ``DPEX_TRACE`` names, or no record.
 
     Raises:
         OptionError: A value is out of its range. It is a ValueError.

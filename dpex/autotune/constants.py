@@ -81,7 +81,7 @@ MOST_WORKERS, MOST_CPUS, MOST_COUNT = 10**5, 1e5, 2**60
 LEAST_CPUS = 0.01
 """The smallest share that a container is given."""
 LOOK_S = 2.0
-"""Seconds under a setting before NVML tells of it: it is looked at once a second, and tells of the last second."""
+"""Seconds under a setting before NVML describes it: dpex reads NVML once a second, and it covers the last second."""
 
 # -- windows of measurements -------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ class Limits:
     """The lowest and the highest workers of each pool and prefetch, and the bytes that both may fill.
 
     Attributes:
-        local, remote, prefetch: The highest.
-        least_local, least_remote, least_prefetch: The lowest. A value that is fixed has the same lowest and highest.
-        prefetch_factor: The highest prefetch for each worker.
-        batch_budget: Bytes of batches in flight, at most.
-        memory: Bytes of local workers and batches in flight together, at most.
+        local, remote, prefetch: The maximum.
+        least_local, least_remote, least_prefetch: The minimum; it equals the maximum of a fixed value.
+        prefetch_factor: The maximum prefetch for each worker.
+        batch_budget: The maximum bytes of batches in flight.
+        memory: The maximum bytes of local workers and batches in flight together.
         worker_bytes, batch_bytes: Bytes of one worker, and of one batch.
     """
 

@@ -116,7 +116,7 @@ def _pool(pool: PoolSample) -> PoolSample:
 
 
 def _checked(values: _Values) -> _Values:
-    """The same, with numbers of the fields that a machine may have."""
+    """Return the values with each number within its possible range."""
     changes: dict[str, Any] = {}
     for field in fields(values):  # type: ignore[arg-type]
         value = getattr(values, field.name)
@@ -139,13 +139,13 @@ def _number(name: str, value: float, unknown: int | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedSample:
-    """A window, by the clock that is named.
+    """A window of measurements, by the clock ``signal``.
 
     Attributes:
-        sample: The window; the times of its consumer are the GPU's where that is known.
-        signal: Which clock it was.
-        is_known: True if that clock tells anything of this window.
-        is_new: True if the window before went by another clock.
+        sample: The window. Its consumer's times are the GPU's, if known.
+        signal: The clock.
+        is_known: True if the clock has measured in this window.
+        is_new: True if the previous window had another clock.
     """
 
     sample: Sample
@@ -181,15 +181,15 @@ class LossClock:
 
 
 def by_events(sample: Sample) -> Sample:
-    """A window in which CUDA events could be had; one without them stays as it is.
+    """Return the window by CUDA events. Without CUDA events it stays unchanged.
 
-    Marks that the stream has not come to tell nothing yet. Where batches were taken meanwhile, the stream had other
-    work; where none was, the training loop sits in ``next()``, and the amount of work that is left is unknown.
+    Pending events carry no information. If the loop took batches meanwhile, the stream had other work. Otherwise the
+    training loop is in ``next()``, and the remaining work of the stream is unknown.
     """
     if sample.gpu_stall_s is None or not sample.batches:
         return sample
     stall_s, step_s = sample.gpu_stall_s, sample.gpu_step_s + sample.feed_wait_s
-    if sample.gpu_steps:  # the marks that were read are of a time that is over: a share of it is the window's too
+    if sample.gpu_steps:  # events completed before this window: scale their stall to its length
         stall_s *= sample.seconds / max(LEAST_S, stall_s + step_s)
     return _with_loss(sample, min(stall_s, sample.seconds))
 

@@ -23,23 +23,23 @@ class Sample:
     """The measurements between ``at - seconds`` and ``at``, under ``settings``.
 
     Attributes:
-        wait_s: Seconds in which the consumer was blocked in ``next()``. With ``busy_s`` and ``work_s`` these add up to
-            ``seconds``, but for the call that is under way.
-        busy_s: Seconds in which it was busy there (decoding, or handing out work).
+        wait_s: Seconds in which the consumer was blocked in ``next()``. ``wait_s``, ``busy_s`` and ``work_s`` add up to
+            ``seconds``, except for the present call.
+        busy_s: Seconds in which the consumer was busy in ``next()`` (decoding, or handing out work).
         work_s: Seconds between two calls.
-        steps, steps_s: Steps that ended in the window, and all their seconds, those before the window too. A window
-            that ends in the middle of a step holds a part of it, so ``work_s`` over ``batches`` is no mean. None: only
-            ``work_s`` is known.
-        straggler_s: Part of ``wait_s`` in which later batches were ready and the next one in turn was not.
+        steps, steps_s: Steps that ended in the window, and their whole seconds. ``work_s`` over ``batches`` is not
+            their mean, because a window may cut a step. None: only ``work_s`` is known.
+        straggler_s: Part of ``wait_s`` in which later batches were ready, and the next batch in turn was not.
         ready, in_flight: Batches at the end of the window.
         batch_bytes: Mean size of a batch.
         gpu_busy: Share of about the last second in which the GPU ran kernels (NVML).
-        gpu_stall_s: Seconds in which the GPU's stream waited for data, by CUDA events that were read in the window.
-        gpu_steps, gpu_step_s: Steps of that stream, from one return of ``next()`` to the next entry, and their seconds.
-        feed_wait_s: Seconds in which the stream waited for batches that were made and not on the device yet.
-        pass_batches: Batches of a whole pass, 0 if unknown.
+        gpu_stall_s: Seconds in which the GPU's stream waited for data, by CUDA events that completed in the window.
+        gpu_steps, gpu_step_s: Steps of the GPU's stream, from a return of ``next()`` to the next entry, and their
+            seconds.
+        feed_wait_s: Seconds in which the stream waited for copies of finished batches to the device.
+        pass_batches: Batches of a whole pass; 0 if unknown.
         start_s: Seconds from the beginning of the latest pass to its first batch.
-        starts_anew: Each pass starts workers of its own.
+        starts_anew: True if each pass starts new workers.
         lanes: Batches that a worker makes at the same time.
     """
 
@@ -101,10 +101,10 @@ class Outcome:
 
     Attributes:
         rate: Batches per second.
-        wait: The share of the training loop's time that was lost to loading, from 0 to 1. Where the training thread
-            itself waits for a CPU, that is in it.
-        kept: Whether the change was kept; False if it was undone.
-        at: When that was concluded, in seconds since the first `iter()` of the loader.
+        wait: The share of the training loop's time that was lost to loading, from 0 to 1. It includes the training
+            thread's waits for a CPU.
+        kept: True if the change was kept, False if it was undone.
+        at: Time of the conclusion, in seconds since the loader's first `iter()`.
     """
 
     rate: float
@@ -115,21 +115,21 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A change of settings: why, on what evidence, and what it should bring.
+    """A change of settings, with its reason, its evidence and its expected effect.
 
     Attributes:
-        at: When it was taken, in seconds since the first `iter()` of the loader.
-        old: The settings before.
-        new: The settings after.
+        at: Time of the decision, in seconds since the loader's first `iter()`.
+        old: The previous settings.
+        new: The new settings.
         reason: The reason in one word.
-        text: The decision in sentences: what, why, and on what evidence.
-        evidence: The measurements that it rests on, by name. No "rate" if they cover less than three times of a batch.
-        predicted_rate: The expected batches per second.
-        predicted_wait: The expected share of the training loop's time lost to loading, from 0 to 1.
-        outcome: What it brought; None while that is not known.
-        signal: By what loading was judged: "events": the time that the GPU's stream waited for data, by CUDA events;
-            "nvml": the time in which the GPU ran no kernel and the training loop waited; "wait": the time that the
-            training loop waited, as nothing is known of a GPU. Times and shares are the GPU's where it is known.
+        text: The change, its reason and its evidence, in sentences.
+        evidence: The measurements, by name. "rate" is missing if they cover less than three times of a batch.
+        predicted_rate: Expected batches per second.
+        predicted_wait: Expected share of the training loop's time lost to loading, from 0 to 1.
+        outcome: The effect; None until it is measured.
+        signal: The measure of loading. "events": the time that the GPU's stream waited for data, by CUDA events.
+            "nvml": the time in which the GPU ran no kernel and the training loop waited. "wait": the time that the
+            training loop waited, without a known GPU. Times and shares are the GPU's if it is known.
     """
 
     at: float
@@ -152,10 +152,10 @@ class RoomWanted:
     """A loader's demand for a cluster.
 
     Attributes:
-        requested: Workers that it has asked for.
-        running: Those of them that run.
-        useful: Workers that would pay if they had places; None if unknown.
-        may_grow: True if it may ask for places that no node has yet.
+        requested: Requested workers.
+        running: Running workers.
+        useful: Workers that would speed up training; None if unknown.
+        may_grow: True if it may ask for new nodes.
     """
 
     requested: int
@@ -169,10 +169,10 @@ class RoomFound:
     """The room that a cluster has for a loader.
 
     Attributes:
-        more: Workers beyond those requested.
-        unplaced: Requested workers that find no place.
-        granted: Its share of the cluster in workers; None if there are no shares.
-        message: What happened to a request for further nodes, for the user; "" for nothing.
+        more: Possible workers beyond the requested.
+        unplaced: Requested workers without a place.
+        granted: The loader's share in workers, or None.
+        message: The result of a request for nodes, for the user, or "".
     """
 
     more: int

@@ -1,15 +1,13 @@
 """The model of a loader: rate and wait of a setting, the best setting, and the end of the stall.
 
-PURE. ``W`` workers take ``s`` seconds and ``c`` CPU seconds for a batch. There are ``C`` CPUs, of which other programs
-use ``o``. A step takes ``t`` seconds, and ``k`` CPU seconds of the training process.
+PURE. ``W`` workers take ``s`` seconds and ``c`` CPU seconds for a batch. Other programs use ``o`` of ``C`` CPUs. A step
+takes ``t`` seconds, and ``k`` CPU seconds of the training process::
 
-::
+    rate(W) = min(W / s, F / (c + k), 1 / t, limit of memory),   F = max(C - o, C W / (W + o))
 
-    rate(W) = min(W / s, F / (c + k), 1 / t, what memory allows),   F = max(C - o, C W / (W + o))
-
-The second limit counts only batches of local workers in ``c``. Remote workers make no more than the link carries.
-``F`` is the part that other programs leave, or an equal part for each thread that wants a CPU. The present setting
-corrects the limits of workers: they are multiplied by the measured rate over the predicted rate.
+The second limit counts only batches of local workers in ``c``. The link limits remote workers. ``F`` is the part that
+other programs leave, or an equal part for each thread that needs a CPU. The present setting corrects the limits of
+workers by the ratio of the measured rate to the predicted rate.
 """
 
 from __future__ import annotations
@@ -53,11 +51,11 @@ class EndOfStall:
 
     Attributes:
         rate: Batches per second that the training loop could take.
-        cpus: CPUs that this needs, those of the training process included.
-        more_cpus: What of these this machine lacks; on other nodes they would do as well. 0: it has enough.
-        cost: The part of the CPU time of a batch at which this machine's CPUs would be enough, 0 to 1.
-        workers: Workers that this needs.
-        stage: The costliest stage of a batch in a worker, and its part of the time.
+        cpus: Required CPUs, including the training process.
+        more_cpus: CPUs that this machine lacks and other nodes can provide.
+        cost: Share of a batch's CPU time for which this machine's CPUs suffice.
+        workers: Required workers.
+        stage: The costliest stage of a batch, with its share.
     """
 
     rate: float
@@ -93,20 +91,20 @@ class Model:
     """The work and the machine as they were measured. Times are seconds per batch.
 
     Attributes:
-        now: The setting that was measured.
+        now: The measured setting.
         local, remote: The costs of a batch in each pool.
-        step_s: What the training loop takes for a batch when it need not wait.
-        step_cpu_s: CPU time of the training process for that.
-        step_queued_s: Seconds that the training thread waited for a CPU in a step, beside ``step_s``.
-        cpus: CPUs that this job may use; ``others``: what other programs use of them.
+        step_s: Time of the training loop for a batch without a wait.
+        step_cpu_s: CPU time of the training process in ``step_s``.
+        step_queued_s: Time of the training thread on run queues in a step, beyond ``step_s``.
+        cpus: CPUs that this job may use; ``others``: CPUs of these that other programs use.
         unevenness: The slowest batch over the mean.
-        measured_rate: Batches per second under ``now``, where the loop waited; None where it did not.
-        error: The relative standard error of that.
-        start: What starting costs; None where workers live on.
-        stages: Parts of the time of a batch in a worker, by name; they sum to 1.
-        limits: What memory, configuration and cluster allow.
-        lanes: Batches that a worker makes at the same time. Its ``service_s`` is its time over them.
-        link: Batches per second that the network brings from the cluster at most; infinite where that was never met.
+        measured_rate: Batches per second under ``now`` if the loop waited, else None.
+        error: The relative standard error of ``measured_rate``.
+        start: The cost of a start; None if workers persist.
+        stages: Shares of a batch's time in a worker, by name, which sum to 1.
+        limits: Limits of memory, configuration and cluster.
+        lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch over ``lanes``.
+        link: Maximum batches per second over the network; infinite until the network was the limit.
     """
 
     now: Settings

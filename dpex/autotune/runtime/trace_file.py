@@ -29,10 +29,10 @@ VARIABLE = "DPEX_TRACE"
 
 
 def problem_of(path: Path) -> str | None:
-    """Why no file can be written there, None if one can.
+    """Return the reason why ``path`` cannot be written, or None.
 
     Raises:
-        OSError: The system does not tell.
+        OSError: The system cannot read ``path``.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):

@@ -1,12 +1,11 @@
-"""Tunes a running loader: takes windows of measurements, asks the law, carries out what it decides.
+"""Tunes a running loader: takes windows of measurements, asks the law, and carries out its decisions.
 
-One daemon thread ("dpex-tuner") per loader looks at the loader's engines while there are any. It never waits for the
-consumer and never makes it wait: what it reads it reads without the engine's lock, and what it requests the consumer's
-thread carries out within its next turn. `dpex.autotune.runtime.windows` tells when a window of measurements begins and
-ends.
+One daemon thread ("dpex-tuner") per loader reads the loader's engines while they exist. The thread and the consumer
+never wait for each other: the thread reads without the engine's lock, and the consumer's thread carries out its
+requests at the next turn. `dpex.autotune.runtime.windows` determines the start and the end of a window.
 
-The tuner belongs to its loader and to each of the loader's iterators, and knows neither. The thread holds the tuner
-only while it looks; it ends with the last iterator, with the tuner, and with the interpreter.
+The loader and its iterators refer to the tuner, and the tuner refers to neither. The thread refers to the tuner only
+during a turn. It ends with the last iterator, with the tuner, or with the interpreter.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def cold_start(cpus: float | None = None, ranks: int | None = None, memory: floa
     """Return the law's start, on this rank's part of the CPUs and of the memory.
 
     Args:
-        cpus: CPUs of the machine that the job may use; None: as the system tells.
-        ranks: Ranks of the job on this machine; None: as the environment tells.
-        memory: Free bytes of the machine; None: as the system tells.
+        cpus: The job's CPUs on the machine; None: read from the system.
+        ranks: The job's ranks on the machine; None: read from the environment.
+        memory: Free bytes of the machine; None: read from the system.
     """
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
@@ -76,9 +75,9 @@ class Tuner:
     Args:
         config: The configuration.
         start: The settings to begin with.
-        limits: Those of the configuration, the loader and the user.
-        room: Room on a cluster; it is called in the tuner's thread and may take its time.
-        note: Why workers keep their number, for the user, or how many of them read; else "".
+        limits: Limits of the configuration, the loader and the user.
+        room: Returns the cluster's room. The tuner's thread calls it, so it may be slow.
+        note: A note for the user on fixed workers, or "".
     """
 
     def __init__(
@@ -268,9 +267,9 @@ class Tuner:
         return found
 
     def _keep_place(self, looks: Sequence[EngineLook]) -> None:
-        """Tell the cluster of this loader while no window ends, as before the first batch of a pass.
+        """Report this loader to the cluster while no window ends, as before the first batch of a pass.
 
-        A loader for which the cluster has no place has no batch, and so no window. Others give back its share only if
+        A loader without a place on the cluster has no batch, and so no window. Other loaders release its share only if
         it reports.
         """
         is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S

@@ -91,7 +91,7 @@ class Window:
 
     @property
     def trainer_queued_s(self) -> float | None:
-        """Seconds in which the training thread could have run and had no CPU; None where the kernel does not tell."""
+        """Seconds of the training thread on run queues, or None if the kernel does not report them."""
         return None if self.ran.trainer is None else self.ran.trainer.queued_s
 
     def sample(self, began_at: float, settings: Settings) -> Sample:
