@@ -122,7 +122,7 @@ class Decision:
         old: The previous settings.
         new: The new settings.
         reason: The reason in one word.
-        text: The change, its reason and its evidence, in sentences.
+        text: The decision in sentences.
         evidence: The measurements, by name. "rate" is missing if they cover less than three times of a batch.
         predicted_rate: Expected batches per second.
         predicted_wait: Expected share of the training loop's time lost to loading, from 0 to 1.

@@ -30,7 +30,7 @@ class SamplePolicy:
             decides; with ``"raise"`` the error is a `SampleTimeoutError`. Workers are then processes. None: no limit.
 
     Raises:
-        OptionError: A value is not one of these. It is a ValueError.
+        OptionError: An option has an invalid value. It is a ValueError.
 
     Examples:
         >>> from dpex import DpexDataLoader, SamplePolicy

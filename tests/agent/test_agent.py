@@ -120,13 +120,13 @@ def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -
         iterator: Any = iter(loader)
         pool = iterator._engine.pool("remote")
         until(lambda: pool._nodes._news)
-        pool._nodes._news.append(NodeNews("left alone", place="bad-one", why=why))
+        pool._nodes._news.append(NodeNews("excluded", place="bad-one", why=why))
         pool.poll()
         stats, sums = loader.stats().pools["remote"], iterator._engine.sums()
         assert (stats.nodes_left_alone, stats.left_alone) == (1, {"bad-one": why})
         assert readings_of(sums).gauges["dpex_nodes_left_alone", "remote"] == 1
         assert "Node bad-one gets no workers for 30 s" in str(loader.diagnose())
-        pool._nodes._news.append(NodeNews("left alone", place="bad-one"))
+        pool._nodes._news.append(NodeNews("excluded", place="bad-one"))
         pool.poll()
         assert loader.stats().pools["remote"].left_alone == {}
         assert "bad-one" in " ".join(loader.diagnose().facts.failed_nodes)

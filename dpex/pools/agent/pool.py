@@ -57,12 +57,12 @@ class NodeNews(NamedTuple):
     "lost": The agent has ended; ``why`` is the reason.
     "failed": The cluster has no worker at present, or never (``for_good``). An empty ``why`` ends this state.
     "notice": A message for the user: a ``warning``, or a line of the log.
-    "left alone": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
+    "excluded": The node at ``place`` is excluded for a while. An empty ``why`` ends this state.
 
     An agent without a ``place`` is a process of this machine that also serves other trainings.
     """
 
-    kind: Literal["ready", "room", "lost", "failed", "notice", "left alone"]
+    kind: Literal["ready", "room", "lost", "failed", "notice", "excluded"]
     agent: int = -1
     place: str = ""
     link: AgentLink | None = None
@@ -329,7 +329,7 @@ class RemotePool:
                 self._open(news)
             elif news.kind == "notice":
                 self._events.append(Notice(news.why, news.warning))
-            elif news.kind == "left alone":
+            elif news.kind == "excluded":
                 self.counts.leave_alone(news.place, news.why)
             elif news.kind == "failed":
                 self.failed, self._is_hopeless = news.why or None, news.for_good

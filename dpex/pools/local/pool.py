@@ -86,9 +86,9 @@ class LocalPool:
         starter: Starts the processes of the workers.
         shared_queue: True if any worker takes any ticket, from one queue.
         first_workers: Workers to start with.
-        on_result: Receives each result of the present epoch in place of the event `TicketMade`: worker, epoch, number,
-            kind, node, and the fields of `BatchTimes`. It must lease the slots that it keeps (`slots_of`). The pool
-            then counts no times.
+        on_result: Replaces the event `TicketMade` for each result of the present epoch. Its arguments are worker,
+            epoch, number, kind, node, and the fields of `BatchTimes`. It must lease the slots that it keeps
+            (`slots_of`). The pool then counts no times.
         former: The pool that this pool succeeds, and whose source of processes it takes over.
     """
 

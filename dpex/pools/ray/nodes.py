@@ -300,9 +300,9 @@ class RayNodes(Nodes):
         """Have no workers on nodes that failed repeatedly or cannot serve the dataset, which the pool learns."""
         before, self._avoided = self._avoided, self._cluster.avoided.now(self._kind, monotonic())
         for place in {node.place for name, node in before.items() if name not in self._avoided}:
-            self._report(NodeNews("left alone", place=place))
+            self._report(NodeNews("excluded", place=place))
         for node in [node for name, node in self._avoided.items() if before.get(name) != node]:
-            self._report(NodeNews("left alone", place=node.place, why=node.why))
+            self._report(NodeNews("excluded", place=node.place, why=node.why))
         self._room.avoid({name: node.why for name, node in self._avoided.items()})
 
     def _drop_unreserved(self) -> None:
