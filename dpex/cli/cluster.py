@@ -22,8 +22,8 @@ NO_LOADERS = (
     "while they are iterated over."
 )
 _DESCRIPTION = """
-Show what the training processes of a Ray cluster have of it, fresh every second: its nodes, and for each loader that
-tunes itself the workers that it has, its share, and the workers that would pay.
+Show how training processes use a Ray cluster, every second: its nodes, and for each loader that tunes itself its
+workers, its share, and the workers that would speed up training.
 """
 
 

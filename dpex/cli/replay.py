@@ -39,7 +39,7 @@ the same decisions on its windows.
 _EPILOG = """\
 exit status:
   0  this version of dpex makes the same decisions
-  1  it makes others
+  1  this version of dpex makes other decisions
   2  the trace cannot be used
 
 examples:

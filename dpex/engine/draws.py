@@ -29,14 +29,14 @@ from dpex.system.user_warnings import is_first, warn
 
 _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
 _ENDED = (
-    "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "
-    "{drawn} batches and no more. Those not yet returned come with the next calls of next(). Begin a new epoch for all "
-    "batches; to go on after such an exception, use a sampler whose iterator is no generator"
+    "{kind}, raised by a signal handler, ended the sampler's generator: this epoch has only {drawn} batches. The next "
+    "calls of next() return the batches that are left. Begin a new epoch for all batches, or use a sampler whose "
+    "iterator is not a generator, which can continue after such an exception"
 )
 _CHANGED = (
-    "the dataset or the sampler was changed during this epoch, and then an exception of a signal handler came out of "
-    "the sampler: the rest of its order is lost, and this epoch has {drawn} batches and no more. Begin a new epoch for "
-    "all batches, and change neither during an epoch"
+    "the dataset or the sampler was changed during this epoch, and then a signal handler raised an exception in the "
+    "sampler: the rest of its order is lost, and this epoch has only {drawn} batches. Begin a new epoch for all "
+    "batches, and change neither during an epoch"
 )
 
 

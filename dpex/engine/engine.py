@@ -72,9 +72,9 @@ READ_AGAIN_S = 1.0
 """Seconds for which a stream without a state is read again after an exception. If it would take longer, an error says
 so: the user can give the dataset a state."""
 _NO_STATE = (
-    "an exception interrupted next(), so the workers were ended. This stream has no state from which others could "
-    "continue, and reading its first {batches} batches again would take about {seconds:.1f} s. Begin a new epoch; give "
-    "the dataset or its iterator state_dict() and load_state_dict() to go on after such an exception"
+    "an exception interrupted next(), so dpex ended the workers. This stream has no state from which new workers could "
+    "continue, and reading its first {batches} batches again would take about {seconds:.1f} s. Begin a new epoch, or "
+    "give the dataset or its iterator state_dict() and load_state_dict() to continue after such an exception"
 )
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "

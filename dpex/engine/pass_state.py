@@ -36,8 +36,8 @@ SAMPLER_EVERY = 32
 """Batches after which a sampler is asked for its state; a later run draws at most as many indices again."""
 
 PASSED_OVER = (
-    "neither the {kind} nor its iterator has a state_dict() without arguments and a load_state_dict(state): the "
-    "{batches} batches that were delivered are made again and thrown away. Give it both to go on at once"
+    "neither the {kind} nor its iterator has a state_dict() without arguments and a load_state_dict(state): resuming "
+    "must reload and discard {batches} batches. Implement both methods to resume at once"
 )
 _MOST_STATES = 1024
 """States of a sampler that are kept: more than there are between the latest draw and the latest delivery."""

@@ -272,7 +272,7 @@ def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
         return []
     more = [] if diagnosis.facts.workers else ["--also-in-process"]
     command = shlex.join(["dpex", "run", *more, *options.script])
-    return ["dpex finds that by itself, and adapts it as the work changes:", f"  {command}"]
+    return ["To let dpex find and adapt this during training, run:", f"  {command}"]
 
 
 def write(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:

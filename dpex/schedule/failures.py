@@ -114,8 +114,8 @@ class Failures:
         """Put an error at the place of a stream that cannot be restarted, or end the epoch, and go on without it."""
         numbers = sorted(t.number for t in schedule.open_tickets(logical))
         error = WorkerDiedError(
-            f"{event.why}; stream {logical} of the IterableDataset cannot go on elsewhere without repeating or losing "
-            "samples, as it has no state to restart from"
+            f"{event.why}; no other worker can continue stream {logical} of the IterableDataset without repeating or "
+            "losing samples, as it has no state to restart from"
         )
         if numbers:
             schedule.done(numbers[0], lambda: error)

@@ -214,8 +214,8 @@ class Exporter:
             self._server = _MetricsServer(port, config, self.collector, self.ledgers)
         elif port not in (0, self._server.port, self._server.wanted):
             logger.warning(
-                "metrics: port %d is not opened: the loaders of a process share one endpoint, and this one's metrics "
-                "are served with those of the others on port %d",
+                "metrics: port %d is not opened: the loaders of a process share one endpoint. The metrics of this "
+                "loader are on port %d, too",
                 port,
                 self._server.port,
             )

@@ -65,7 +65,9 @@ class TraceFile:
         except (OSError, TypeError, ValueError) as error:
             self._is_broken = True
             logger.warning(
-                "auto: %s cannot be written to (%s): what follows is not recorded; tuning goes on", self.path, error
+                "auto: %s cannot be written to (%s): recording ends; tuning goes on",
+                self.path,
+                error,
             )
 
     def _make(self) -> None:

@@ -277,8 +277,8 @@ def _check_reachable() -> None:
         )
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         raise ClusterError(
-            "RAY_USE_TLS: batches travel beside Ray and are not encrypted, so remote workers are refused where Ray "
-            "encrypts its traffic: give distribute_mode=False for workers on this machine"
+            "RAY_USE_TLS: Ray encrypts its traffic, but dpex sends batches unencrypted over its own connections, so it "
+            "refuses remote workers: give distribute_mode=False for workers on this machine"
         )
 
 

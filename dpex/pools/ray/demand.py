@@ -128,8 +128,8 @@ class Demand:
         if ask and not places.awaited:
             self._hoping_since = now
             message = (
-                f"Asked the cluster for {_places(ask)} beyond those it has: {places.useful} remote workers would pay. "
-                "An autoscaler adds nodes for them; training goes on meanwhile."
+                f"Asked the cluster for {_places(ask)} beyond its size: {places.useful} remote workers would speed up "
+                "training. Training continues while an autoscaler adds nodes."
             )
         awaited = min(places.awaited, spare)
         surplus = min(held, spare - awaited)

@@ -475,7 +475,7 @@ def test_a_running_stream_cannot_go_on_elsewhere() -> None:
     assert table.dies(0, 0, 2) == []
     error = table.result()
     assert isinstance(error, WorkerDiedError)
-    assert "stream 0 of the IterableDataset cannot go on elsewhere" in str(error)
+    assert "no other worker can continue stream 0 of the IterableDataset" in str(error)
     assert [t.number for t in table.state.schedule.issued()] == [1, 3]
 
 

@@ -58,7 +58,7 @@ def test_what_the_cluster_lacks_is_asked_for_once_it_has_lasted(cluster: Cluster
     cluster.look(5, requested=2, free=1)
     (change,) = cluster.pass_by(LACKING_S, 7, requested=2, free=1)
     assert (change.ask, cluster.awaited) == (2, 2)  # the least of what was lacking meanwhile
-    assert change.message.startswith("Asked the cluster for 2 places for workers beyond those it has")
+    assert change.message.startswith("Asked the cluster for 2 places for workers beyond its size")
 
 
 @pytest.mark.parametrize(
