@@ -1,10 +1,10 @@
 """The thread that copies batches into page-locked memory, and on to a device, so that copies overlap with the step.
 
-Drawing, sending, warning and raising stay in the consumer's thread: `Engine.next` hands over the batches that are next
-in turn and waits until the first of them is pinned; they remain in the schedule meanwhile. While the consumer is away,
-the thread receives results of workers (`Engine.listen`) and hands them over itself. So draws, counts, errors and
-warnings do not depend on the progress of the thread. It owns the job it works on; all other work it does under the
-engine's lock. It knows the engine but not the iterator, and ends with `Pinner.close`.
+Drawing, sending, warning and raising stay in the consumer's thread. `Engine.next` hands over the batches that are next
+in turn, and waits until the first batch is pinned. The batches remain in the schedule meanwhile. During a training
+step, the pinning thread receives results of workers (`Engine.listen`) and hands over batches itself. So draws, counts,
+errors and warnings do not depend on its progress. The thread owns its present job, and does all other work under the
+engine's lock. It refers to the engine but not to the iterator, and ends with `Pinner.close`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Cause:
         part: The name of its seconds.
         explanation: Ends "The training loop waits, because ...".
         evidence: The measurement.
-        advice: The usual remedy, a sentence.
+        advice: The remedy.
         colour: The CSS colour.
     """
 

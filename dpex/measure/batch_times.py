@@ -136,8 +136,8 @@ class PoolTimes:
         shared: Batches among ``tickets`` for another training.
         services_s: Wall seconds of the latest `KEPT` batches.
         services: Histogram of wall seconds (`STEP_BUCKETS`).
-        steps: Transforms and other steps, timed.
-        nodes: Sums by machine of the cluster.
+        steps: Timed transforms and steps.
+        nodes: Sums by machine.
     """
 
     __slots__ = ("_latest", "nodes", "services", "services_s", "shared", "steps", "tickets")

@@ -61,9 +61,9 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at
     Args:
         fd: The descriptor of a file, or -1.
         size: Bytes to map.
-        offset: Start in the file; a multiple of the page size.
-        private: True for private copies of written pages.
-        at_huge: True for a start at a multiple of `HUGE_PAGE`.
+        offset: Start in the file, page-aligned.
+        private: True for copies of written pages.
+        at_huge: True for a start aligned to `HUGE_PAGE`.
 
     Raises:
         OSError: As mmap(2) does.

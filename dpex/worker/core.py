@@ -178,7 +178,7 @@ class Logical:
 
     Attributes:
         info: The value of ``get_worker_info()``.
-        fetcher: Fetches the batches of a pass.
+        fetcher: Fetches batches of a pass.
         init_error: The error of the start; it answers every ticket.
         is_asked: True if snapshots include the dataset.
         own: The generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.

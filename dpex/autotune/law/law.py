@@ -438,10 +438,10 @@ class Law:
         )
 
     def _back_to_limit(self, sample: Sample, trial: Trial, result: TrialResult) -> Decision | None:
-        """As many workers as the limit that was met can keep busy.
+        """Return to the number of workers that the limit keeps busy, as more workers have not raised the rate.
 
-        By Little's law that is the rate now times the time of a batch before; all workers were busy then, so it is
-        their number, and more by as much as the rate has grown.
+        By Little's law this number is the present rate times the former time of a batch. All workers were busy before,
+        so it is their number, raised by the relative growth of the rate.
         """
         now, old = sample.settings, trial.old
         fewest = min(now.workers, math.ceil(old.workers * (1.0 + max(0.0, result.gain))))

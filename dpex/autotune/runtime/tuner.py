@@ -45,7 +45,7 @@ def cold_start(cpus: float | None = None, ranks: int | None = None, memory: floa
 
     Args:
         cpus: The job's CPUs on the machine; None: read from the system.
-        ranks: The job's ranks on the machine; None: read from the environment.
+        ranks: The job's ranks there; None: read from the environment.
         memory: Free bytes of the machine; None: read from the system.
     """
     cpus = usable_cpus() if cpus is None else cpus

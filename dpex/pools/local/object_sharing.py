@@ -40,7 +40,7 @@ class Sharing:
     Args:
         root: The dataset, or its common part.
         request: The user's option, or None.
-        num_workers: The loader's number of workers.
+        num_workers: The loader's workers.
         is_one_queue: True if any worker takes any ticket.
         unpickling_s: Seconds of unpickling ``root``.
         clock: Returns seconds.
