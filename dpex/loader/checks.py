@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import MapDataPipe
@@ -15,8 +15,11 @@ from dpex.loader.sizing import is_daemonic
 from dpex.schedule.names import is_asynchronous
 from dpex.system.ray_package import is_ray_connected
 
+if TYPE_CHECKING:
+    from dpex.dataloader import DpexDataLoader
 
-def check_share(loader: Any) -> None:
+
+def check_share(loader: DpexDataLoader[Any]) -> None:
     """Raise OptionError if batches are to be shared and cannot be."""
     if loader.worker_config.share is None:
         return
@@ -31,7 +34,7 @@ def check_share(loader: Any) -> None:
         raise OptionError(f"WorkerConfig(share={loader.worker_config.share!r}): {why}; or leave it out")
 
 
-def check_tuned(loader: Any) -> None:
+def check_tuned(loader: DpexDataLoader[Any]) -> None:
     """Raise OptionError if workers are to be tuned and there can be no worker."""
     if not isinstance(loader.autotune, AutotuneConfig) or is_daemonic():
         return
@@ -47,7 +50,7 @@ def check_tuned(loader: Any) -> None:
         )
 
 
-def check_samples(loader: Any) -> None:
+def check_samples(loader: DpexDataLoader[Any]) -> None:
     """Raise OptionError if the sample policy needs samples that are loaded one by one, and they cannot be."""
     policy = loader.sample_policy
     if not policy.is_on:
@@ -63,7 +66,7 @@ def check_samples(loader: Any) -> None:
         raise OptionError(f"{policy}: {why}; or leave it out")
 
 
-def start_fork_server_early(loader: Any) -> None:
+def start_fork_server_early(loader: DpexDataLoader[Any]) -> None:
     """Start the process that forks workers, under Ray and before the dataset is used: it must have no Ray threads."""
     if loader.num_workers and loader.distribute_mode is not True and is_ray_connected():
         from dpex.pools.local.clean_server import start_early

@@ -16,6 +16,7 @@ from dpex.schedule.names import encodable, is_asynchronous
 from dpex.system.user_warnings import is_first, warn
 
 if TYPE_CHECKING:
+    from dpex.dataloader import DpexDataLoader
     from dpex.device.feed import Feed
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.pools.factory import PoolFactory
@@ -25,7 +26,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 Torchs = Callable[[], BaseDataLoaderIter]
 
 
-def begin(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
+def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader."""
     iterator = _begun(loader, torchs)
     for observer in hook.observers.values():
@@ -33,7 +34,7 @@ def begin(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
     return iterator
 
 
-def _begun(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
+def _begun(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     if loader.device is None:
         return _iterator(loader, torchs, None)
     from dpex.device.feed import have_fed, open_feed
@@ -47,7 +48,7 @@ def _begun(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
     return have_fed(iterator, feed, transform)
 
 
-def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
+def _iterator(loader: DpexDataLoader[Any], torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
     stay_in_process_if_daemonic(loader)
     sizing = Sizing(loader)
     streams: Streams | None = loader._streams
@@ -92,7 +93,7 @@ def _kind(sizing: Sizing) -> Any:
     return _DpexDataLoaderIter
 
 
-def _in_process(loader: Any) -> BaseDataLoaderIter:
+def _in_process(loader: DpexDataLoader[Any]) -> BaseDataLoaderIter:
     """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
     from dpex.engine.in_process import in_process_kind
 
@@ -107,14 +108,14 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
     return latest
 
 
-def _pool_factory(loader: Any) -> PoolFactory:
+def _pool_factory(loader: DpexDataLoader[Any]) -> PoolFactory:
     from dpex.engine.samplers import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
 
     runtime, config = loader._runtime, loader.worker_config
     runtime.passes += 1
     share = None
-    if config.share is not None:
+    if config.share is not None and config.share_bytes is not None:
         from dpex.pools.share.opening import Share
 
         share = Share(
@@ -137,7 +138,7 @@ def _pool_factory(loader: Any) -> PoolFactory:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
-def _exported(loader: Any) -> LoaderMetrics | None:
+def _exported(loader: DpexDataLoader[Any]) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
     runtime = loader._runtime
     metrics: LoaderMetrics | None = runtime.metrics(loader)
@@ -153,7 +154,7 @@ def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
     return dict if module is None else module.bytes_of(dataset)
 
 
-def diagnosis_source(loader: Any) -> DiagnosisSource:
+def diagnosis_source(loader: DpexDataLoader[Any]) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
@@ -198,7 +199,7 @@ def _is_torchs(sizing: Sizing) -> bool:
     return sizing.why_torch is not None or sizing.is_piped
 
 
-def _why_unmeasured(loader: Any, sizing: Sizing) -> str:
+def _why_unmeasured(loader: DpexDataLoader[Any], sizing: Sizing) -> str:
     """Return what is not measured, and why, for a report without a counted batch."""
     if _is_torchs(sizing):
         return "anything: PyTorch's own iterators make the batches of this loader"

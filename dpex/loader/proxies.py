@@ -31,6 +31,8 @@ from dpex.schedule.names import attribute
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
+    from dpex._torch import BaseDataLoaderIter
+    from dpex.dataloader import DpexDataLoader
     from dpex.loader.runtime import LoaderRuntime
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
@@ -47,7 +49,9 @@ _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
 class _Known:
     """The proxy of a loader, what it was made for, and whether it was given to the loader from outside."""
 
-    def __init__(self, loader: Any, proxy: Any, made_for: object = None, *, is_given: bool = False) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], proxy: DpexDataLoader[Any], made_for: object = None, *, is_given: bool = False
+    ) -> None:
         forget = functools.partial(_known.pop, id(loader), None)
         self.reference = weakref.ref(loader, lambda _: forget())
         self.proxy, self.made_for, self.is_given = proxy, made_for, is_given
@@ -66,12 +70,12 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def is_piped(loader: Any) -> bool:
+def is_piped(loader: DataLoader[Any]) -> bool:
     """Return True if the loader's dataset is a DataPipe."""
     return isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
 
 
-def why_not(loader: Any) -> str | None:
+def why_not(loader: DataLoader[Any]) -> str | None:
     """Return in words why dpex cannot serve a loader; None: it can."""
     if is_piped(loader):
         return "DataPipes are left to it"
@@ -84,7 +88,7 @@ def why_not(loader: Any) -> str | None:
     return None
 
 
-def proxy_of(loader: Any, made_for: object, make: Callable[[], Any]) -> Any:
+def proxy_of(loader: DataLoader[Any], made_for: object, make: Callable[[], DpexDataLoader[Any]]) -> DpexDataLoader[Any]:
     """Return the loader's proxy, with the loader's attributes as they are now.
 
     A new proxy is made if the loader has none, or one that was made for something else.
@@ -96,12 +100,12 @@ def proxy_of(loader: Any, made_for: object, make: Callable[[], Any]) -> Any:
     return known.proxy
 
 
-def give_proxy(loader: Any, proxy: Any) -> None:
+def give_proxy(loader: DataLoader[Any], proxy: DpexDataLoader[Any]) -> None:
     """Have this proxy make the loader's iterators from now on."""
     _known[id(loader)] = _Known(loader, proxy, is_given=True)
 
 
-def given_proxy(loader: Any) -> Any:
+def given_proxy(loader: DataLoader[Any]) -> DpexDataLoader[Any] | None:
     """Return the proxy that the loader was given, with the loader's attributes as they are now; else None."""
     known = _known.get(id(loader))
     if known is None or not known.is_given:
@@ -110,7 +114,7 @@ def given_proxy(loader: Any) -> Any:
     return known.proxy
 
 
-def known_proxy(loader: Any) -> Any:
+def known_proxy(loader: DataLoader[Any]) -> DpexDataLoader[Any] | None:
     """Return the loader's proxy if it has one already, else None."""
     known = _known.get(id(loader))
     return None if known is None else known.proxy
@@ -129,7 +133,7 @@ def _a(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
 
 
-def _take_over(proxy: Any, loader: Any) -> None:
+def _take_over(proxy: DpexDataLoader[Any], loader: DataLoader[Any]) -> None:
     names = TAKEN_OVER + (OF_WORKERS if loader.num_workers else ())
     vars(proxy).update({name: getattr(loader, name) for name in names if hasattr(loader, name)})
 
@@ -151,7 +155,7 @@ class Source:
     settings: the loader's attributes without its data, kept up to date as long as it lives.
     """
 
-    def __init__(self, loader: Any, loader_class: Any) -> None:
+    def __init__(self, loader: DpexDataLoader[Any], loader_class: type[DpexDataLoader[Any]]) -> None:
         self.loader_class = loader_class
         dataset, attributes = loader.dataset, vars(loader).items()
         self.settings: dict[str, Any] = {
@@ -208,7 +212,7 @@ def own_number(timeout: Any) -> Any:
     return _OwnNumber(timeout) if isinstance(timeout, (int, float)) else timeout
 
 
-def remember(loader: Any, loader_class: Any) -> Source:
+def remember(loader: DpexDataLoader[Any], loader_class: type[DpexDataLoader[Any]]) -> Source:
     """Note the loader, and have loaders that are made from it served from now on by ``loader_class``."""
     hook.install(sys.modules[_TORCHS_MODULE], hook.FIRST, _serve)
     source, dataset = Source(loader, loader_class), loader.dataset
@@ -246,7 +250,7 @@ def source_of(dataset: Any, timeout: Any) -> Source | None:
     return None
 
 
-def _serve(loader: Any, torchs: hook.TorchsMethod) -> Any:
+def _serve(loader: DataLoader[Any], torchs: hook.TorchsMethod) -> BaseDataLoaderIter | None:
     """See `dpex.loader.hook.Server`: the proxy's iterator, for a plain loader that has one or was made from dpex's."""
     if get_worker_info() is not None:
         return None
@@ -267,7 +271,7 @@ def _serve(loader: Any, torchs: hook.TorchsMethod) -> Any:
     return iter(proxy) if proxy.persistent_workers and not loader.persistent_workers else proxy._get_iterator()
 
 
-def proxy_behind(loader: Any) -> Any:
+def proxy_behind(loader: DataLoader[Any]) -> DpexDataLoader[Any] | None:
     """Return the proxy that a loader of torch's class has or will have when it is iterated; None: torch serves it."""
     proxy, source = known_proxy(loader), _source_behind(loader)
     if proxy is not None or source is None or not hook.asks(loader) or why_not(loader) is not None:
@@ -275,12 +279,12 @@ def proxy_behind(loader: Any) -> Any:
     return _proxy(loader, source)
 
 
-def _source_behind(loader: Any) -> Source | None:
+def _source_behind(loader: DataLoader[Any]) -> Source | None:
     source = source_of(getattr(loader, "dataset", None), getattr(loader, "timeout", None))
     return None if source is None or isinstance(loader, source.loader_class) else source
 
 
-def _proxy(loader: Any, source: Source) -> Any:
+def _proxy(loader: DataLoader[Any], source: Source) -> DpexDataLoader[Any]:
     """The proxy of a plain loader that was made from one of dpex's.
 
     Where the framework left torch's defaults for ``prefetch_factor``, ``in_order``, ``persistent_workers`` and
@@ -298,7 +302,7 @@ def _proxy(loader: Any, source: Source) -> Any:
     return proxy
 
 
-def _new_proxy(source: Source, count: int, prefetch: int | None) -> Any:
+def _new_proxy(source: Source, count: int, prefetch: int | None) -> DpexDataLoader[Any]:
     from dpex.loader.runtime import LoaderRuntime
 
     settings = {**source.settings, "_chosen": count, "_iterator": None}  # torch has warned of too many workers

@@ -31,6 +31,7 @@ from dpex.worker.draws import GeneratorDraws
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
+    from dpex.dataloader import DpexDataLoader
     from dpex.engine.in_process import InProcessIterator
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
@@ -131,7 +132,7 @@ class LoaderRuntime:
         """Return the address of the live page, if there is one."""
         return None if self._registration is None else self._registration.url
 
-    def metrics(self, loader: Any) -> LoaderMetrics | None:
+    def metrics(self, loader: DpexDataLoader[Any]) -> LoaderMetrics | None:
         """Return the metrics of this loader; None if the endpoint does not export them."""
         port, config = loader.metrics_port, loader.metrics_config
         asked = not (port is None and config is None) or "DPEX_METRICS_PORT" in os.environ
@@ -140,7 +141,7 @@ class LoaderRuntime:
         if self._registration is None:
             from dpex.telemetry.exporter import enrol
 
-            info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
+            info = (type(loader.dataset).__name__, str(loader.batch_size), str(loader.seeding))
             self._registration = enrol(self, port, config, loader.name, info)
         return None if self._registration is None else self._registration.ledger
 

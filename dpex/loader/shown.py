@@ -11,6 +11,7 @@ from dpex.autotune.types import Decision
 from dpex.measure.readable import duration, percent
 
 if TYPE_CHECKING:
+    from dpex.dataloader import DpexDataLoader
     from dpex.stats import LoaderStats
 
 _DECISIONS = 3
@@ -21,7 +22,7 @@ _STYLE = """
 """
 
 
-def loader_html(loader: Any) -> str:
+def loader_html(loader: DpexDataLoader[Any]) -> str:
     """Return the HTML of a loader for a notebook: settings, state, and the last decisions."""
     title, stats = loader.name or type(loader.dataset).__name__, loader.stats()
     parts = [
@@ -36,7 +37,7 @@ def loader_html(loader: Any) -> str:
     return '<div class="dpex-loader">\n' + "\n".join(part for part in parts if part) + "\n</div>"
 
 
-def loader_text(loader: Any) -> str:
+def loader_text(loader: DpexDataLoader[Any]) -> str:
     """Return one line for a terminal; "" for a loader whose constructor failed."""
     try:
         name = f" {loader.name}" if loader.name else ""
@@ -45,14 +46,14 @@ def loader_text(loader: Any) -> str:
         return ""
 
 
-def _settings(loader: Any) -> Iterator[str]:
+def _settings(loader: DpexDataLoader[Any]) -> Iterator[str]:
     yield type(loader.dataset).__name__
     if loader.batch_size is not None:
         yield f"batch size {loader.batch_size}"
     yield 'num_workers="auto"' if loader._is_auto else f"num_workers={loader.num_workers}"
 
 
-def _state(loader: Any, stats: LoaderStats) -> str:
+def _state(loader: DpexDataLoader[Any], stats: LoaderStats) -> str:
     if not stats.batches:
         return "No batch was delivered yet."
     has_ended = loader._runtime.last_stats.has_ended  # its workers, too, which the figures kept of it still count

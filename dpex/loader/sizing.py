@@ -42,6 +42,7 @@ from dpex.system.user_warnings import warn
 if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
+    from dpex.dataloader import DpexDataLoader
     from dpex.loader.proxies import Source
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -72,7 +73,7 @@ class Sizing:
         may_be_remote: Workers may be on the cluster.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: DpexDataLoader[Any]) -> None:
         self._loader = loader
         self._workers = int(loader.num_workers)
         self.is_split: bool = is_split(loader)
@@ -145,7 +146,7 @@ class Sizing:
 
         loader, limits = self._loader, Limits.of(config)
         if loader.worker_config.memory_budget is not None:
-            limits = replace(limits, batch_budget=loader.worker_config.memory_budget)
+            limits = replace(limits, batch_budget=int(loader.worker_config.memory_budget))
         if loader._prefetch_is_given and loader.prefetch_factor is not None:
             limits = replace(limits, prefetch_factor=loader.prefetch_factor)
         streams = {LOCAL: start.local, REMOTE: start.remote} if self.is_iterable else {}
@@ -271,7 +272,7 @@ class Sizing:
         return local, remote
 
 
-def fix_workers(loader: Any, count: Any) -> None:
+def fix_workers(loader: DpexDataLoader[Any], count: Any) -> None:
     """End tuning, as ``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on.
 
     Raises:
@@ -296,7 +297,7 @@ def fix_workers(loader: Any, count: Any) -> None:
     loader._runtime.dismiss_tuner()
 
 
-def is_split(loader: Any) -> bool:
+def is_split(loader: DpexDataLoader[Any]) -> bool:
     """Return True if some workers read the loader's streams and others decode, which ``seeding="batch"`` allows."""
     may_be_split = (
         loader._dataset_kind == DatasetKind.Iterable
@@ -317,7 +318,7 @@ def is_daemonic() -> bool:
     return multiprocessing.current_process().daemon
 
 
-def stay_in_process_if_daemonic(loader: Any) -> None:
+def stay_in_process_if_daemonic(loader: DpexDataLoader[Any]) -> None:
     """Under "auto", in a process that may not have children, batches are made in it, as with ``num_workers=0``."""
     if loader._is_auto and loader.num_workers and loader.distribute_mode is False and is_daemonic():
         logger.info("this process is daemonic and may not have children: num_workers='auto' stays in it")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -28,13 +28,16 @@ from dpex.schedule.sample_policy import LeavingOut
 from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, LogicalState, check_global_states, pack_state, plain, unpack_state
 
+if TYPE_CHECKING:
+    from dpex.dataloader import DpexDataLoader
+
 VERSION = 1
 """The version of the states that are written, and the one that `load` reads."""
 _INDEX, _LEFT_OUT = "index", "left_out"
 """Keys in a dict that stands for an index of which some samples are not to be loaded."""
 
 
-def state_of(loader: Any) -> dict[str, Any]:
+def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     """See `dpex.DpexDataLoader.state_dict`."""
     runtime = loader._runtime
     if runtime.loaded is not None:
@@ -55,7 +58,7 @@ def state_of(loader: Any) -> dict[str, Any]:
     return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, _dataset_of(found))}
 
 
-def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
+def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
     """See `dpex.DpexDataLoader.load_state_dict`."""
     if not isinstance(state_dict, Mapping):
         raise StateError(f"load_state_dict({state_dict!r:.80}): it is no state. Give what state_dict() returned")
@@ -77,7 +80,7 @@ def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
     loader._runtime.ask_states()
 
 
-def _why_not(loader: Any) -> str:
+def _why_not(loader: DpexDataLoader[Any]) -> str:
     """Return the reason if a loader has no state to report, else ""."""
     sizing = Sizing(loader)
     if sizing.is_piped:
@@ -103,7 +106,7 @@ def _dataset_of(state: PassState) -> Any:
     return state.dataset if state.fetcher is None else dataset_state_of(state.fetcher)
 
 
-def _index_of(loader: Any) -> Any:
+def _index_of(loader: DpexDataLoader[Any]) -> Any:
     """Return the index of each batch of a stream, which torch's sampler of a stream repeats without end."""
     return [None] * loader.batch_size if loader.batch_size is not None else None
 
@@ -134,7 +137,7 @@ _WORDS = {
 """For each property: its value in words, and the remedy if the state and the loader differ."""
 
 
-def identity_of(loader: Any) -> dict[str, Any]:
+def identity_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     """Return the properties of a loader that a state must match, as plain values."""
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     is_free = loader.seeding == "batch" and not is_stream
@@ -162,7 +165,7 @@ def _kinds(index_sampler: Any) -> str:
     return " of ".join(type(sampler).__name__ for _, sampler in samplers_within(index_sampler))
 
 
-def _seeds(loader: Any) -> dict[str, int]:
+def _seeds(loader: DpexDataLoader[Any]) -> dict[str, int]:
     seeds = {name: each.initial_seed() for name, each in generators_of(loader._index_sampler, loader.generator).items()}
     for name, sampler in samplers_within(loader._index_sampler):
         if isinstance(sampler, DistributedSampler):
@@ -170,14 +173,14 @@ def _seeds(loader: Any) -> dict[str, int]:
     return seeds
 
 
-def _batch_size(loader: Any) -> dict[str, Any]:
+def _batch_size(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     distributed = [s for _, s in samplers_within(loader._index_sampler) if isinstance(s, DistributedSampler)]
     if not distributed or loader.batch_size is None:
         return {"batch_size": loader.batch_size}
     return {"global_batch": loader.batch_size * distributed[0].num_replicas}
 
 
-def check_identity(saved: Mapping[str, Any], loader: Any) -> None:
+def check_identity(saved: Mapping[str, Any], loader: DpexDataLoader[Any]) -> None:
     """Raise StateError where a state is of another loader, naming what the state has and what the loader has."""
     found = identity_of(loader)
     for name, (words, remedy) in _WORDS.items():

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
-from dpex._torch import DatasetKind
+from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.dataloader import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.gathering import of_launch
@@ -51,7 +51,9 @@ class ProxyLoader(DpexDataLoader[Any]):
 _said: set[str] = set()
 
 
-def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> Any:
+def iterator(
+    loader: DataLoader[Any], torchs: Callable[[Any], BaseDataLoaderIter], options: RunOptions
+) -> BaseDataLoaderIter:
     """Return an iterator over a loader of the script; ``torchs`` is torch's own method.
 
     Raises:
@@ -69,13 +71,13 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
     return made
 
 
-def observe(loader: Any, options: RunOptions) -> None:
+def observe(loader: DpexDataLoader[Any], options: RunOptions) -> None:
     """Have the report be about a `DpexDataLoader` of the script, too, which keeps its own settings."""
     if not isinstance(loader, ProxyLoader) and get_worker_info() is None:
         note(loader, loader, options)
 
 
-def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
+def stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any]:
     """Return the loader's proxy, with the loader's attributes as they are now."""
     given = int(loader.num_workers)
     iterable = loader._dataset_kind == DatasetKind.Iterable
@@ -87,11 +89,10 @@ def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
             _hint(loader)
         return _new(loader, given, workers, options)
 
-    proxy: ProxyLoader = proxy_of(loader, made_for, make)
-    return proxy
+    return proxy_of(loader, made_for, make)
 
 
-def _new(loader: Any, given: int, workers: Count, options: RunOptions) -> ProxyLoader:
+def _new(loader: DataLoader[Any], given: int, workers: Count, options: RunOptions) -> ProxyLoader:
     proxy = ProxyLoader(
         loader.dataset,
         num_workers=workers,
@@ -102,7 +103,7 @@ def _new(loader: Any, given: int, workers: Count, options: RunOptions) -> ProxyL
     return proxy
 
 
-def _hint(loader: Any) -> None:
+def _hint(loader: DataLoader[Any]) -> None:
     if rank(os.environ) == 0:
         _say(
             f"dpex run: {describe(loader)} has num_workers=0 and stays in the training process; "
@@ -144,7 +145,7 @@ _served: list[Served] = []
 _pid = 0
 
 
-def note(loader: Any, proxy: Any, options: RunOptions) -> None:
+def note(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOptions) -> None:
     """Have this loader reported on, whose iterator was made by this proxy, or by itself."""
     _begin(options)
     given, source = int(loader.num_workers), proxy._diagnosis_source()
