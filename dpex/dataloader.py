@@ -296,7 +296,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         self.close()
 
     def check_worker_number_rationality(self) -> None:
-        """torch's warning of more workers than CPUs: about the user's number, not about one that dpex chose."""
+        """Warn as torch does of more workers than CPUs, for the user's number only."""
         if self.num_workers != self._chosen:
             super().check_worker_number_rationality()
 

@@ -75,7 +75,7 @@ class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (what is too 
 
 
 class BatchTimeoutError(DpexError, RuntimeError):
-    """No batch came within ``timeout`` seconds. The iterator goes on: ``next()`` may be called again."""
+    """No batch came within ``timeout`` seconds. The iterator stays usable: call ``next()`` again."""
 
 
 class NoBatchError(DpexError, RuntimeError):

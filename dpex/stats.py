@@ -83,7 +83,7 @@ class LoaderStats:
         return f"<table>{rows}</table>"
 
     def _shown(self) -> Iterator[tuple[str, str]]:
-        """The figures that people ask for, in words; all others are attributes."""
+        """Return the main figures in words."""
         yield "pass", str(self.epoch + 1)
         yield "batches", f"{self.batches:,}"
         if self.wait_s + self.work_s:

@@ -20,7 +20,7 @@ class Constants:
     worker_bytes: float = 1.2e9
     """Bytes of free memory for each worker at the start, as long as nothing is known of what it takes."""
     uneven_room: float = 0.1
-    """Memory for batches that wait for slow ones, as a part of each worker's own."""
+    """Memory for batches that wait for slow ones, as a share of each worker's own memory."""
     jump: float = 4.0
     """Growth of the number of workers in one decision, at most, as a factor, where work mostly waits."""
     depth: float = 8.0
@@ -39,7 +39,7 @@ class Constants:
     longest: int = 8
     """Windows after which a trial is decided by the measurements so far."""
     pause: float = 3.0
-    """Time without trials after one that failed, as a multiple of its own; doubled with each failure."""
+    """Time without trials after a failed trial, as a multiple of the trial's time; each failure doubles it."""
     part: float = 0.5
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     early: float = 2.0

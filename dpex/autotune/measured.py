@@ -1,4 +1,4 @@
-"""From the reports of clocks, counters and the system to a sample that the law can judge. PURE.
+"""Convert reports of clocks, counters and the system to a sample that the law can judge. PURE.
 
 A legal sample (`dpex.autotune.types`) may hold nearly any number. `SampleChecker` decides once which of them are
 measurements. Behind it no number but that of free memory is negative, and none is larger than a machine allows.
@@ -93,7 +93,7 @@ class SampleChecker:
         return sample.seconds > max(STOPPED_S, STOPPED * usual_s)
 
     def _passed(self, sample: Sample) -> float:
-        """When the window ended, on a clock that only goes forward."""
+        """Monotonic time of the end of the window, in seconds."""
         at = sample.at + self._offset
         if not self._at <= at <= self._at + LONGEST_S:
             at = self._at + sample.seconds

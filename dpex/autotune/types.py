@@ -91,8 +91,8 @@ Signal = Literal["wait", "events", "nvml"]
 """By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 
 Reason = Literal["start", "too few", "too many", "spread", "explore", "undo", "limit", "demand", "failed"]
-"""In one word: "spread" is for a larger prefetch, "explore" for a trial of what the model does not know, "demand" for a
-request to the cluster, "failed" for an error in tuning itself."""
+"""The reason of a decision. "spread" is for a larger prefetch, "explore" for a trial without a prediction, "demand" for
+a request to the cluster, "failed" for an error in the tuner."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ _MOST_ITEMS = 64
 _LABEL_DIGITS = 16
 """Digits of a key that stand for name and version. Those that follow are of the fingerprint."""
 _OWN = "_CachedDataset__"
-"""The first letters of attributes of the cache. All others are those of the dataset within."""
+"""Prefixes of the cache's own attributes. All other attributes belong to the wrapped dataset."""
 OnRandom = Literal["raise", "skip"]
 
 

@@ -33,7 +33,7 @@ _BLOCK = 4096
 _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 """The part of the file system that is left free, and its maximum in bytes."""
 _MUCH_LARGER = 2
-"""A sample that does not fit is left out if it is larger by this factor than others. Else the store is full."""
+"""Factor over other samples from which a sample that does not fit is skipped. Otherwise the store is full."""
 _LEAST_MAP = 1 << 20
 _CHANGES = b"changes"
 """The key of the changes of the dataset. Keys of samples have eight bytes."""

@@ -163,7 +163,7 @@ class MemoryStore(Counts):
 
     @property
     def why_full(self) -> str:
-        """Why no sample is taken in any more; "" while small ones are. The samples that came first are kept."""
+        """The reason why the cache takes no more samples, or "". The first samples stay."""
         return "it has no more room" if self._header["is_full"][0] else ""
 
     def agree(self, changes: Changes | None = None) -> Changes | None:
@@ -263,7 +263,7 @@ def room() -> int:
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder for this user alone. Raises CacheError if it is another user's, or others may write into it."""
+    """Make a folder for this user alone. Raises CacheError if other users own it or may write into it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = os.lstat(folder)

@@ -83,7 +83,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None) -> int:
-    """Until ``stop`` or Ctrl-C; returns the exit status."""
+    """Show the cluster until ``stop`` or Ctrl-C, and return the exit status."""
     from dpex.pools.ray.cluster import join
 
     try:

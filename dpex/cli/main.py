@@ -87,7 +87,7 @@ def add_command(
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table with names in its first column and numbers in the others."""
+    """Return a table with names in its first column and numbers in all other columns."""
     found = Table(box=None, pad_edge=False)
     for number, heading in enumerate(headings):
         found.add_column(heading, justify="right" if number else "left")
@@ -116,7 +116,7 @@ def follow(draw: Callable[[], RenderableType], console: Console, stop: threading
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[threading.Event], bool]]:
-    """Yield a function that waits `EVERY_S` and returns True if ``stop`` was set or q was pressed meanwhile."""
+    """Yield a function that waits `EVERY_S` and returns True after ``stop`` or the key q."""
     if not sys.stdin.isatty():
         yield lambda stop: stop.wait(EVERY_S)
         return

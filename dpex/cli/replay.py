@@ -291,7 +291,7 @@ def report(trace: Trace, windows: Sequence[ReplayedWindow]) -> Iterator[str]:
 
 
 def _head(trace: Trace) -> Iterator[str]:
-    """When, where and by what the run was recorded, how long it was, and its settings."""
+    """Yield lines with the time, machine, software, length and settings of the recorded run."""
     header, machine, samples = trace.header, trace.header.machine, trace.samples
     where = f" on {machine['name']}" if "name" in machine else ""
     started = datetime.fromtimestamp(header.started_s, timezone.utc)

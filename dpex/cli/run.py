@@ -128,7 +128,7 @@ def _workers(text: str) -> int | str:
 
 
 def _add_option(parser: argparse.ArgumentParser, owner: type, name: str) -> None:
-    """Add an option of a loader as a flag. Its value is checked with the others, as that of a loader."""
+    """Add an option of a loader as a flag. The loader's own check covers its value."""
     explained = " ".join([_description(owner, name), f"(default: {getattr(owner, name)})"])
     parser.add_argument(
         f"--{name.replace('_', '-')}",
@@ -244,10 +244,10 @@ def _start(given: argparse.Namespace, options: RunOptions) -> int:
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """As ``python PATH ARGUMENTS``.
+    """Run a script like ``python PATH ARGUMENTS``.
 
     Raises:
-        OSError: There is no such file, or it cannot be read.
+        OSError: The file cannot be read.
     """
     sys.argv = [path, *arguments]
     place = os.path.abspath(path)  # noqa: PTH100  (as Python: without following links)
@@ -260,7 +260,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """As ``python -m NAME ARGUMENTS``."""
+    """Run a module like ``python -m NAME ARGUMENTS``."""
     sys.argv = ["-m", *arguments]
     _begin_path(Path.cwd())
     _new_main()

@@ -51,7 +51,7 @@ SMALL_BYTES = 1 << 20
 several batches instead of once for each. A wakeup takes the interpreter lock from the training loop, which costs more
 than the copy of a small batch."""
 HELPED = 0.5
-"""A further batch is kept if no more than this share of the late ones is still late."""
+"""Maximum share of late batches that may stay late for a further batch to be kept ready."""
 
 
 class Ahead:

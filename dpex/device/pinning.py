@@ -73,7 +73,7 @@ class _Job:
         self._payload = _nothing
 
     def run(self, pin: Callable[[Any], Any], where: str) -> None:
-        """In the thread: pin what can be pinned, or copy it to a device."""
+        """Pin the batch or copy it to a device, in the pinning thread."""
         if self.finished.is_set():
             return
         if self._error is None and not isinstance(self._value, (Failure, WorkerDiedError, SampleTimeoutError)):

@@ -1,4 +1,4 @@
-"""From a loader's counts to its diagnosis: the value that `DpexDataLoader.diagnose` returns, and the ways to show it.
+"""Derive a diagnosis from a loader's counts: the value that `DpexDataLoader.diagnose` returns, and the ways to show it.
 
 It needs no loader, which may have ended. Any thread may call it.
 """

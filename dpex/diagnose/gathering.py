@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 PATIENCE_S = 10.0
-"""Seconds for which rank 0 waits at its end for the reports of the others."""
+"""Seconds for which rank 0 waits at its end for the reports of all other ranks."""
 
 
 def of_group(found: Diagnosis, group: Any) -> JobDiagnosis:

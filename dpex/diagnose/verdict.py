@@ -46,7 +46,7 @@ START_LIMIT = 0.1
 ALONE = 2.0
 """Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
 SURE = 0.6
-"""From this confidence on a verdict may be acted on without another look."""
+"""Confidence from which on the user may act on a verdict without another measurement."""
 MOST = 0.5
 """A transform with that share of the computing, or waiting, is named."""
 BUSY = 0.9
@@ -152,7 +152,7 @@ def _may_have_queued(facts: Facts) -> bool:
 
 
 def _held(facts: Facts) -> float:
-    """Share of the time that the training step waited for a CPU, unless the GPU had work meanwhile."""
+    """Share of the time that the training step waited for a CPU; 0 if the GPU was busy."""
     busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
     return 0.0 if busy is not None and busy >= BUSY else facts.held_ratio
 
@@ -199,7 +199,7 @@ def _culprit(facts: Facts) -> str:
 
 
 def _place(facts: Facts, found: LostTime, cause: str) -> str:
-    """Return the place of most of it, with the transform that takes most of that; or the sample that delays others."""
+    """Return the costliest place with its costliest transform, or the sample that delays other batches."""
     if cause == "straggler":
         return _culprit(facts)
     if cause in ("sampler", "dispatch"):
@@ -337,7 +337,7 @@ _SO_SMALL = "batches are so small that dispatching and receiving them costs more
 
 
 def _evidence(facts: Facts, found: LostTime, cause: str) -> Iterator[Evidence]:
-    """All numbers that are known and matter."""
+    """Yield the measured numbers that support the verdict."""
     made = max(1, facts.tickets)
     use = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
     late = facts.copies_ratio if facts.copies_ratio >= LIMIT else None

@@ -39,7 +39,7 @@ _TOLD = 0.05
 _ENOUGH = 0.05
 """CPUs that miss less than this part of what is needed are enough: measurements are no better."""
 _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
-"""Stages of a batch in words; others are names of transforms."""
+"""Stages of a batch in words. All other keys are names of transforms."""
 
 Kind = Literal[
     "workers",
@@ -205,7 +205,7 @@ class Run:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def changes(self) -> Iterator[Prediction]:
-        """All that may be worth it; not all are."""
+        """Yield all candidate changes with their predictions."""
         if not self.facts.keeps_workers:
             yield from self._settings()
             yield from self._elsewhere()
@@ -372,14 +372,14 @@ class Run:
         yield self.predicted(kind, change, model=replace(self.model, step_s=step_s))
 
     def _quicker(self, kind: Kind, change: str, saved_s: float) -> Prediction:
-        """With a training loop that does that much less in ``next()``."""
+        """Predict a training loop that is busy ``saved_s`` seconds less in ``next()``."""
         count = work.later_batches(self.facts)
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
         return self.predicted(kind, change, model=model, saved_s=saved_s)
 
     def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
-        """With batches that take these parts of the wall and CPU time."""
+        """Predict batches whose wall and CPU times are these shares of the present times."""
         return self.predicted(kind, change, model=self._scaled(wall, cpu))
 
     def _scaled(self, wall: float, cpu: float) -> Model:

@@ -22,7 +22,7 @@ _COMPUTES, _BESIDE = 0.5, 2
 _QUEUED = 0.9
 """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 _WAITS = 0.01
-"""From this share of the time on a loop waits, and its rate says what the workers can do."""
+"""Share of the time from which on a loop counts as waiting, so that its rate is the workers' rate."""
 _PAST = 8
 """The latest predictions of the tuner, whose errors widen the next."""
 _LEAST, _BY_LOAD = 0.04, 0.15
@@ -131,7 +131,7 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
 
 
 def _limits(facts: Facts, now: Settings, here: PoolCost) -> Limits:
-    """As far as advice goes: one jump of the tuner's, here where CPUs are idle, elsewhere where workers are."""
+    """Return the limits of advice: one jump of the tuner, on this machine or on the cluster."""
     soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
     most = min(facts.config.max_waiting, soon)
     local = 0 if now.remote and not now.local else most

@@ -85,7 +85,7 @@ class Delivery:
             raise self.timed_out()
 
     def take_results(self, pinner: Pinner) -> bool:
-        """In the thread that pins, take in a few batches and have them pinned. Return True if there was anything."""
+        """Take a few batches for pinning, in the pinning thread. Return True if there was a batch."""
         has_events, schedule, pools = False, self._state.schedule, self._pools
         try:
             if len(schedule.upcoming(pinner.ahead)) < pinner.ahead:

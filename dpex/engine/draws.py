@@ -105,7 +105,7 @@ class Draws:
         itself would keep the iterator."""
 
     def begin_at(self, first: int, begun: BegunDraws) -> None:
-        """Draw batch ``first`` and all others behind it from a sampler that was begun there."""
+        """Draw batch ``first`` and all later batches from a sampler that begins there."""
         self.first = self._settled = first
         self._due = first + 1
         self.start = begun.start
@@ -144,7 +144,7 @@ class Draws:
             self._settle()
 
     def _settle(self) -> None:
-        """Copy the latest index, and ask the sampler for its state, before anything more is drawn."""
+        """Copy the latest index, and ask the sampler for its state, before the next draw."""
         if not self.drawn or self.drawn[-1][1] < self._settled:
             return
         index, number = self.drawn[-1]

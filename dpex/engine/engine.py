@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
-"""While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
+"""Minimum seconds between polls of the pools while finished batches wait: each poll costs system calls."""
 COLLECT_PINNED_EVERY_S = 0.01
-"""Seconds between two such questions while the thread that pins holds more than half of what it may hold."""
+"""Minimum seconds between polls while the pinning thread has more than half of its maximum of batches."""
 TICK_S = 1.0
 """The longest sleep of the consumer, seconds: some changes wake no thread."""
 TOLD_S = 1.0
@@ -69,8 +69,8 @@ TOLD_S = 1.0
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
 READ_AGAIN_S = 1.0
-"""Seconds for which a stream without a state is read again after an exception. If it would take longer, an error says
-so: the user can give the dataset a state."""
+"""Maximum seconds of reading a stream without a state again after an exception. Beyond it, dpex raises an error that
+advises a state for the dataset."""
 _NO_STATE = (
     "an exception interrupted next(), so dpex ended the workers. This stream has no state from which new workers could "
     "continue, and reading its first {batches} batches again would take about {seconds:.1f} s. Begin a new epoch, or "
@@ -154,7 +154,7 @@ class Engine:
         self._has_logged_renewal = False
         self._consumer = 0
         self._collected_at = 0.0
-        """When pools were last asked what happened, seconds."""
+        """Time of the latest poll of the pools, in seconds."""
         self._requests: deque[Settings] = deque(maxlen=1)
         """The latest request for other settings, until it is carried out."""
         self._is_granting = False
@@ -396,7 +396,7 @@ class Engine:
             self._tally.busy(DISPATCH, began, monotonic())
 
     def _collect(self) -> bool:
-        """Take in what the pools report. Return True if there was anything."""
+        """Handle the events of the pools. Return True if there was an event."""
         self._collected_at = now = monotonic()
         has_events = self._pools.collect(now)
         if has_events:
@@ -534,9 +534,9 @@ class Engine:
     # -- the thread that pins --------------------------------------------------------------------------------------
 
     def listen(self) -> list[int]:
-        """In the thread that pins: take in a few batches and hand them over; returns the descriptors to watch.
+        """Take a few finished batches and hand them over, in the pinning thread. Return the descriptors to watch.
 
-        Whatever else happened waits for the consumer, and so does what came after it.
+        Any other event, and all events after it, wait for the consumer.
         """
         with self._lock:
             pinner = self._plan.pinner
@@ -558,7 +558,7 @@ class Engine:
         with_lock(self._lock, self._grant_if)
 
     def request(self, settings: Settings) -> None:
-        """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
+        """Request a resize, which the consumer's thread carries out within its next turn."""
         if self._closed:
             return
         if settings.workers < 1:  # batches in flight would never be made

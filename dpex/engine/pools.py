@@ -41,7 +41,7 @@ from dpex.worker.sample_guard import SampleErrors
 logger: logging.Logger = logging.getLogger("dpex")
 
 NOT_BLOCKED, ANY = -2, -1
-"""In place of the number of the batch that is waited for."""
+"""Values in place of the number of the awaited batch."""
 
 
 class Pools:
@@ -89,7 +89,7 @@ class Pools:
         return list({**self._former, **self.by_name}.values())
 
     def raise_fatal(self) -> None:
-        """Raise what ends the epoch, if anything does, once."""
+        """Raise the error that ends the epoch, if any, once."""
         if self.fatal is not None:
             error, self.fatal = self.fatal, None
             raise error
@@ -118,7 +118,7 @@ class Pools:
         return has_events
 
     def take_results(self) -> bool:
-        """Take in batches and states. Return True if there was anything."""
+        """Handle batches and states. Return True if there was an event."""
         if self._deferred:
             return False
         for name, pool in list(self.by_name.items()):

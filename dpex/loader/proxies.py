@@ -62,7 +62,7 @@ _inherited: list[_Known] = []
 
 
 def _leave_to_parent() -> None:
-    """In a forked process: its loaders get proxies of their own; ending the parent's here might end what it uses."""
+    """Forget the parent's proxies in a forked process, without ending them: the parent may use them."""
     _inherited.extend(_known.values())
     _known.clear()
 
@@ -144,7 +144,7 @@ _TORCHS_MODULE = "torch.utils.data.dataloader"
 _OWN = {*TAKEN_OVER, "_iterator", "_begun", "_runtime", "_source"} - {"in_order"}
 """Attributes of a loader that are no settings: its data, and what it has while it is used."""
 _RESIZED = ("_settings", "_pins")
-"""Settings that `resize` of the user's own loader changes while others are served."""
+"""Settings that `resize` of the user's loader changes in its proxies, too."""
 _MOST = 16
 """Notes per dataset. A loader that is made anew for each epoch leaves one each time."""
 
@@ -189,7 +189,7 @@ class Source:
 
     @property
     def streams(self) -> Streams | None:
-        """Why there are as many workers, for an iterable dataset under "auto"."""
+        """The reason for the number of workers of an iterable dataset under "auto"."""
         streams: Streams | None = self.settings["_streams"]
         return streams
 

@@ -420,7 +420,7 @@ def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[s
 
 
 def _source_of(dataset: Any) -> Any:
-    """Return the dataset that the user knows: the source of one that other workers decode."""
+    """Return the user's dataset: the source of a dataset that other workers decode."""
     from dpex.worker.decoded_stream import DecodedStream
 
     return dataset.source if isinstance(dataset, DecodedStream) else dataset

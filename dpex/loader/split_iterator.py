@@ -26,7 +26,7 @@ samples, else sending them on would not pay."""
 
 
 class _LoaderView:
-    """A loader, some of whose attributes are others."""
+    """A loader with replaced attributes."""
 
     def __init__(self, loader: Any, **others: Any) -> None:
         vars(self).update(others)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dpex.dataloader import DpexDataLoader
 
 VERSION = 1
-"""The version of the states that are written, and the one that `load` reads."""
+"""The version of written states, and the version that `load` reads."""
 _INDEX, _LEFT_OUT = "index", "left_out"
 """Keys in a dict that stands for an index of which some samples are not to be loaded."""
 

@@ -84,7 +84,7 @@ batch_times: Callable[[tuple[Any, ...]], BatchTimes] = partial(tuple.__new__, Ba
 """Return the `BatchTimes` of a plain tuple with all its fields, in a third of the time that the class takes."""
 NO_TIMES = BatchTimes()
 _ENCODED = len(BatchTimes._fields) - BatchTimes._fields.index("encode_s")
-"""Number of fields that are known only when the batch is encoded: the last ones."""
+"""Count of the last fields, which are known only when the batch is encoded."""
 NOT_ENCODED = NO_TIMES[-_ENCODED:]
 
 
@@ -196,7 +196,7 @@ class PoolTimes:
         return found
 
     def sums(self, **others: Any) -> PoolStats:
-        """Return all that is counted here, with the fields that others count of the pool."""
+        """Return the sums, completed by the fields that the pool counts."""
         return self.stages().narrowed(
             PoolStats,
             **vars(self.link()),

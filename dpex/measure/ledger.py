@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from dpex.measure.sums import Sums
 
 PAUSE_S = 0.0001
-"""Between two tries: the writer may have been stopped in the middle of a change, and goes on only if others pause."""
+"""Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""
 PATIENCE_S = 0.5
 """A busy machine keeps a thread from running for tens of milliseconds. A change that takes longer than this was given
 up: an exception of a signal handler ended it, or the reader is such a handler itself."""
@@ -39,7 +39,7 @@ class Seqlock:
         self._given_up = -1
 
     def begin(self) -> None:
-        """Begin a change; one that was given up begins again."""
+        """Begin a change, or begin an abandoned change again."""
         self.changes |= 1
 
     def end(self) -> None:
@@ -47,7 +47,7 @@ class Seqlock:
         self.changes = (self.changes | 1) + 1
 
     def read(self, values: Callable[[], T]) -> T:
-        """Return ``values()`` from between two changes, or the present ones if a change was given up."""
+        """Return ``values()`` from between two changes, or the present values if a change was abandoned."""
         began = 0.0
         while True:
             changes = self.changes
@@ -126,7 +126,7 @@ class Ledger(Generic[E]):
         return reduce(self._join, [entry.read() for entry in entries], past)
 
     def clear(self) -> tuple[E, ...]:
-        """Forget the iterators that have ended; return the others."""
+        """Forget the iterators that have ended; return all other iterators."""
         with self._lock:
             alive = tuple(entry for entry in self._state[1] if not entry.has_ended)
             self._state = (Sums(), alive)

@@ -73,7 +73,7 @@ class Record:
         return _joined(self, later, "then")
 
     def since(self: _R, earlier: _R) -> _R:
-        """Return the counts since an earlier record. No count is below 0, whatever the earlier record is."""
+        """Return the counts since an earlier record, each at least 0."""
         return _joined(self, earlier, "since")
 
     def at_rest(self: _R) -> _R:
@@ -118,7 +118,7 @@ def _joined(record: _R, other: Record, how: str) -> _R:
 
 
 def _added(one: Any, other: Any) -> Any:
-    """None: not measured."""
+    """Add two values, of which None is unmeasured."""
     return other if one is None else one if other is None else one + other
 
 
@@ -199,7 +199,7 @@ def latest(what: str, unit: Unit = "seconds", **more: str) -> Any:
 
 
 def histogram(what: str, buckets: tuple[float, ...], **more: str) -> Any:
-    """Declare counts by bucket, the unbounded bucket last. ``buckets``: upper bounds of the others."""
+    """Declare counts by bucket, the unbounded bucket last. ``buckets``: Upper bounds of all other buckets."""
     return _field(_HISTOGRAM, what, "seconds", {"buckets": buckets, **more}, default=())
 
 

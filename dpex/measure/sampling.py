@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 SLOWEST = 8
 """Number of slowest samples that are kept."""
 LONGEST_TEXT = 120
-"""Characters of an index: longer ones are cut."""
+"""Maximum characters of an index; dpex cuts longer texts."""
 SAMPLE_S = 50e-6
 """Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
 FIRST_S = 0.02

@@ -15,7 +15,7 @@ from dpex.measure.sampling import FailedSample, SlowIndex, merged
 from dpex.measure.waits import Waits
 
 SERVICES_KEPT = 1024
-"""Times of single batches that are kept when those of several iterators come together: the latest ones."""
+"""Maximum times of single batches in the sum of several iterators; the latest are kept."""
 FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -244,7 +244,7 @@ class PoolStats(StageSums, LinkSums):
 
 @dataclass(frozen=True, kw_only=True)
 class Sums(Record):
-    """An iterator, or several together: the training loop, the queue, the pools, and the machine meanwhile."""
+    """The sums of one or several iterators: the training loop, the queue, the pools, and the machine."""
 
     passes: int = counter("Passes over the data that have begun.")
     batches: int = counter(
@@ -390,7 +390,7 @@ class Sums(Record):
 
     @property
     def wait_s(self) -> float:
-        """Waiting, whatever its cause."""
+        """Seconds of wait for any cause."""
         return sum(self.causes.values())
 
     @property

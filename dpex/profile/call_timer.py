@@ -252,7 +252,7 @@ class StepWatch:
         return True
 
     def stop(self) -> None:
-        """End, and release the steps. A profile function that other code has set meanwhile stays. Idempotent."""
+        """Stop, and release the steps. A profile function of other code stays. Idempotent."""
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
         else:

@@ -28,7 +28,7 @@ from dpex.profile.call_timer import Draws, Path, StepSeconds, StepWatch
 
 COLLATE = "collate"
 MOST_ROWS = 64
-"""The most steps of a batch that are reported, the costliest. The time of others counts as the dataset's own."""
+"""Maximum reported steps of a batch, the costliest. The time of further steps counts as the dataset's own."""
 SWITCH = "DPEX_TIME_TRANSFORMS"
 """Environment variable; "0": transforms are never timed."""
 _COMPARED = frozenset((0, *(4**power for power in range(16))))

@@ -52,10 +52,10 @@ class LogicalWorkers:
         self._messages: dict[int, int] = {}
         """Messages to each stream in this epoch: a stream that was sent one has begun, and cannot begin anew."""
         self._replaying: dict[int, list[Ticket]] = {}
-        """Tickets to be made again before others, by logical worker."""
+        """Tickets to make again before new tickets, by logical worker."""
         self._never_placed = set(range(count))
         self._changed_at: float | None = None
-        """When a worker last came up or ended, seconds; None before the first one."""
+        """Time of the latest start or end of a worker, in seconds, or None."""
         self.asks_states: bool = False
 
     def placed_on(self, place: Place) -> list[int]:

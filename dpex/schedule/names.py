@@ -18,7 +18,7 @@ REMOTE: Final = "remote"
 """The pool of the Ray cluster."""
 WORKER_POOLS = (LOCAL, REMOTE)
 POOLS = (INLINE, *WORKER_POOLS)
-"""As metrics and reports count batches."""
+"""Places of making batches, as metrics and reports name them."""
 KNOBS = (*WORKER_POOLS, "prefetch")
 """The settings that ``resize`` and the tuner change: workers of each pool, and prefetch. Also names of fields."""
 

@@ -67,11 +67,11 @@ class Placement:
         self._took_over = 0
         """Local workers that took over from the cluster, and leave when it is there again."""
         self._now = 0.0
-        """When `issue` was last called, seconds."""
+        """Time of the latest call of `issue`, in seconds."""
         self._carrier: dict[int, str] = {}
         """The pool that was sent a ticket last, by its number."""
         self._sent_at: dict[int, float] = {}
-        """When another machine was sent a ticket, seconds, by its number."""
+        """Time of sending a ticket to another machine, in seconds, by the ticket's number."""
         self._full: set[tuple[str, int]] = set()
         """Workers, with their pools, that refused the latest message."""
         self._room: dict[str, tuple[int, int]] = {}
@@ -165,7 +165,7 @@ class Placement:
         self.ask(LOCAL, self.settings.local)
 
     def take_over_locally(self, cpus: int) -> bool:
-        """If no remote worker is left, ask for at most ``cpus`` local ones. Return True if so."""
+        """Ask for at most ``cpus`` local workers if no remote worker is left. Return True in that case."""
         remote = self.pools.get(REMOTE)
         if remote is None or remote.failed is None or self.serving() or self.wanted.get(LOCAL):
             return False
@@ -177,7 +177,7 @@ class Placement:
         return True
 
     def hand_back(self) -> None:
-        """Let local workers that took over leave, once as many remote ones run as took over, or as are wanted."""
+        """End replacing local workers, once as many remote workers run as they replaced, or as are wanted."""
         remote = self.pools.get(REMOTE)
         if not self._took_over or remote is None or remote.running < min(self._took_over, self.settings.remote):
             return

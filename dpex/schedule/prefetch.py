@@ -34,7 +34,7 @@ LARGEST_GROUP = 128
 GROUPED_BYTES = 16 << 20
 """The most bytes in flight for the sake of grouping."""
 REMOTE_PREFETCH = 4
-"""Batches in flight for each remote worker: one being made, the others on their way."""
+"""Batches in flight for each remote worker: one is being made, and the rest are on the network."""
 REMOTE_WINDOW = 2
 """Messages of tickets for each remote worker that a node holds, at most: the one that the worker makes, and one that
 waits there or whose batches are on the network. A round trip in a data centre is much shorter than making a message, so

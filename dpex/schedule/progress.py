@@ -231,7 +231,7 @@ class ResumePoint:
     first: int = 0
     """The number of the next batch."""
     ahead: frozenset[int] = field(default_factory=frozenset)
-    """Batches after the next one that were delivered before it, out of order."""
+    """Batches delivered out of order, before the next batch in turn."""
     turn: int = 0
     """The logical worker whose turn it is."""
     logicals: tuple[LogicalPoint, ...] = ()

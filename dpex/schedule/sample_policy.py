@@ -74,7 +74,7 @@ AS_TORCH = SamplePolicy()
 
 
 ALL_AT_ONCE = -1
-"""In place of the place of a sample where the dataset loads all samples of a batch at once."""
+"""Value in place of a sample's position if the dataset loads all samples of a batch at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ class Schedule:
         self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
         self._ready: dict[int, MadeBatch] = {}
         self.next_number: int = 0
-        """With ``in_order``, the number of the batch whose turn it is."""
+        """The number of the next batch to deliver, with ``in_order``."""
         self.undelivered: list[Any] = []
         """Batches that were delivered and have not reached the consumer: value, batch, value, batch. The position of
         the pass is before them."""
@@ -182,7 +182,7 @@ class Schedule:
         return self._turn if found is None else found.queue
 
     def standing(self, queue: int) -> tuple[int, int, bool]:
-        """Return the first undelivered ticket of a queue, the number of delivered ones, and True if it has ended."""
+        """Return a queue's first undelivered ticket, its count of delivered tickets, and True if it has ended."""
         kept = [batch.number for batch in self.undelivered[1::2] if batch.queue == queue]
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue] + kept
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
@@ -328,7 +328,7 @@ class Schedule:
         return found
 
     def made(self) -> list[MadeBatch]:
-        """Return all batches that are made and not delivered, also those behind one that is not made yet."""
+        """Return all finished undelivered batches, also behind an unfinished batch."""
         return list(self._ready.values())
 
     def replace(self, number: int, payload: Any) -> None:

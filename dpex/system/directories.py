@@ -41,7 +41,7 @@ def own_directories(environment: Mapping[str, str]) -> list[Path]:
 
 
 def to_look_in(environment: Mapping[str, str]) -> list[Path]:
-    """Return the directories of announcements: ``$DPEX_METRICS_DIR``, or the safe ones of `own_directories`."""
+    """Return the directories of announcements: ``$DPEX_METRICS_DIR``, or the safe directories of `own_directories`."""
     given = environment.get(DIRECTORY_VARIABLE)
     return [Path(given)] if given else [path for path in own_directories(environment) if is_safe(path)]
 

@@ -110,7 +110,7 @@ class MachineMeter:
             self._worker_bytes = max(0.9 * self._worker_bytes, each)
 
     def _measure_others(self, now: float, pids: frozenset[int]) -> None:
-        """Measure the CPUs that others kept busy since last time. With a quota they do not reduce this rank's."""
+        """Measure the CPUs that other programs kept busy since the last call. A quota makes them irrelevant."""
         if self._limited or sys.platform != "linux":
             return
         try:

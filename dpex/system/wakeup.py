@@ -32,7 +32,7 @@ class Wakeup:
                 os.eventfd_write(self._descriptor, 1)
 
     def watch(self, descriptors: Iterable[int]) -> None:
-        """From now on, end a sleep when one of these descriptors is readable, and no other."""
+        """Let only these descriptors end a sleep from now on, when they become readable."""
         watched = (self._descriptor, *descriptors)
         if watched != self._watched:
             self._watched, self._poll = watched, select.poll()

@@ -1,4 +1,4 @@
-"""All exported metrics. Code, dashboards, rules and documentation are made from this list or checked against it.
+"""The exported metrics. Code, dashboards, rules and documentation are made from this list or checked against it.
 
 A metric that exports a field of `dpex.measure.sums` is declared with that field. Declared here are the metrics that are
 calculated when they are read, and those of which several fields are the series.

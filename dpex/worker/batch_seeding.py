@@ -237,7 +237,7 @@ def one_at_a_time() -> threading.RLock:
 
 
 def _new_lock() -> None:
-    """In a forked child: the thread that held it may not be there."""
+    """Replace the lock in a forked child, which lacks the thread that may hold it."""
     global _lock
     _lock = threading.RLock()
 

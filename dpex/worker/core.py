@@ -135,7 +135,7 @@ class WorkerCore:
         return None if self._seeds is None or logical is None or logical.fetcher is None else logical.fetcher.samples
 
     async def make_beside(self, number: int, index: Any, epoch: int) -> tuple[Any, BatchTimes]:
-        """As `make`, while other batches are made."""
+        """Make a batch as `make` does, while the worker makes other batches."""
         logical, seeds = self._current, self._seeds
         assert logical is not None
         assert seeds is not None

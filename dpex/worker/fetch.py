@@ -394,7 +394,7 @@ class ArenaCollate:
         return torch_collate.collate(batch, collate_fn_map=self._with_arena(table))
 
     def _stack_here(self, batch: Any, first: torch.Tensor) -> torch.Tensor:
-        """In the training process; small tensors without a look at each of them."""
+        """Stack tensors in the training process. Small tensors are not examined one by one."""
         is_dense = first.layout is _strided and not first.is_nested
         if is_dense and first.nbytes * len(batch) <= self._least_bytes:
             return torch.stack(batch, 0)

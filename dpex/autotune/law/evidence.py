@@ -94,7 +94,7 @@ class ServiceTimes:
 
     @property
     def median_s(self) -> float:
-        """Median of the latest batches, which a few slow ones do not move; the mean if single ones are unknown."""
+        """Median of the latest batches, robust to a few slow batches; the mean if single times are unknown."""
         return median(self._latest) if self._latest else self.wall.value
 
     @property
@@ -285,7 +285,7 @@ class SettingStats:
         return self.straggler_s > 0.5 * self.wait_s
 
     def is_draining(self, headroom: float) -> bool:
-        """Return True if the loop takes batches from before rather than new ones."""
+        """Return True if the loop takes older batches rather than new batches."""
         return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:

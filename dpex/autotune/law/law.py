@@ -262,7 +262,7 @@ class Law:
         return self._grow(sample) or self._widen(sample)
 
     def _unload(self, sample: Sample) -> Decision | None:
-        """No more remote workers than keep the link full: their batches only wait for it, and those after them too."""
+        """Keep only the remote workers that fill the link. Batches of further workers would wait for the link."""
         assert self.model is not None
         if len(self._record) < CONSTANTS.least or not is_link_full(sample):
             return None

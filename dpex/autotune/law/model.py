@@ -210,7 +210,7 @@ class Model:
         return self._quick_to_start(local), max(remote, limits.least_remote)
 
     def _quick_to_start(self, local: int) -> int:
-        """As many workers as make a pass with its start the shortest; the fewest of those."""
+        """Return the smallest number of workers that minimises the time of a pass with its start."""
         start = self.start
         if start is None or not start.seconds:
             return local

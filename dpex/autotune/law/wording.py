@@ -65,7 +65,7 @@ def named(settings: Settings) -> str:
 
 
 def decided(decision: Decision, sample: Sample, failed: Decision | None = None) -> str:
-    """The text of a decision that has none yet. failed: the one that it takes back."""
+    """Return the text of a decision. failed: The decision that it undoes."""
     old, new = decision.old, decision.new
     if decision.reason == "undo":
         return f"Back from {named(old)} to {named(new)}, because {_failure(failed)}.{_expected(decision, 0.0)}"

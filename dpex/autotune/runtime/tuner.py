@@ -135,7 +135,7 @@ class Tuner:
 
     @property
     def decisions(self) -> list[Decision]:
-        """All so far, oldest first."""
+        """The tuner's decisions, the oldest first."""
         decisions = [*self._past, *self._law.decisions]
         return sorted([*decisions, *self._notes], key=lambda decision: decision.at) if self._notes else decisions
 
@@ -145,7 +145,7 @@ class Tuner:
         return self._has_failed or self._limits.is_fixed
 
     def pin(self, pins: Mapping[str, int]) -> None:
-        """From now on these are the user's; the rest is tuned on."""
+        """Fix settings to the user's values from now on, and continue to tune all others."""
         why = f"{', '.join(f'{name}={count}' for name, count in pins.items())} is fixed by resize()"
         workers = {name: count for name, count in pins.items() if name in WORKER_POOLS}
         self._renew(why, lambda limits: limits.fixed(**pins), **workers)

@@ -1,4 +1,4 @@
-"""When a window of measurements begins and ends, for the tuner, and its sample. Pure but for `kernel_queues`.
+"""The start, the end and the sample of a window of measurements, for the tuner. Pure except `kernel_queues`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
 (`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
@@ -95,7 +95,7 @@ class Window:
         return None if self.ran.trainer is None else self.ran.trainer.queued_s
 
     def sample(self, began_at: float, settings: Settings) -> Sample:
-        """All but the machine, the cluster and the GPU, under settings that began at ``began_at``."""
+        """Return the window under settings that began at ``began_at``, without machine, cluster and GPU."""
         base, look = self.before.look, self.after.look
         loop = look.times.since(base.times)
         return loop.narrowed(
@@ -147,15 +147,15 @@ class MeasurementWindows:
         self._lock = Lock()
 
     def shorten(self) -> None:
-        """Something was changed, or begins."""
+        """Use the shortest window after a change or a start."""
         self.length_s = SHORTEST_WINDOW_S
 
     def lengthen(self, longest_s: float) -> None:
-        """All goes on as it did."""
+        """Double the length of the next window, up to ``longest_s``."""
         self.length_s = min(longest_s, 2 * self.length_s)
 
     def go_on(self, sample: Sample, longest_s: float, *, is_changed: bool) -> None:
-        """A window has ended with this sample: the next is short after a change, and no longer while workers start."""
+        """Set the length of the window after ``sample``: short after a change, and the same while workers start."""
         running = sample.local.running + sample.remote.running
         coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
         if is_changed:
@@ -165,7 +165,7 @@ class MeasurementWindows:
 
     @property
     def pause_s(self) -> float:
-        """From the end of a window to the first look into the next."""
+        """Seconds from the end of a window to the first look into the next window."""
         return min(GLANCE_S, self.length_s)
 
     def clear(self) -> None:

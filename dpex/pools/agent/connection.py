@@ -40,7 +40,7 @@ from dpex.system.processes import pidfd
 from dpex.transport.frames import CompressionError, FrameError, FrameWriter, receive
 
 SECRET_BYTES = 32
-"""As long as a SHA-256 digest; a longer secret would be no harder to guess."""
+"""Bytes of a secret: the size of a SHA-256 digest. A longer secret would add no security."""
 VERSION = 6
 """The version of the greeting and of the frames that follow it; both ends must have the same."""
 ACCEPTED = b"\1"

@@ -194,7 +194,7 @@ class AgentHandle:
 
     @property
     def running(self) -> int:
-        """The number of workers that serve this training: those beyond the room of a shared process serve others."""
+        """The number of workers that serve this training. In a shared process, it is at most the room."""
         return len(self.up) if self.place else self.serving
 
     @property

@@ -50,7 +50,7 @@ from dpex.worker.setup import WorkerSetup
 MOST_UNSENT_BYTES = 64 << 20
 """Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
 TRY_AGAIN_MS = 10
-"""Milliseconds until a worker whose socket is full is tried again, unless anything else happens before."""
+"""Milliseconds until the next attempt to send to a worker whose socket is full. An event ends the wait."""
 _OF_A_WORKER = ("adopt", "ask_state")
 """Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
@@ -95,7 +95,7 @@ class Agent:
         self._caches: list[Any] = []
         """Holds the caches of samples on this node, which would go with the last worker of a pool."""
         self._came_at: dict[tuple[int, int], float] = {}
-        """When each ticket came here, by epoch and number."""
+        """Time of each ticket's arrival at the agent, by epoch and number."""
         keep_from_templates(connection)
 
     def run(self) -> None:
@@ -191,7 +191,7 @@ class Agent:
         del self._backlog[worker]
 
     def _hand_back(self, backlog: deque[tuple[Any, ...]]) -> None:
-        """No worker is wanted here any more: others make these tickets."""
+        """Return the tickets of a worker that is no longer wanted, so that other workers make them."""
         for _, tickets, epoch, _ in backlog:
             numbers = tuple(ticket.number for ticket in tickets)
             gone = WorkerGone("", -1, epoch, numbers, None, expected=True, why="its node gives up its workers")

@@ -48,7 +48,7 @@ _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def keep_from_templates(sock: socket.socket) -> None:
-    """No template that is forked keeps this socket open."""
+    """Register a socket that forked templates must close."""
     _trainers_sockets.add(sock)
 
 

@@ -63,11 +63,11 @@ class LocalWorkerHandle:
         self.hung_up = False
         """The worker has closed its end of the socket. The template reports how it ended."""
         self.hung: tuple[int, str] | None = None
-        """Place in its batch of the sample that takes too long, and the text of the warning; the worker ends for it."""
+        """Position of the sample whose timeout ends the worker, and the text of the warning."""
         self.refused: str | None = None
-        """Why the worker ends without having made a batch: its ``worker_init_fn`` failed."""
+        """The error of ``worker_init_fn``, which ends the worker before its first batch."""
         self.announces_memory = False
-        """A message with descriptors comes: until it has, `map_announced` must be called before one is received."""
+        """True while a message with descriptors is due: call `map_announced` before the next receive."""
 
     def map_announced(self, buffer: memoryview) -> None:
         """Map the segments whose descriptors come with the next message, if it has some; it may be received then.

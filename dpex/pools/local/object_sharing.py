@@ -106,7 +106,7 @@ class Sharing:
         return found
 
     def abandon(self) -> None:
-        """End the search in a process that was forked meanwhile."""
+        """End the search in a forked process."""
         if self._search is not None:
             self._search.abandon()
             self._search = None

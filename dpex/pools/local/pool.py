@@ -111,7 +111,7 @@ class LocalPool:
         self.crashes: int = 0
         """Unexpected ends of workers since the last result of any."""
         self.handles: list[ProcessHandle] = []
-        """The latest process at each place, as torch lists its workers. A new one takes the place of one that ended."""
+        """The latest process at each place, as torch lists its workers. A new process replaces an ended process."""
         self._workers: dict[int, LocalWorkerHandle] = {}
         self._by_fd: dict[int, LocalWorkerHandle] = {}
         self._numbers: Iterator[int] = numbers_from(0) if former is None else former._numbers

@@ -45,7 +45,7 @@ from dpex.worker.sample_guard import begin_watch
 from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
 
 TICKET_BYTES = 1 << 18
-"""Longest ticket or result message; longer ones go through a file or a slot."""
+"""Maximum bytes of a ticket or result message. A longer message uses a file or a slot."""
 _RESULT_BYTES = 48 << 10
 """A longer result goes through a slot. Results that are longer together are sent at once."""
 _ERROR_END = 8000
@@ -85,7 +85,7 @@ _CANNOT_TELL = (
 )
 IDLE = bytes(ROWS * BOARD_ROW.size)
 NO_GROUP = 0
-"""In place of the message of tickets that is done: this one is not yet."""
+"""Value in place of the number of a finished message, for a message in progress."""
 
 BATCH, ERROR, END = 0, 1, 2
 
@@ -128,7 +128,7 @@ def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[me
 
 
 def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
-    """Unpickle a message of the trainer; one that was too long lies in the file that came with it."""
+    """Unpickle a message of the trainer. A longer message is in the file that came with it."""
     if not fds:
         return pickle.loads(view)
     with os.fdopen(fds[0], "rb", closefd=True) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
@@ -184,7 +184,7 @@ class BoardRow:
         return bool(self._free)
 
     def hold(self, group: int) -> int:
-        """Write down a message beside others that are held; return its row."""
+        """Write a held message on the board; return its row."""
         row = self._free.pop()
         BOARD_ROW.pack_into(self._board, row, group, 0)
         return row

@@ -57,7 +57,7 @@ FAILURES = 3
 WITHIN_S = 600.0
 """Failures that are further apart have nothing to do with one another. A start may take a minute before it fails."""
 PAUSE_S = 60.0
-"""In about that time a machine is restarted, or its memory is free again."""
+"""Seconds in which a machine usually restarts, or frees its memory."""
 
 
 # -- what Ray says -----------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class DemandChange:
-    """A decision: places to ``ask`` for, and ``held`` and ``awaited`` ones to give back, with a message to the user."""
+    """A decision: places to ``ask`` for, ``held`` and ``awaited`` places to give back, and a message to the user."""
 
     ask: int = 0
     held: int = 0

@@ -30,7 +30,7 @@ from dpex.system.clock import monotonic
 from dpex.system.ray_package import draining_nodes, is_ray_connected, placement_group_near
 
 ASKED_AT_ONCE = 4
-"""Placement groups without a place that are asked after: Ray places them in their order, so the others wait as well."""
+"""Polled placement groups without a place. Ray places groups in order, so later groups wait as well."""
 _DEFAULTS = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 
 
@@ -181,7 +181,7 @@ class ReservedRoom:
             self.free(lambda one: one in waiting and one.node in self.avoided)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
-        """Learn which nodes live, as Ray has them. Workers on one that is being drained leave; others take over."""
+        """Read the living nodes from Ray. Workers on a draining node leave, and other workers replace them."""
         there = {node["NodeID"] for node in nodes}
         self._living = set(there)
         with contextlib.suppress(Exception):

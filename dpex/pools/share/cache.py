@@ -48,7 +48,7 @@ class CacheAnswer(NamedTuple):
 
 
 class OtherOrderError(InternalError):
-    """Two trainings that share have different samples in the same batch; ``args``: the known ones and the others."""
+    """Trainings that share batches have different samples in a batch. ``args``: The known and the other samples."""
 
 
 @dataclass(slots=True)

@@ -112,7 +112,7 @@ def facts_of(name: str, setup: WorkerSetup) -> Facts:
 
 
 def difference(known: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Why a training with the ``other`` facts cannot share with those that have the ``known`` ones; "" if it can."""
+    """Return the reason why trainings with ``other`` and ``known`` facts cannot share batches, or ""."""
     for name in dict.fromkeys([*known, *other]):
         there, here = known.get(name, "not there"), other.get(name, "not there")
         if there != here:
@@ -125,7 +125,7 @@ def difference(known: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def other_order(facts: Mapping[str, str], epoch: int, number: int, known: Any, other: Any) -> str:
-    """Why a training cannot share that draws ``other`` samples for a batch than those that are ``known``."""
+    """Return the reason why a training with ``other`` samples in a batch than the ``known`` cannot share it."""
     return (
         f"share={facts['share']!r}: batch {number} of pass {epoch} has the samples {_shortened(repr(other))} in this "
         f"training, and {_shortened(repr(known))} in another. Have both draw the same order (one seed, one sampler, "

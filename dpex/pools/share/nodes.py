@@ -110,7 +110,7 @@ class SharedNodes(Nodes):
         """`report` raises an error instead."""
 
     def cut_off(self, agent: int) -> None:
-        """Connect to whatever producer there is now."""
+        """Connect to the present producer."""
         ended = "the process that makes the batches ended"
         try:
             if self.connections >= CONNECTIONS_IN_A_ROW:
@@ -173,7 +173,7 @@ class SharedNodes(Nodes):
         return report._replace(shared=shared)
 
     def close(self) -> None:
-        """The producer goes on for the others, and ends with the last."""
+        """Leave the producer, which serves other trainings and ends with the last."""
         self._link.close()
 
 

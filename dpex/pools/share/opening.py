@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
 START_LIMIT_S = 60.0
-"""Forking a large training takes a second; one that takes that long never will."""
+"""Seconds until a fork counts as hanging. Forking a large training takes a second."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ SLEEP_MS = 1000
 TRY_AGAIN_MS = 10
 """Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
 MESSAGES_A_WORKER = 2
-"""Messages of tickets per worker: a current one and a following one. The others wait here, lowest number first."""
+"""Messages of tickets per worker: the current and the following. Further tickets wait, lowest number first."""
 
 
 class KeptDescriptor:
@@ -60,7 +60,7 @@ class KeptDescriptor:
 
 
 class SharingHandle(LocalWorkerHandle):
-    """A worker whose segments others may read."""
+    """A worker whose segments other processes may read."""
 
     def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
         super().__init__(number, worker_id, process, sock, row)
@@ -164,7 +164,7 @@ class Subscriber:
 
     @property
     def is_admitted(self) -> bool:
-        """True if it reads the same as the others."""
+        """True if the training reads the same data as all others."""
         return bool(self.pool) and not self.refused
 
     def is_alive(self) -> bool:
@@ -274,7 +274,7 @@ class Producer:
                 self._subscribers[self._last] = Subscriber(self._last, connection)
 
     def _hear(self, subscriber: Subscriber) -> None:
-        """Take in what a training says; one that has ended leaves nothing behind."""
+        """Handle the frames of a training, and remove an ended training."""
         for what, *about in subscriber.reader.read():
             getattr(self, f"_do_{what}")(subscriber, *about)
         if subscriber.reader.ended or not subscriber.is_alive():

@@ -65,13 +65,13 @@ Mark = TypeVar("Mark")
 
 
 class Events(Protocol[Mark]):
-    """Marks on a stream; `CudaEvents` are the real ones."""
+    """Marks on a stream, such as `CudaEvents`."""
 
     def is_open(self) -> bool:
         """Return True if the stream may be marked, and marks be queried, at this moment."""
 
     def record(self, like: Mark | None = None) -> Mark:
-        """Mark the stream that this thread feeds, or the one that ``like`` is on."""
+        """Mark the stream that this thread feeds, or the stream of ``like``."""
 
     def is_passed(self, mark: Mark) -> bool:
         """Return True if the stream has passed this mark; do not wait."""
@@ -125,7 +125,7 @@ class _Visit(NamedTuple):
 
 
 class _Turns:
-    """When a visit is to be marked, so that marks take ``share`` of the time; None: every visit."""
+    """Decides which visits to mark, so that marks take ``share`` of the time; None: every visit."""
 
     __slots__ = ("_cost_s", "_share", "_spread", "due_at")
 
@@ -362,7 +362,7 @@ class CudaEvents:
         self._device: int | None = None
 
     def is_open(self) -> bool:
-        """Not before others have used a device, and not while this thread captures a graph."""
+        """Return True if a device is in use, and this thread does not capture a graph."""
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
             return False
         self._device = self._device_in_use()
