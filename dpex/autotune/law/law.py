@@ -164,7 +164,7 @@ class Law:
         first jump since the work became known, which needs no windows to compare with."""
         trial = self._trial
         if trial is not None:
-            return self._judge(sample, trial) if self._is_slow(trial, sample.local.running) else None
+            return self._judge(sample, trial) if self._is_slow(trial, sample) else None
         made = sum(pool.times.count for pool in self._work.pools.values())
         waits = sample.wait_s > self.config.wait_goal * sample.seconds
         is_known = self._work.step.count and made >= min(CONSTANTS.start, self._running)
@@ -365,13 +365,14 @@ class Law:
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _is_slow(self, trial: Trial, running: int) -> bool:
+    def _is_slow(self, trial: Trial, sample: Sample) -> bool:
         """Return True if growth has made fewer batches than there would have been without it, were all that are under
         way done now: that shows before they are. Smaller growth cannot do much harm meanwhile."""
+        running = sample.local.running
         times = running / max(1, trial.old.local)
         if trial.kind != GROW or times < CONSTANTS.early or trial.windows < CONSTANTS.least:
             return False
-        return trial.worker_s > times * trial.service_s * (trial.made + running)
+        return trial.worker_s > times * trial.service_s * (trial.made + sample.lanes * running)
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
         """End a trial once its effect is known; return a decision if it must be undone."""
@@ -379,7 +380,7 @@ class Law:
             self._close(sample, trial, kept=False)
             self._forget()
             return None
-        is_slow = self._is_slow(trial, sample.local.running)
+        is_slow = self._is_slow(trial, sample)
         result = self._result(sample, trial)
         if not is_slow and not result.is_sure and len(self._record) < CONSTANTS.longest:
             return None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.law import Law, start
+from dpex.autotune.law.evidence import SettingStats
+from dpex.autotune.law.law import GROW, Law, Trial, start
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision, Sample
@@ -53,6 +55,28 @@ class TunedLoader:
 def test_it_starts_within_the_configuration() -> None:
     assert start(Limits.of(AutotuneConfig(max_local=3, max_prefetch=4)), 8.0) == Settings(local=3, prefetch=4)
     assert start(Limits.of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
+
+
+def test_growth_is_judged_with_all_lanes_under_way() -> None:
+    """Eight workers for two, each at work for 1.5 s on batches of 0.1 s, have made 20 batches and hold the others."""
+    old = Settings(local=2, prefetch=16)
+    trial = Trial(
+        kind=GROW,
+        number=0,
+        at=0.0,
+        old=old,
+        before=SettingStats(),
+        service_s=0.1,
+        wall_s=0.1,
+        median_s=0.1,
+        made=20,
+        worker_s=12.0,
+        windows=3,
+    )
+    grown = Sample(at=1.5, seconds=0.5, settings=Settings(local=8, prefetch=64), local=PoolSample(running=8))
+    law = Law(AutotuneConfig(), old)
+    assert law._is_slow(trial, grown)
+    assert not law._is_slow(trial, replace(grown, lanes=4))
 
 
 # -- jump --------------------------------------------------------------------------------------------------------------
