@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpex.integrations import LoaderFigures, diagnosis_of, loader_behind
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback
+    from lightning.pytorch.callbacks.callback import Callback
 else:
     Callback = importlib.import_module("lightning.pytorch").Callback
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dpex.integrations import LoaderFigures, diagnosis_of, loader_behind, serve
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
+    from transformers.trainer_callback import TrainerCallback
 else:
     TrainerCallback = importlib.import_module("transformers").TrainerCallback
 
