@@ -79,7 +79,7 @@ class BatchTimeoutError(DpexError, RuntimeError):
 
 
 class NoBatchError(DpexError, RuntimeError):
-    """The seed of a batch was asked for where no batch is being made; the message says where it can be asked for."""
+    """`batch_seed` was called while no batch is being made. The message names the places for calls."""
 
 
 class IteratorClosedError(DpexError, RuntimeError):
@@ -87,7 +87,7 @@ class IteratorClosedError(DpexError, RuntimeError):
 
 
 class CapturedGraphError(DpexError, RuntimeError):
-    """``next()`` of a loader with a ``device`` was called while a graph was captured; the message says what to do."""
+    """``next()`` of a loader with a ``device`` was called while a graph was captured. The message gives a remedy."""
 
 
 class InterruptedSamplerError(DpexError, RuntimeError):
@@ -103,7 +103,7 @@ class ShippingError(DpexError, TypeError):
 
 
 class ClusterError(DpexError, RuntimeError):
-    """The Ray cluster cannot be reached or started, or Ray is not installed; the message says which, and the remedy."""
+    """The Ray cluster cannot be reached or started, or Ray is not installed. The message gives cause and remedy."""
 
 
 class StateError(DpexError, ValueError):

@@ -492,7 +492,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def with_hints(init: _Init) -> _Init:
-    """Decorate a loader's constructor: its TypeError for an unknown argument says which one may be meant."""
+    """Decorate a loader's constructor: its TypeError for an unknown argument suggests a known argument."""
     parameters = inspect.signature(init).parameters
 
     @functools.wraps(init)

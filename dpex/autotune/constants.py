@@ -107,6 +107,6 @@ AWAY_APART = 10
 # -- the tuner's thread -----------------------------------------------------------------------------------------------
 
 JOIN_S = 2.0
-"""The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
+"""Seconds to wait for the end of the thread, which only reads and requests."""
 ROOM_EVERY_S = 1.0
 """Seconds between two requests to the cluster for room, which are calls to Ray's head node."""

@@ -48,7 +48,7 @@ CHECKED_LATER_S = 0.1
 """Seconds. A sample that takes longer is prepared again when it is first read from the cache, in place of reading it:
 two preparations in a row could exceed a time limit of the user's."""
 _MOST_ITEMS = 64
-"""Items of a list in which `caches_in` looks for caches."""
+"""Maximum items of a list in which `caches_in` searches for caches."""
 _LABEL_DIGITS = 16
 """Digits of a key that stand for name and version. Those that follow are of the fingerprint."""
 _OWN = "_CachedDataset__"

@@ -163,7 +163,7 @@ class SamplePickler(pickle.Pickler):
         return _dense_tensor, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape), tuple(order))
 
     def _within(self, address: int, shape: Any, strides: Any, itemsize: int) -> tuple[torch.UntypedStorage, int] | None:
-        """Note the memory of an array; return the copy of the shared memory that it lies in, and its offset there."""
+        """Note the memory of an array. Return the copy of its shared memory, and its offset in the copy."""
         steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
         first = address + sum(step for step in steps if step < 0)
         self.spans.append((first, address + sum(step for step in steps if step > 0) + itemsize))

@@ -92,7 +92,7 @@ def cut(dataset: Any, upto: str) -> Cut:
 
 
 def changed_at(place: Place, sample: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the sample with what lies there changed."""
+    """Return the sample with a changed item at the place."""
     if not place:
         return change(sample)
     key, *rest = place

@@ -58,7 +58,7 @@ _RATIOS = {"wait", "stall", "held"}
 
 
 class _UnusableError(Exception):
-    """A file or a condition that cannot be used; the text says why."""
+    """A file or a condition is invalid. The text gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

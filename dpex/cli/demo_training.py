@@ -186,7 +186,7 @@ class Demo:
         self.is_same: bool = True
 
     def prepare(self) -> None:
-        """Write the files, and say what is trained, and whether the machine is busy."""
+        """Write the files, describe the training, and warn of a busy machine."""
         with self._busy(f"Writing {FILES} files ..."):
             self.dataset.write()
             size = sum(path.stat().st_size for path in self.dataset.paths)

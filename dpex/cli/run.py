@@ -31,7 +31,7 @@ _LOADERS_OPTIONS = {
     LoaderOptions: ("distribute_mode", "head_address", "metrics_port"),
     WorkerConfig: ("memory_budget",),
 }
-"""Options of a loader that ``dpex run`` takes as flags. Their declarations say the rest: default, check and help."""
+"""Options of a loader that ``dpex run`` takes as flags, with the default, check and help of their declarations."""
 
 _RUN = """
 Run a Python script (or -m module) as python would, with dpex behind each torch.utils.data.DataLoader, in this process

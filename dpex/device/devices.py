@@ -30,7 +30,7 @@ Mark = Any
 
 
 class Device:
-    """The host, or a device whose queues torch does not know: copies are done when they return, and marks are times."""
+    """The host, or a device without streams in torch: copies are synchronous, and marks are times."""
 
     def __init__(self, target: torch.device) -> None:
         self.target = target
@@ -67,7 +67,7 @@ class Device:
         """
 
     def records_own_use(self, value: Any) -> bool:
-        """Have an object that knows its tensors do what `record_use` does for each; return False if it does not."""
+        """Let an object with tensors of its own record their use, as `record_use`. Return False if it cannot."""
         return True
 
     def is_capturing(self) -> bool:

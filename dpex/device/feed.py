@@ -35,7 +35,7 @@ from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
 
 Transform = Callable[[Any], Any]
 Pin = Callable[[torch.Tensor], torch.Tensor]
-"""Returns a tensor of the host in page-locked memory: itself if it lies in such memory, else a copy."""
+"""Returns a host tensor in page-locked memory: the tensor itself if it is page-locked, else a copy."""
 _OTHER_WORDS = 0x6465762D74667273
 """Mixed into the base seed: a transform that draws as the dataset did must not get the same numbers again."""
 USUAL = 2

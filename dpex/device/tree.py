@@ -115,7 +115,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def strided(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors in whose memory a tensor lies: itself, or the parts of a sparse, nested or composed one."""
+    """Return the tensors that own a tensor's memory: itself, or the parts of a sparse, nested or composed tensor."""
     parts = _parts(tensor)
     return [tensor] if parts is None else [inner for part in parts for inner in strided(part)]
 

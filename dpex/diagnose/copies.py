@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dpex.measure.readable import size
 
 LEAST_BYTES = 64 << 20
-"""Bytes that each worker has copied, below which nothing is said."""
+"""Minimum bytes of copies per worker for a report."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ class Verdict:
 
     @property
     def is_sure(self) -> bool:
-        """True if it may be acted on without another look."""
+        """True if the user may act on the verdict without another measurement."""
         return self.confidence >= SURE
 
 
@@ -310,7 +310,7 @@ def _late_batches(facts: Facts) -> str:
 
 
 def _not_the_loader(facts: Facts) -> str:
-    """Return that the GPU idles while batches are ready, where NVML says so."""
+    """Return the evidence of NVML that the GPU idles while batches are ready, or ""."""
     use = facts.gpu_use
     if use is None or use.supplied_busy_ratio is None or use.supplied_idle_ratio < IDLE:
         return ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpex.engine.engine import EnginePlan
 
 OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
-"""Errors that say that workers were lost."""
+"""Errors that report lost workers."""
 ERRORS = (FailedRead, *OF_WORKERS)
 """Types of what stands in place of a batch that could not be made."""
 

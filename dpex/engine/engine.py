@@ -229,7 +229,7 @@ class Engine:
         self._wakeup.close()
 
     def inherited(self) -> None:
-        """See `dpex.system.processes`: here it only knows that it is closed. Its workers are the parent's."""
+        """Mark the engine as closed in a forked process (`dpex.system.processes`). The workers belong to the parent."""
         self._closed = True
         self._lock, self._turn = threading.RLock(), threading.RLock()
 

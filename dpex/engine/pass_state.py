@@ -230,7 +230,7 @@ def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, res
 
 
 def point_for(resume: PassState | None) -> ResumePoint | None:
-    """Return where a pass with workers goes on; None: it begins anew, as the pass of another iterator."""
+    """Return the position from which a pass with workers resumes. None: It begins anew."""
     if resume is None or not resume.has_finished:
         return None if resume is None else resume.point
     return resume.next_epoch() if resume.persists else None

@@ -133,7 +133,7 @@ class Sizing:
         return self.fixed() if resized is None else resized
 
     def fixed(self) -> Settings:
-        """Return the settings that the arguments of a loader say, which is not tuned."""
+        """Return the settings of an untuned loader, from its arguments."""
         loader, workers = self._loader, self._workers
         is_remote = is_ray_connected() if loader.distribute_mode == "auto" else self.may_be_remote
         local, remote = (0, workers) if is_remote else (workers, 0)
@@ -437,6 +437,6 @@ def ranks(environ: Mapping[str, str]) -> int:
 
 
 def _spans_machines(environ: Mapping[str, str]) -> bool:
-    """Return True if a launcher says that there are ranks on other machines."""
+    """Return True if the variables of a launcher show ranks on other machines."""
     world, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
     return world.isdigit() and local.isdigit() and int(world) > int(local)

@@ -201,7 +201,7 @@ def _same_seeds(theirs: Mapping[str, int], ours: Mapping[str, int] | None) -> bo
 
 
 def plain_dataset(state: DatasetState | None) -> dict[str, Any] | None:
-    """Return the state of a dataset as a dict. What the dataset says of itself is in it as it is."""
+    """Return the state of a dataset as a dict, which contains the dataset's own state unchanged."""
     if state is None:
         return None
     return {name: getattr(state, name) for name in ("epoch", "dataset", "iterator", "has_ended")}

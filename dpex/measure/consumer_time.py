@@ -274,7 +274,7 @@ class Tally:
             self.pending_s += waited
 
     def explain(self, times: BatchTimes | None) -> None:
-        """Give the pending seconds the causes that the stages of the awaited batch say; None: not known."""
+        """Attribute the pending seconds to causes by the stages of the awaited batch; None: unknown."""
         self._latest = times or self._latest
         pending_s, self.pending_s = self.pending_s, 0.0
         for cause, seconds in split(pending_s, times):

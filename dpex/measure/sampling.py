@@ -1,4 +1,4 @@
-"""A few of many: the slowest samples, and the batches to look at closely. Pure but for random numbers."""
+"""The slowest samples, and the batches to time in detail. Pure except random numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LONGEST_TEXT = 120
 SAMPLE_S = 50e-6
 """Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
 FIRST_S = 0.02
-"""Seconds before the first close look. A pass of a few tiny batches would pay more than the look is worth."""
+"""Seconds before the first detailed timing. It would cost a pass of a few tiny batches too much."""
 REST = 200.0
-"""Time without a look, as a multiple of the cost of the look before."""
+"""Time without a timing, as a multiple of the cost of the previous timing."""
 _PART = 8.0
-"""A look may wait for this part of the time since the first one."""
+"""Maximum delay of a timing, as a share of the time since the first timing."""
 _LONGEST_S = 60.0
-"""The longest time between two looks, seconds."""
+"""Maximum seconds between two timings."""
 _BY = 16
-"""The most batches that are skipped before a look, at random, so that looks have no rhythm in common with the work."""
+"""Maximum batches skipped at random before a timing, so that timings do not follow a rhythm of the work."""
 
 
 class SlowIndex(NamedTuple):
@@ -121,7 +121,7 @@ class SamplingSchedule:
         return True
 
     def took(self, now: float, extra_s: float) -> None:
-        """End a look, which cost ``extra_s`` seconds."""
+        """End a timing, which cost ``extra_s`` seconds."""
         self.taken += 1
         since_s = now - (self._began or now)
         self.due = now + max(REST * extra_s, min(_LONGEST_S, since_s / _PART))

@@ -28,7 +28,7 @@ class Timeline:
         self._calls: deque[tuple[float, float, bool]] = deque(maxlen=KEPT)
 
     def made(self, epoch: int, number: int, worker: int, times: BatchTimes) -> None:
-        """Record a batch of a worker; ``times`` say when it was ready."""
+        """Record a batch of a worker. ``times`` contain the time of its end."""
         self._made.append((epoch, number, worker, times))
 
     def call(self, entered: float, left: float, is_over: bool) -> None:

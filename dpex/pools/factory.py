@@ -1,4 +1,4 @@
-"""Makes pools when they are first needed. It knows the loader's options, and does not keep the loader alive."""
+"""Makes pools when they are first needed. The factory has the loader's options, without keeping the loader alive."""
 
 from __future__ import annotations
 

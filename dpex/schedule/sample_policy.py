@@ -70,7 +70,7 @@ class SamplePolicy:
 
 
 AS_TORCH = SamplePolicy()
-"""An error of a sample is the error of its batch, and a sample may take as long as it wants."""
+"""The default: a sample's error is its batch's error, and a sample has no time limit."""
 
 
 ALL_AT_ONCE = -1

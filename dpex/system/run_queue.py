@@ -25,7 +25,7 @@ _THREADS_ASKED = 128
 """The most threads of a process that are read; one takes 10 µs."""
 _PROC = Path("/proc")
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks of a meter."""
+"""Seconds between two readings of a meter."""
 
 
 class RunQueueTimes(NamedTuple):
@@ -79,7 +79,7 @@ class Queued:
 
 
 class RunQueueGrowth(NamedTuple):
-    """Times between two looks: of the workers that were read, all threads of this process, and its training thread."""
+    """Times between two readings: of the read workers, all threads of this process, and its training thread."""
 
     workers: RunQueueTimes | None
     here: RunQueueTimes | None
@@ -138,7 +138,7 @@ def _thread(task: Path) -> RunQueueTimes:
 
 
 class DelayMeter:
-    """Measures how long processes wait for a CPU, look by look."""
+    """Measures the waits of processes for a CPU, reading by reading."""
 
     def __init__(self) -> None:
         self._delay: float | None = None

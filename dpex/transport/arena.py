@@ -360,7 +360,7 @@ class Fork:
 
     def __init__(self) -> None:
         self.age: float = math.inf
-        """The child does not know views that are younger. While the fork goes on, no view counts as younger."""
+        """The child lacks younger views. During the fork, no view counts as younger."""
         self.thread: int = threading.get_ident()
         self.kept: list[tuple[float, Any, int]] = []
         self.reading: int = -1

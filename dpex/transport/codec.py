@@ -23,7 +23,7 @@ from dpex.transport.arena import Arena, SlotRef, tensor_over
 from dpex.transport.pickling import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, load
 
 INLINE_BYTES = 4096
-"""A buffer up to this size lies inside the message."""
+"""Maximum bytes of a buffer inside the message."""
 MESSAGE_BYTES = 32768
 """The small buffers of one batch together; beyond it they share a slot."""
 MANY_OBJECTS = 32
@@ -51,7 +51,7 @@ Dump = Callable[[Any, io.BytesIO, BufferTable], None]
 
 
 class _ExoticError(Exception):
-    """The short way does not know this value."""
+    """The fast encoding does not support this value."""
 
 
 def _longest(values: Any, kinds: set[type]) -> int:

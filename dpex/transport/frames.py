@@ -30,7 +30,7 @@ _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 PIECES_A_CALL = 512
 """Pieces that are handed to the system at once; POSIX systems take at least 1024 (IOV_MAX)."""
 LONGEST_HEADER = 1 << 28
-"""Bytes. A longer header is an error, and no memory is taken for it."""
+"""Maximum bytes of a header. A longer header is an error, for which dpex allocates no memory."""
 MOST_BUFFERS = 1 << 16
 """More buffers are an error, too: a batch has one for each of its tensors."""
 

@@ -194,7 +194,7 @@ def map_parts(fd: int) -> list[memoryview]:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt``, from malloc.h."""
 LARGEST_LEARNT = (32 << 20) - (1 << 16)
-"""Bytes of the largest block that glibc learns from on 64-bit systems, without its header and rounding."""
+"""Maximum bytes of a block that raises glibc's threshold on 64-bit systems, without header and rounding."""
 _MOST_KEPT = 512 << 20
 """The maximum number of bytes that are kept at the end of the heap."""
 _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")

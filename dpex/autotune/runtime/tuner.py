@@ -210,7 +210,7 @@ class Tuner:
         return self._windows.pause_s
 
     def _elapsed_s(self) -> float:
-        """Seconds since the first look; 0 before it."""
+        """Seconds since the first reading; 0 before it."""
         return 0.0 if self._began_at is None else self._clock() - self._began_at
 
     def _sample(self, window: Window) -> Sample:
@@ -279,7 +279,7 @@ class Tuner:
         self._look_for_room(self._wanted(requested, running), self._elapsed_s())
 
     def _wanted(self, requested: int, running: int) -> RoomWanted:
-        """Return what this loader wants of the cluster. It asks for nodes only up to a number that the user gave."""
+        """Return this loader's demand for the cluster. It requests nodes only up to the user's number."""
         most = self._limits.remote
         useful = self._law.useful_remote(most)
         return RoomWanted(requested=requested, running=running, useful=useful, may_grow=0 < most < MOST_WORKERS)

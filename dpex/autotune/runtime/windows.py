@@ -41,7 +41,7 @@ from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 
 @dataclass(frozen=True)
 class WindowMark:
-    """A moment of an engine: a look, this process's CPU seconds, and times on run queues."""
+    """A reading of an engine, with this process's CPU seconds and times on run queues."""
 
     look: EngineLook
     cpu_s: float
@@ -143,7 +143,7 @@ class MeasurementWindows:
         self._away: dict[int, int] = {}
         self._waited = 1.0
         self._ended: deque[int] = deque()
-        """Engines that have ended since the last look."""
+        """Engines that have ended since the last reading."""
         self._lock = Lock()
 
     def shorten(self) -> None:
@@ -165,11 +165,11 @@ class MeasurementWindows:
 
     @property
     def pause_s(self) -> float:
-        """Seconds from the end of a window to the first look into the next window."""
+        """Seconds from the end of a window to the first reading in the next window."""
         return min(GLANCE_S, self.length_s)
 
     def clear(self) -> None:
-        """Begin anew with the next look."""
+        """Begin a new window with the next reading."""
         with self._lock:
             self._bases.clear()
             self._glances.clear()

@@ -71,7 +71,7 @@ kernel tries for a quarter of an hour, while the training waits for that machine
 
 
 class GreetingError(DpexError, ConnectionError):
-    """The other end does not know the secret, or speaks another version."""
+    """The peer lacks the secret, or has another version."""
 
 
 def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:

@@ -350,7 +350,7 @@ class RemotePool:
         self._send_room(agent)
 
     def _send_room(self, agent: AgentHandle) -> None:
-        """Let an agent know how many workers it may have; it keeps up that number by itself."""
+        """Send an agent its number of workers. The agent maintains that number."""
         room = self._nodes.room(agent.number)
         if room != agent.room:
             agent.room = room

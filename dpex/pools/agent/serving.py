@@ -54,11 +54,11 @@ TRY_AGAIN_MS = 10
 _OF_A_WORKER = ("adopt", "ask_state")
 """Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
-"""Milliseconds until the pool looks, at the latest, whether what it started is overdue."""
+"""Maximum milliseconds until the pool checks for overdue starts."""
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks of a meter. A look takes microseconds; a window of the tuner is rarely shorter."""
+"""Seconds between two readings of a meter. A reading takes microseconds; a tuner's window is rarely shorter."""
 _INFO_BYTES = 256
-"""More than ``TCP_INFO`` has, the kernel's counts of a connection: it returns as much as it knows."""
+"""Bytes of a buffer for ``TCP_INFO``, the kernel's counts of a connection, which are fewer bytes."""
 _AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
 """Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. ``tcpi_bytes_retrans``, the
 last of them, came with Linux 4.19."""
@@ -228,7 +228,7 @@ class Agent:
     def _take(
         self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, times: tuple[Any, ...]
     ) -> None:
-        """Keep a result, and lease the slots that it lies in until they have been sent."""
+        """Keep a result, and lease its slots until they have been sent."""
         leased = slots_of(node, worker.lease) if node is not None else {}
         places = []
         for (segment, slot), base in leased.items():
@@ -341,7 +341,7 @@ def counts_in(found: bytes) -> LinkSums | None:
 
 
 class TrafficMeter:
-    """Measures what a connection carries, look by look."""
+    """Measures the traffic of a connection, reading by reading."""
 
     def __init__(self, connection: socket.socket, clock: Clock = monotonic) -> None:
         self._connection = connection
@@ -350,7 +350,7 @@ class TrafficMeter:
         self._counts = LinkSums()
 
     def news(self) -> LinkSums | None:
-        """Return what was carried since the last look; None if it is too early, or the connection is not counted."""
+        """Return the traffic since the last reading; None if it is too early, or the kernel does not count it."""
         now = self._clock()
         if now - self._looked_at < LOOK_EVERY_S:
             return None

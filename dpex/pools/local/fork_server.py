@@ -43,7 +43,7 @@ MESSAGE_BYTES = 1 << 18
 _LONGEST_REASON = 4000
 """Characters of a reason. A message of the control socket must hold it."""
 _LOOK_S = 5.0
-"""Seconds between two looks at the parent, where the system has no pidfds."""
+"""Seconds between two checks of the parent on a system without pidfds."""
 _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 

@@ -43,7 +43,7 @@ SENT_SIGNALS = frozenset(
 )
 """Signals that other processes send on purpose."""
 _LOOK_S = 0.001
-"""Seconds between two looks at a process that is waited for."""
+"""Seconds between two checks of an awaited process."""
 _PR_SET_PDEATHSIG = 1
 """An option of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
 

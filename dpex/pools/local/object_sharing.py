@@ -30,7 +30,7 @@ and the copies of pages that it causes take a part."""
 _PACE_S = 0.05
 """Seconds for which the search goes on in any case while the first worker's speed shows."""
 _SLICE_S = 0.02
-"""Seconds between two looks at requests and at the first worker's progress."""
+"""Seconds between two checks of requests and of the first worker's progress."""
 SWITCHED_OFF = "WorkerConfig(share_objects=False)"
 
 

@@ -423,7 +423,7 @@ class LocalWorker:
             self._send_segments()
 
     def _flush(self, group: int) -> None:
-        """Send the results. ``group``: the message of tickets that is done with them, as a shared queue must know."""
+        """Send the results. ``group``: The finished message of tickets, for the shared queue."""
         out, self._out = self._out, []
         self._out_bytes = 0
         if out or (group and self._shared_queue):

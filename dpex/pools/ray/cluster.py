@@ -51,7 +51,7 @@ LOOPBACK = "127.0.0.1"
 KNOCK_S = 3.0
 """Seconds that a cluster may take to accept a connection."""
 LONGEST_TEXT = 400
-"""Letters of a message of Ray's that are shown. It says first what happened, and then what may be behind it."""
+"""Shown letters of Ray's message, which begins with the event and continues with possible causes."""
 FAILURES = 3
 """A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
 WITHIN_S = 600.0

@@ -47,9 +47,9 @@ from dpex.worker.setup import WorkerSetup
 logger: logging.Logger = logging.getLogger("dpex")
 
 LOOK_S = 0.05
-"""Seconds between two looks whether reservations have a place; the answer comes from the cluster's head."""
+"""Seconds between two requests to the cluster's head for the places of reservations."""
 NODES_S = 1.0
-"""Seconds between two looks which nodes there are."""
+"""Seconds between two requests for the list of nodes."""
 IDLE_S = 30.0
 """Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
 takes a second or two of CPU."""
@@ -161,7 +161,7 @@ class RayNodes(Nodes):
         self._looked_at = -math.inf
         self._failed = ""
         self._avoided: dict[str, AvoidedNode] = {}
-        """Nodes that get no workers, as the pool knows."""
+        """Excluded nodes, as last reported to the pool."""
         self._server = self._listen()
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
@@ -297,7 +297,7 @@ class RayNodes(Nodes):
             self._fail(why)
 
     def _avoid(self) -> None:
-        """Have no workers on nodes that failed repeatedly or cannot serve the dataset, which the pool learns."""
+        """Exclude nodes that failed repeatedly or cannot serve the dataset, and report them to the pool."""
         before, self._avoided = self._avoided, self._cluster.avoided.now(self._kind, monotonic())
         for place in {node.place for name, node in before.items() if name not in self._avoided}:
             self._report(NodeNews("excluded", place=place))
@@ -598,7 +598,7 @@ def local_class() -> Any:
             return *me, ""
 
         def watch(self, agent: int) -> tuple[int, str]:
-            """Wait for the end of an agent's process; return its exit code, and what it said of it."""
+            """Wait for the end of an agent's process; return its exit code and its reason."""
             import os
 
             process, reason = self._agents[agent]

@@ -149,7 +149,7 @@ class ClusterShares:
         self._shares = fair_shares(max(known for _, known in self._capacities), reachable)
 
     def claims(self) -> dict[str, tuple[Claim, int]]:
-        """Return what each loader wants, and the workers that it may have."""
+        """Return each loader's claim, and its granted workers."""
         return {name: (claim, self._shares[name]) for name, claim in self._claims.items()}
 
 
@@ -157,7 +157,7 @@ class ClusterShares:
 
 
 class ClusterShare:
-    """A loader's share of a cluster, as the actor says. Without an actor there are no shares."""
+    """A loader's share of a cluster, computed by the actor. Without an actor, loaders have no shares."""
 
     def __init__(self, weight: float) -> None:
         self._weight = weight
@@ -185,7 +185,7 @@ class ClusterShare:
 
 
 def shares() -> dict[str, tuple[Claim, int]]:
-    """Return what the loaders that tune themselves on this cluster want, and what was granted, by loader. Asks Ray."""
+    """Return the claims and grants of the tuned loaders on this cluster, by loader. The call asks Ray."""
     ray = importlib.import_module("ray")
     with contextlib.suppress(ValueError, ray.exceptions.RayError):  # no loader has started the actor, or it has ended
         actor = ray.get_actor(ACTOR, namespace=NAMESPACE)

@@ -44,7 +44,7 @@ from dpex.transport.frames import FrameReader, FrameWriter
 FIRST_S = 30.0
 """Seconds for which it waits for the training that started it, which may die before it connects."""
 SLEEP_MS = 1000
-"""Milliseconds until the pool looks, at the latest, whether a process that it started is overdue."""
+"""Maximum milliseconds until the pool checks for an overdue process."""
 TRY_AGAIN_MS = 10
 """Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
 MESSAGES_A_WORKER = 2
@@ -108,7 +108,7 @@ class MadeBatch:
 
     @property
     def is_lent(self) -> bool:
-        """True if the batch lies in slots, which must stay as they are while a training copies them."""
+        """True if the batch is in slots, which must stay unchanged while a training copies them."""
         return bool(self._slots)
 
     def _place(self, worker: SharingHandle, segment: int, slot: int, nbytes: int) -> SlotPlace:

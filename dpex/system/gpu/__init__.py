@@ -1,1 +1,1 @@
-"""The GPU seen from outside the training code: how long it waited for data, and what NVML says of it."""
+"""Measurements of the GPU from outside the training code: its waits for data, and readings of NVML."""

@@ -161,7 +161,7 @@ class _Part:
         self._inside_s = FADING * self._inside_s + inside_s
 
     def of(self, seconds: float) -> float:
-        """Return how much of ``seconds`` inside ``next()`` was stall, if it was like those visits."""
+        """Return the stalled part of ``seconds`` inside ``next()``, estimated from the marked visits."""
         return seconds * min(1.0, self._stall_s / self._inside_s) if self._inside_s > 0 else 0.0
 
 
