@@ -62,7 +62,7 @@ class _UnusableError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DiagnosisFigures:
     """The figures of one diagnosis that are compared. ``values``: by the names of ``_HEADINGS``; None: not measured."""
 
     title: str
@@ -70,7 +70,7 @@ class Report:
     values: Mapping[str, float | None]
 
 
-def read(path: str) -> Report:
+def read(path: str) -> DiagnosisFigures:
     """Return what a file says.
 
     Raises:
@@ -93,11 +93,11 @@ def read(path: str) -> Report:
         raise _UnusableError(f"{path}: not a whole diagnosis ({error!r}); write it again") from None
 
 
-def _report(found: Mapping[str, Any]) -> Report:
+def _report(found: Mapping[str, Any]) -> DiagnosisFigures:
     facts, verdict = found["facts"], found["verdict"]
     evidence = {one["name"]: one["value"] for one in verdict["evidence"]}
     wall_s = facts["wall_s"]
-    return Report(
+    return DiagnosisFigures(
         title=verdict["title"],
         advice=found["advice"],
         values={
@@ -111,7 +111,7 @@ def _report(found: Mapping[str, Any]) -> Report:
     )
 
 
-def is_met(condition: str, first: Report, second: Report) -> bool:
+def is_met(condition: str, first: DiagnosisFigures, second: DiagnosisFigures) -> bool:
     """Return whether a condition such as ``"wait > 10%"`` or ``"rate < 0.95x"`` holds of the second report.
 
     Raises:
@@ -131,7 +131,7 @@ def is_met(condition: str, first: Report, second: Report) -> bool:
     return _OPERATORS[found["operator"]](value, limit)
 
 
-def table(names: tuple[str, str], reports: tuple[Report, Report]) -> Table:
+def table(names: tuple[str, str], reports: tuple[DiagnosisFigures, DiagnosisFigures]) -> Table:
     """Return the quantities of both reports, and the second over the first."""
     shown = Table("", *map(escape, names), "", box=None, pad_edge=False)
     for key, heading in _HEADINGS.items():

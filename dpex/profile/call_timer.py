@@ -8,8 +8,8 @@ by its code and its values: the object of a method, the enclosed variables, the 
 defaults of an inner function. Steps with equal code and values but different names are not timed. Neither are callables
 without Python code, such as a built-in function. Their time counts for the calling step.
 
-With `Draws` the watch also reports which steps draw random numbers. It compares the states of the generators at each
-begin and end of a step of the first sample.
+With `WatchedGenerators` the watch also reports which steps draw random numbers. It compares the states of the
+generators at each begin and end of a step of the first sample.
 
 A `StepWatch` belongs to one thread and one batch.
 """
@@ -50,7 +50,7 @@ _ABSENT = object()
 """Stands for a variable without a value. It is the same as no other object."""
 
 
-class Draws(Protocol):
+class WatchedGenerators(Protocol):
     """The random generators that a dataset may draw from (`dpex.worker.draws`)."""
 
     functions: tuple[tuple[Any, dict[str, Any]], ...]
@@ -182,7 +182,7 @@ class StepWatch:
         costs: Costs | None = None,
         cpu: Callable[[], float] = time.thread_time,
         wall: Callable[[], float] = time.perf_counter,
-        draws: Draws | None = None,
+        draws: WatchedGenerators | None = None,
     ) -> None:
         self._cpu = cpu
         self._wall = wall
@@ -349,7 +349,7 @@ class StepWatch:
                 self.drawing.add(self._path)
             self.compared_s += self._wall() - began
 
-    def _meet(self, draws: Draws, frame: types.FrameType) -> None:
+    def _meet(self, draws: WatchedGenerators, frame: types.FrameType) -> None:
         code = frame.f_code
         if id(code) not in self._met:
             began = self._wall()

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import SamplingSchedule
-from dpex.profile.call_timer import Draws, Path, StepSeconds, StepWatch
+from dpex.profile.call_timer import Path, StepSeconds, StepWatch, WatchedGenerators
 
 COLLATE = "collate"
 MOST_ROWS = 64
@@ -54,7 +54,7 @@ class TicketTimer:
         is_on: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         cpu: Callable[[], float] = time.thread_time,
-        draws_of: Callable[[Any], Draws] | None = None,
+        draws_of: Callable[[Any], WatchedGenerators] | None = None,
     ) -> None:
         self._cpu = cpu
         self._draws_of = draws_of
@@ -222,7 +222,7 @@ def labels(steps: Iterable[Any]) -> list[str]:
 
 
 def watch_of(
-    dataset: Any, cpu: Callable[[], float], draws_of: Callable[[Any], Draws] | None = None
+    dataset: Any, cpu: Callable[[], float], draws_of: Callable[[Any], WatchedGenerators] | None = None
 ) -> StepWatch | None:
     """Return a watch for all steps of a dataset; None if reading its attributes raises an error."""
     try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpex.profile.call_timer import Draws
+from dpex.profile.call_timer import WatchedGenerators
 from dpex.worker.batch_seeding import batch_seed
 from dpex.worker.own_generators import is_own_generator, own_generators
 from dpex.worker.states import GLOBAL
@@ -42,7 +42,7 @@ def global_marks() -> tuple[Any, ...]:
     return tuple(map(state_mark, GLOBAL.values()))
 
 
-class GeneratorDraws(Draws):
+class GeneratorDraws(WatchedGenerators):
     """The generators that a dataset may draw from, and their states at the last comparison."""
 
     functions: tuple[tuple[Any, dict[str, Any]], ...] = (

@@ -72,7 +72,7 @@ class NodeNews(NamedTuple):
     for_good: bool = False
 
 
-class Report(NamedTuple):
+class AgentReport(NamedTuple):
     """The contents of a frame from an agent; see `dpex.pools.agent.serving`.
 
     Attributes:
@@ -136,11 +136,11 @@ class Nodes(Protocol):
     def news(self) -> list[NodeNews]:
         """Return what happened since the last call."""
 
-    def report(self, link: AgentLink, arrived: Arrived) -> Report:
+    def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
         """Return the contents of a frame that arrived over ``link``."""
         _, pool, results, events, failed, delay, shared, traffic = arrived.header
         buffers, objects = arrived.buffers, Shared(*shared)
-        return Report(pool, results, events, failed, delay, traffic, buffers, shared_objects=objects)
+        return AgentReport(pool, results, events, failed, delay, traffic, buffers, shared_objects=objects)
 
     def close(self) -> None:
         """Note that the pool needs no agent any more. Idempotent."""
@@ -476,7 +476,7 @@ class RemotePool:
         if report.failed is not None and agent.number in self._agents:
             self._set_aside(agent, report.failed)
 
-    def _made(self, agent: AgentHandle, report: Report, at: float) -> None:
+    def _made(self, agent: AgentHandle, report: AgentReport, at: float) -> None:
         self.crashes = 0
         self.times.shared += report.shared
         self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # some may end before others

@@ -11,7 +11,7 @@ While more than `MOST_UNSENT_BYTES` are unsent, the agent does not read results,
 An agent receives ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle)`` with a pickle of numbers and indices, ``("adopt", worker, logical, state)``, ``("ask_state", worker,
 logical)``, ``("epoch", number)`` and ``("close", grace_s)``. It sends reports, ``("report", pool, results, events,
-failed, delay, shared, traffic)``; see `Report`.
+failed, delay, shared, traffic)``; see `AgentReport`.
 """
 
 from __future__ import annotations

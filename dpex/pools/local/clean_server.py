@@ -384,7 +384,7 @@ def _enter(requests: socket.socket, trainer: int, body: Callable[[], None]) -> N
 
 def _enter_template(fds: list[int], trainer_pid: int) -> None:
     control, *fds = fds
-    parcel = _Arrived(fds)
+    parcel = _ReceivedParcel(fds)
     with socket.socket(fileno=control) as connection:
         parcel.serve(connection, trainer_pid)
 
@@ -392,16 +392,16 @@ def _enter_template(fds: list[int], trainer_pid: int) -> None:
 def _enter_apart(fds: list[int], _: int) -> None:
     """Body of a process that outlives the trainer."""
     sock, order, *fds = fds
-    parcel = _Arrived(fds)
+    parcel = _ReceivedParcel(fds)
     forking.forget_handlers(parcel.survives)
     os.setsid()
     with os.fdopen(order, "rb") as file:
         file.seek(0)
         body, kind = pickle.load(file)
-    body(socket.socket(fileno=sock), _ArrivedStarter(kind, parcel))
+    body(socket.socket(fileno=sock), _ReceivedStarter(kind, parcel))
 
 
-class _Arrived:
+class _ReceivedParcel:
     """A parcel in the process that it was sent to: takes on the trainer's surroundings, and runs templates."""
 
     def __init__(self, fds: list[int]) -> None:
@@ -432,12 +432,12 @@ class _Arrived:
         return Prepared(partial(_unpacked, self._file, objects, self._fds, self._surroundings["script"]), sharing)
 
 
-class _ArrivedStarter(ForkStarter):
+class _ReceivedStarter(ForkStarter):
     """Forks templates that have the plan of a parcel from this process."""
 
     is_quick = False
 
-    def __init__(self, kind: Any, parcel: _Arrived) -> None:
+    def __init__(self, kind: Any, parcel: _ReceivedParcel) -> None:
         super().__init__(parcel.prepared, kind)
         self._parcel = parcel
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from dpex.errors import ShareError
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
-from dpex.pools.agent.pool import WORKERS_AN_AGENT, NodeNews, Nodes, Report
+from dpex.pools.agent.pool import WORKERS_AN_AGENT, AgentReport, NodeNews, Nodes
 from dpex.pools.local.fork_server import keep_from_templates
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.share.meeting import MeetingPlace
@@ -132,7 +132,7 @@ class SharedNodes(Nodes):
             raise ShareError(self._refused)
         return [self._news.popleft() for _ in range(len(self._news))]
 
-    def report(self, link: AgentLink, arrived: Arrived) -> Report:
+    def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
         """Return the contents of a frame of the producer's; see `dpex.pools.share.producer`.
 
         Raises:
@@ -148,10 +148,10 @@ class SharedNodes(Nodes):
             self.handles: Sequence[ProcessHandle] = [
                 ProcessHandle(f"dpex-worker-{number}", number, pid) for number, pid in numbered
             ]
-        report = Report(pool, [], events, None, None, None, [], sharing_ranks=processes[2])
+        report = AgentReport(pool, [], events, None, None, None, [], sharing_ranks=processes[2])
         return self._with_results(report, link, results) if results else report
 
-    def _with_results(self, report: Report, link: AgentLink, results: list[tuple[bytes, bool]]) -> Report:
+    def _with_results(self, report: AgentReport, link: AgentLink, results: list[tuple[bytes, bool]]) -> AgentReport:
         found, buffers, shared = report.results, report.buffers, 0
         keys = []
         for data, is_first in results:

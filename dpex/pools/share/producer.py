@@ -10,7 +10,7 @@ The producer has one thread, and ends with its last connection.
 
 A training sends the frames for an agent, except ``("open", pool, (facts, kept_bytes, rank))``, and ``("taken", keys)``.
 The producer sends reports: ``("report", pool, results, events, failed, processes, None)``. A result is ``(data of a
-`MadeBatch`, is_first)``. ``processes`` are the producer's process, its workers, and the count of connected ranks.
+`SharedBatch`, is_first)``. ``processes`` are the producer's process, its workers, and the count of connected ranks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SlotPlace(NamedTuple):
     nbytes: int
 
 
-class MadeBatch:
+class SharedBatch:
     """A batch that a worker made, undecoded. ``data`` is what every training is sent; ``nbytes`` what it takes here.
 
     Its slots are the worker's again when it dies.
@@ -121,13 +121,13 @@ class ProducerPool(LocalPool):
     handle_type: type[LocalWorkerHandle] = SharingHandle
 
     def __init__(self, starter: TemplateStarter) -> None:
-        self.made: deque[tuple[Key, MadeBatch]] = deque()
+        self.made: deque[tuple[Key, SharedBatch]] = deque()
         super().__init__(starter, shared_queue=True, first_workers=0, on_result=self._keep)
 
     def _keep(self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, *rest: Any) -> None:
         assert isinstance(worker, SharingHandle)
         key = epoch, number
-        self.made.append((key, MadeBatch(worker, key, kind, node, rest)))
+        self.made.append((key, SharedBatch(worker, key, kind, node, rest)))
 
     @property
     def takes_more(self) -> bool:
@@ -181,7 +181,7 @@ class Subscriber:
         """Report an event."""
         self._events.append(plain(event))
 
-    def deliver(self, batch: MadeBatch, *, is_first: bool) -> None:
+    def deliver(self, batch: SharedBatch, *, is_first: bool) -> None:
         """Send a batch."""
         self._results.append((batch.data, is_first))
 

@@ -124,7 +124,7 @@ class _Visit(NamedTuple):
     exit_s: float
 
 
-class _Turns:
+class _MarkBudget:
     """Decides which visits to mark, so that marks take ``share`` of the time; None: every visit."""
 
     __slots__ = ("_cost_s", "_share", "_spread", "due_at")
@@ -178,7 +178,7 @@ class GpuStall(Generic[Mark]):
     ) -> None:
         self._events = events
         self._clock = clock
-        self._turns, self._waiting_turns = _Turns(share), _Turns(share)
+        self._budget, self._waiting_budget = _MarkBudget(share), _MarkBudget(share)
         self._parts = (_Part(), _Part())
         self._skipped_s = [0.0, 0.0]
         self._skipped_visits = 0
@@ -205,12 +205,12 @@ class GpuStall(Generic[Mark]):
             return None
         entered = self._clock()
         self._is_late = self._has_waited = False
-        self._is_skipping = entered < self._turns.due_at and not starting
+        self._is_skipping = entered < self._budget.due_at and not starting
         if self._is_skipping:
             return None
         mark = self._marked()
         self._entry_s = self._clock() - entered
-        self._turns.spent(self._entry_s)
+        self._budget.spent(self._entry_s)
         return mark
 
     def block(self, mark: Mark | None) -> Mark | None:
@@ -223,14 +223,14 @@ class GpuStall(Generic[Mark]):
         if not (is_first and self._is_skipping) or self._has_failed:
             return mark
         began = self._clock()
-        if began < self._waiting_turns.due_at:
+        if began < self._waiting_budget.due_at:
             return None
         mark = self._marked()
         ended = self._clock()
         self._entry_s = ended - began
         self._is_skipping, self._is_late = mark is None, True
-        self._waiting_turns.spent(2 * self._entry_s)  # there will be another mark, at the return
-        self._waiting_turns.rest(ended)
+        self._waiting_budget.spent(2 * self._entry_s)  # there will be another mark, at the return
+        self._waiting_budget.rest(ended)
         return mark
 
     def _marked(self) -> Mark | None:
@@ -277,9 +277,9 @@ class GpuStall(Generic[Mark]):
         self.stall_s, self.start_s = self.stall_s or 0.0, self.start_s or 0.0
         self._is_in_row = True
         if not self._is_late:
-            self._turns.spent(ended - began)
+            self._budget.spent(ended - began)
             if not starting:  # which says nothing of those after it
-                self._turns.rest(ended)
+                self._budget.rest(ended)
 
     def _read(self, most: int) -> None:
         for _ in range(min(most, len(self._pending))):
