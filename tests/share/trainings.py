@@ -161,6 +161,7 @@ def _train(
     with warnings.catch_warnings(record=True) as caught, loader_of(dataset, **options) as loader:
         warnings.simplefilter("always")
         batches = (batch for _ in range(epochs) for batch in loader)
+        sharing_ranks = 0  # the most that any batch saw: a rank that has ended is counted no more
         while True:
             count = conn.recv()
             if count is None:
@@ -170,6 +171,8 @@ def _train(
             try:
                 for batch in batches:
                     got.append(seen(batch))
+                    pools = loader.stats().pools
+                    sharing_ranks = max(sharing_ranks, pools["local"].sharing_ranks if "local" in pools else 0)
                     if len(got) == count:
                         break
             except Exception as raised:
@@ -178,4 +181,4 @@ def _train(
                 traceback.clear_frames(raised.__traceback__)
             pool = loader.stats().pools.get("local", PoolStats())
             said = [str(warning.message) for warning in caught]
-            conn.send((got, said, pool.shared, pool.sharing_ranks, error))
+            conn.send((got, said, pool.shared, sharing_ranks, error))
