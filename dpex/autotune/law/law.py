@@ -372,7 +372,7 @@ class Law:
         times = running / max(1, trial.old.local)
         if trial.kind != GROW or times < CONSTANTS.early or trial.windows < CONSTANTS.least:
             return False
-        return trial.worker_s > times * trial.service_s * (trial.made + sample.lanes * running)
+        return trial.worker_s > times * trial.wall_s * (trial.made + sample.lanes * running)
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
         """End a trial once its effect is known; return a decision if it must be undone."""

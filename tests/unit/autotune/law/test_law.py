@@ -57,7 +57,7 @@ def test_it_starts_within_the_configuration() -> None:
     assert start(Limits.of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
 
 
-def test_growth_is_judged_with_all_lanes_under_way() -> None:
+def test_growth_is_judged_by_lanes_and_queues_of_before() -> None:
     """Eight workers for two, each at work for 1.5 s on batches of 0.1 s, have made 20 batches and hold the others."""
     old = Settings(local=2, prefetch=16)
     trial = Trial(
@@ -77,6 +77,7 @@ def test_growth_is_judged_with_all_lanes_under_way() -> None:
     law = Law(AutotuneConfig(), old)
     assert law._is_slow(trial, grown)
     assert not law._is_slow(trial, replace(grown, lanes=4))
+    assert not law._is_slow(replace(trial, wall_s=0.2), grown), "before, batches waited for a CPU, too"
 
 
 # -- jump --------------------------------------------------------------------------------------------------------------
