@@ -23,7 +23,7 @@ with contextlib.suppress(ImportError):  # `make test-gpu` does without
     from hypothesis import HealthCheck, settings
 
     # A busy machine is no failure.
-    settings.register_profile("dpex", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("dpex", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("dpex")
 
 ONE_MARK = ("ray", "alone", "long")
