@@ -119,7 +119,7 @@ WORKERS = Row(
             title="Workers lost, batches made again or for others",
             description=about(
                 "dpex_worker_restarts_total",
-                "dpex_nodes_left_alone",
+                "dpex_nodes_excluded",
                 "dpex_batches_remade_total",
                 "dpex_late_batches_total",
                 "dpex_batches_shared_total",
@@ -127,7 +127,7 @@ WORKERS = Row(
             ),
             queries=(
                 query(expr=f"sum by (pool) ({increase('dpex_worker_restarts_total')})", legend="{{pool}} workers lost"),
-                query(expr=f"sum({of('dpex_nodes_left_alone')}) or vector(0)", legend="nodes left alone"),
+                query(expr=f"sum({of('dpex_nodes_excluded')}) or vector(0)", legend="excluded nodes"),
                 query(expr=f"sum({increase('dpex_batches_remade_total')})", legend="batches made again"),
                 query(expr=f"sum({increase('dpex_late_batches_total')})", legend="batches that came too late"),
                 query(expr=f"sum({increase('dpex_batches_shared_total')})", legend="batches made for other trainings"),

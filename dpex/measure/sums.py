@@ -201,9 +201,9 @@ class PoolStats(StageSums, LinkSums):
         metric="dpex_in_flight_batches",
         how_to_read="Below dpex_workers_running some workers have nothing to do: look further ahead, or have fewer.",
     )
-    nodes_left_alone: int = level(
+    nodes_excluded: int = level(
         "Nodes of the cluster that get no workers for a while, as they failed repeatedly.",
-        metric="dpex_nodes_left_alone",
+        metric="dpex_nodes_excluded",
         how_to_read="Their work is done by others, and they get another chance; the log says why.",
     )
     shared: int = counter(
@@ -237,7 +237,7 @@ class PoolStats(StageSums, LinkSums):
     )
     shared_bytes: int = state("Bytes of the memory pages that hold these objects.", "bytes")
     why_not_shared: str = state("The reason why workers share no objects.", default="")
-    left_alone: Mapping[str, str] = by_name(
+    why_excluded: Mapping[str, str] = by_name(
         "Why nodes of the cluster get no workers for a while, by node.", is_text=True
     )
 

@@ -70,7 +70,7 @@ class PoolCounts:
 
     ``most``, ``why_most``: The number that the system allows once it has refused a worker, and the reason.
     `WorkerPool.resize` tries again.
-    ``left_alone``: The reason for each node of the cluster that gets no workers for a while.
+    ``why_excluded``: The reason for each node of the cluster that gets no workers for a while.
     ``failed``: The latest reason for each node that was ever excluded.
     ``sharing_ranks``: Count of the job's ranks that share the batches.
     ``shared``: The shared objects, on the machine that shares the fewest.
@@ -83,13 +83,13 @@ class PoolCounts:
     why_most: str = ""
     sharing_ranks: int = 1
     shared: Shared = NOTHING
-    left_alone: Mapping[str, str] = field(default_factory=dict)
+    why_excluded: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def leave_alone(self, place: str, why: str) -> None:
         """Give a node no workers from now on; without a reason, give it some again. Other threads may read this."""
-        others = {name: known for name, known in self.left_alone.items() if name != place}
-        self.left_alone = {**others, place: why} if why else others
+        others = {name: known for name, known in self.why_excluded.items() if name != place}
+        self.why_excluded = {**others, place: why} if why else others
         if why:
             self.failed = {**self.failed, place: why}
 

@@ -105,7 +105,7 @@ _BY_NAME = {"causes": CAUSE, "moved_bytes": PATH, "errors": ERROR}
 """The label that a field's names are the values of."""
 _OTHER_POOLS = {
     "services": POOL,
-    "nodes_left_alone": CLUSTER,
+    "nodes_excluded": CLUSTER,
     **dict.fromkeys(("cache_hits", "cache_misses", "cache_saved_s"), POOL),
 }
 """Fields that are not about each of the worker pools."""

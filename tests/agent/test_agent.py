@@ -123,12 +123,12 @@ def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -
         pool._nodes._news.append(NodeNews("excluded", place="bad-one", why=why))
         pool.poll()
         stats, sums = loader.stats().pools["remote"], iterator._engine.sums()
-        assert (stats.nodes_left_alone, stats.left_alone) == (1, {"bad-one": why})
-        assert readings_of(sums).gauges["dpex_nodes_left_alone", "remote"] == 1
+        assert (stats.nodes_excluded, stats.why_excluded) == (1, {"bad-one": why})
+        assert readings_of(sums).gauges["dpex_nodes_excluded", "remote"] == 1
         assert "Node bad-one gets no workers for 30 s" in str(loader.diagnose())
         pool._nodes._news.append(NodeNews("excluded", place="bad-one"))
         pool.poll()
-        assert loader.stats().pools["remote"].left_alone == {}
+        assert loader.stats().pools["remote"].why_excluded == {}
         assert "bad-one" in " ".join(loader.diagnose().facts.failed_nodes)
 
 

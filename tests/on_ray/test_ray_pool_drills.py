@@ -157,4 +157,4 @@ def test_a_node_that_fails_repeatedly_is_excluded_for_a_while(cluster, monkeypat
         assert "its agent ended" in why
         driver.make(grouped(10, 2))
         driver.wait_up(2)
-        assert not driver.pool.counts.left_alone
+        assert not driver.pool.counts.why_excluded

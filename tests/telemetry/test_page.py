@@ -190,7 +190,7 @@ def test_the_network_from_machines_of_the_cluster_is_shown(training: Training, o
         answer = route.fetch()
         state = answer.json()
         for loader in state["loaders"]:
-            loader |= {"machines": [way], "left_alone": 1}
+            loader |= {"machines": [way], "excluded": 1}
         route.fulfill(response=answer, json=state)
 
     seen = opened()

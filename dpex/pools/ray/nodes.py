@@ -449,12 +449,12 @@ class RayNodes(Nodes):
         self._looked_at = -math.inf
         if not node.served:
             self._notice(f"no worker ran on node {node.name}: {why}")
-        left_alone = ""
+        excluded = ""
         if not node.served or self._room.has_others(node.node):  # the only node that can serve is never excluded
-            left_alone = self._cluster.avoided.failed(node.node, node.name, why, monotonic())
-        if left_alone:
-            self._notice(left_alone)
-            self._leave(node, left_alone)
+            excluded = self._cluster.avoided.failed(node.node, node.name, why, monotonic())
+        if excluded:
+            self._notice(excluded)
+            self._leave(node, excluded)
         else:
             self._drop(node, why)
 

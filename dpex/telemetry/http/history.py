@@ -215,7 +215,7 @@ class LoaderHistory:
             "samples": sums.samples,
             "now": now,
             "machines": self._machines,
-            "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
+            "excluded": sums.pools[REMOTE].nodes_excluded if REMOTE in sums.pools else 0,
             "cache": _cache(sums),
             "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
         }

@@ -115,14 +115,14 @@ function cached({ hits, misses, saved_s, memory_bytes, disk_bytes }, ratio) {
     `${count(saved_s)} s of workers' time${size(memory_bytes, "in memory")}${size(disk_bytes, "on disk")}.`;
 }
 
-function showMachines({ machines, left_alone }) {
-  $("network").hidden = machines.length + left_alone === 0;
+function showMachines({ machines, excluded }) {
+  $("network").hidden = machines.length + excluded === 0;
   const rate = (bytes) => `${count(bytes / 1e6)} MB/s`;
   $("machines").replaceChildren(row("th", ["machine", "sends", "bandwidth", "round trip", "sent again"]),
     ...machines.map((one) => row("td", [one.name, rate(one.bytes_per_s), rate(one.bandwidth),
       `${count(1e3 * one.round_trip_s)} ms`, percent(one.loss)])));
-  $("left-alone").hidden = left_alone === 0;
-  put("left-alone", `${plural(left_alone, "node")} of the cluster ${left_alone === 1 ? "gets" : "get"} no workers for a while, as what ran there failed repeatedly. The diagnosis says why.`);
+  $("excluded").hidden = excluded === 0;
+  put("excluded", `${plural(excluded, "node")} of the cluster ${excluded === 1 ? "gets" : "get"} no workers for a while, as what ran there failed repeatedly. The diagnosis says why.`);
 }
 
 let shownDecisions = "";

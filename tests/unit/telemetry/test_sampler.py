@@ -114,15 +114,15 @@ def test_now_is_five_seconds(world: World) -> None:
 
 
 def test_the_way_from_each_machine_is_told(world: World) -> None:
-    assert (world.loader()["machines"], world.loader()["left_alone"]) == ([], 0)
+    assert (world.loader()["machines"], world.loader()["excluded"]) == ([], 0)
     for sent in (1000, 3500):
         node = NodeStats(links=1, sent_bytes=sent, resent_bytes=1500, sending_s=0.5, round_trip_s=0.02)
-        remote = PoolStats(nodes={"a": node, "here": NodeStats(tickets=3)}, nodes_left_alone=2)
+        remote = PoolStats(nodes={"a": node, "here": NodeStats(tickets=3)}, nodes_excluded=2)
         world.engine.now = replace(world.engine.now, pools={"remote": remote})
         world.now += 1.0
         world.sampler.turn()
     way = {"name": "a", "bytes_per_s": 2500.0, "bandwidth": 7000.0, "round_trip_s": 0.02, "loss": 0.3}
-    assert (world.loader()["machines"], world.loader()["left_alone"]) == ([way], 2)
+    assert (world.loader()["machines"], world.loader()["excluded"]) == ([way], 2)
 
 
 def test_empty_running_and_idle(world: World) -> None:
