@@ -107,7 +107,10 @@ def test_logical_workers_of_a_drained_node_restart_elsewhere(cluster: Any) -> No
 
 def nodes_of(pool: Any) -> set[str]:
     """Where workers are up."""
-    return {pool._nodes._numbers[agent.number].node for agent in pool._agents.values() if agent.up}
+    numbers = pool._nodes._numbers  # which forgets a lost node before the pool has read that its agent is gone
+    return {
+        numbers[agent.number].node if agent.number in numbers else "lost" for agent in pool._agents.values() if agent.up
+    }
 
 
 def next_into(got: list[torch.Tensor], iterator: Iterator[torch.Tensor]) -> bool:
