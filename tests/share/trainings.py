@@ -161,7 +161,7 @@ def _train(
     with warnings.catch_warnings(record=True) as caught, loader_of(dataset, **options) as loader:
         warnings.simplefilter("always")
         batches = (batch for _ in range(epochs) for batch in loader)
-        sharing_ranks = 0  # the most that any batch saw: a rank that has ended is counted no more
+        pool, sharing_ranks = PoolStats(), 0  # the most that any batch saw: a rank that has ended is counted no more
         while True:
             count = conn.recv()
             if count is None:
@@ -171,8 +171,8 @@ def _train(
             try:
                 for batch in batches:
                     got.append(seen(batch))
-                    pools = loader.stats().pools
-                    sharing_ranks = max(sharing_ranks, pools["local"].sharing_ranks if "local" in pools else 0)
+                    pool = loader.stats().pools.get("local", pool)
+                    sharing_ranks = max(sharing_ranks, pool.sharing_ranks)
                     if len(got) == count:
                         break
             except Exception as raised:
