@@ -27,9 +27,9 @@ class Settings:
     same for `num_workers="auto"`, which has to learn, for the rivals beside it, and for all in rows of one length.
     """
 
-    rounds: int = 5
+    rounds: int = 3
     window_s: float = 4.0
-    learning_window_s: float = 15.0
+    learning_window_s: float = 12.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Keeping a run: `python -m benchmarks.keep FILE NAME` makes `benchmarks/results/NAME.json` of a run's file.
 
 What is kept are every course's figures, and the machine, versions and commit. Kept is only what can be quoted: whole
-rows of the rounds and windows of `QUOTED`, measured on a commit without changes.
+rows with the rounds and windows of `LEAST`, measured on a commit without changes.
 """
 
 import argparse
@@ -16,22 +16,14 @@ from benchmarks.contestants import RIVALS, Contestant
 from benchmarks.course import Course
 from benchmarks.journal import Journal, JournalError, Settings
 from benchmarks.results import RowResult, results_of
-from benchmarks.rows import BY_KEY, Kind
+from benchmarks.rows import BY_KEY
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOCAL = "local-"
 """Files of that name are runs that were not kept, or not yet."""
 DIGITS = 4
-QUOTED: dict[Kind, Settings] = {
-    "loaders": Settings(rounds=3, window_s=4.0, learning_window_s=12.0),
-    "training": Settings(rounds=3, window_s=0.0, learning_window_s=15.0),
-}
-"""What a figure needs in order to be quoted; other kinds need the usual settings."""
-
-
-def quoted(kind: Kind) -> Settings:
-    """The least that rows of that kind need."""
-    return QUOTED.get(kind, Settings())
+LEAST = Settings()
+"""What a figure needs in order to be quoted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +108,9 @@ def _row_result(key: str, fields: list[dict[str, Any]], cores: int) -> RowResult
 def problems(kept: Kept) -> list[str]:
     """Why a run cannot be quoted; none for one that can."""
     found = [] if kept.commit and not kept.dirty else ["it was not measured on a commit without changes"]
-    for kind in dict.fromkeys(row.row.kind for row in kept.rows.values()):
-        for name, least in asdict(quoted(kind)).items():
-            if (value := getattr(kept.settings, name)) < least:
-                found.append(f"{name} of {kind} rows is {value:g}, not {least:g}")
+    for name, least in asdict(LEAST).items():
+        if (value := getattr(kept.settings, name)) < least:
+            found.append(f"{name} is {value:g}, not {least:g}")
     return found + [f"{key}: {why}" for key, row in kept.rows.items() for why in row_problems(row)]
 
 
@@ -127,16 +118,15 @@ def row_problems(result: RowResult) -> list[str]:
     """Why a row cannot be quoted: somebody of its plan is missing, or was measured in too few rounds or too shortly."""
     planned = dict.fromkeys((*result.row.contestants(result.cores), *result.courses))
     rounds = {one: len(result.courses.get(one, ())) for one in planned if one not in result.failed}
-    least = quoted(result.row.kind)
     few = [
-        f"{one.label}: {count} rounds, not {least.rounds}"
+        f"{one.label}: {count} rounds, not {LEAST.rounds}"
         for one, count in rounds.items()
-        if count < least.rounds and not (count == 0 and one.engine in RIVALS)
+        if count < LEAST.rounds and not (count == 0 and one.engine in RIVALS)
     ]
     return few + [
-        f"{one.label}: courses of {shortest:.1f} s, not {least.learning_window_s:g}"
+        f"{one.label}: courses of {shortest:.1f} s, not {LEAST.learning_window_s:g}"
         for one, courses in (result.courses.items() if result.row.long else ())
-        if (shortest := min(course.seconds for course in courses.values())) < least.learning_window_s
+        if (shortest := min(course.seconds for course in courses.values())) < LEAST.learning_window_s
     ]
 
 

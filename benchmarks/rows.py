@@ -1,6 +1,6 @@
 """The rows: which work, under which consumer, and who takes part.
 
-Everybody is measured in the same rounds: torch and dpex with every count of workers, dpex's "auto", and the
+Everybody is measured in the same rounds: torch and dpex with several counts of workers, dpex's "auto", and the
 rivals where they are asked for. A row's name says what is not a default.
 """
 
@@ -10,9 +10,10 @@ from typing import Literal
 from benchmarks.consumer import Use
 from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 
-COUNTS = (0, 1, 2, 4, 8, 16, 32, 64)
-WAITING_COUNTS = (16, 32, 64)
-"""Those at which torch is best where workers wait; there it also has other prefetch factors than its 2."""
+TRAINING_COUNTS = (1, 2, 4)
+WAITING_COUNT, WAITING_COUNT_UNDER_STEP = 64, 8
+"""Workers at which torch and dpex were best where workers wait, in a sweep of nine counts (2026-11-25). There torch
+also has other prefetch factors than its 2."""
 PREFETCHES = (4, 16)
 ACTORS_AHEAD = (2, 4, 16)
 WAITING_THREADS = (8, 32, 64)
@@ -88,17 +89,17 @@ def _fixed(engine: str, counts: set[int]) -> list[Contestant]:
 
 
 def _local(row: Row, cores: int) -> list[Contestant]:
-    counts = {*COUNTS, cores}
-    found = [*_fixed("torch", counts), *_fixed("dpex", counts)]
+    """torch and dpex with the counts of workers that may be best for such a row, and "auto"."""
+    if row.waits and row.step_s:
+        counts = {cores, WAITING_COUNT_UNDER_STEP}
+        return [*_fixed("torch", counts), *_fixed("dpex", counts), AUTO]
     if row.waits:
-        found += [
-            Contestant(engine="torch", workers=count, prefetch=factor)
-            for count in WAITING_COUNTS
-            for factor in PREFETCHES
-        ]
-    if row.waits and not row.step_s:
-        found += [Contestant(engine="dpex", workers=count, seeding="batch") for count in sorted(counts)]
-    return [*found, AUTO]
+        counts = {cores, WAITING_COUNT}
+        torch = [Contestant(engine="torch", workers=WAITING_COUNT, prefetch=factor) for factor in PREFETCHES]
+        dpex = [Contestant(engine="dpex", workers=count, seeding="batch") for count in sorted(counts)]
+        return [*_fixed("torch", counts), *torch, *_fixed("dpex", counts), *dpex, AUTO]
+    counts = {0, cores, 2 * cores}
+    return [*_fixed("torch", counts), *_fixed("dpex", counts), AUTO]
 
 
 def _trained(row: Row, cores: int) -> list[Contestant]:
@@ -106,7 +107,7 @@ def _trained(row: Row, cores: int) -> list[Contestant]:
     if row.waits:
         nodes = [Contestant(engine="dpex", workers="auto", nodes=count) for count in NODES]
         return [LIMIT, *_fixed("torch", set(range(MACHINE_CPUS + 1))), *nodes]
-    return [LIMIT, *_fixed("torch", {cores, *(count for count in COUNTS if count <= max(4, 2 * cores))}), AUTO]
+    return [LIMIT, *_fixed("torch", {*TRAINING_COUNTS, cores, 2 * cores}), AUTO]
 
 
 def _rivals(row: Row, cores: int) -> list[Contestant]:
