@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 
 from benchmarks import keep, report
 from benchmarks.contestants import AUTO, Contestant
-from benchmarks.course import MARKS, Course, drive
+from benchmarks.course import Course, drive
 from benchmarks.journal import Journal, Measurement, Origin, Settings
-from benchmarks.results import RowResult, is_behind, results_of
-from benchmarks.rows import BY_KEY, ROWS
-from benchmarks.works import WORKS
+from benchmarks.results import RowResult
+from benchmarks.rows import BY_KEY
 
 CORES = 2
 NOON = "2026-11-22T12:00:00+00:00"
@@ -91,23 +89,6 @@ def test_a_whole_course_has_the_start_and_its_settled_half_not() -> None:
     assert counted.settled_rate == pytest.approx(10)
 
 
-def test_a_course_has_few_marks_and_one_at_its_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: now[0])
-
-    def batches() -> Iterator[int]:
-        for number in range(10**6):
-            now[0] += 0.01
-            yield number
-
-    driven = drive(batches(), lambda _: None, window_s=10.0)
-    assert len(driven.marks) <= MARKS + 2
-    assert any(at_s == pytest.approx(5.0, abs=0.02) for at_s, _ in driven.marks)
-    assert driven.settled_rate == pytest.approx(100, rel=0.01)
-    assert driven.memory_bytes is not None
-    assert driven.memory_bytes > 2**20
-
-
 # -- ratios ------------------------------------------------------------------------------------------------------------
 
 
@@ -117,12 +98,6 @@ def test_ratios_are_taken_within_rounds_that_both_have() -> None:
     assert ratio is not None
     assert (ratio.median, ratio.low, ratio.high) == (0.95, 0.8, 1.0)
     assert found.ratio(DPEX[2], TORCH[8]) is None
-
-
-def test_a_contestant_without_settled_batches_has_no_ratio() -> None:
-    early = Course(batches=1, seconds=10.0, waited_s=10.0, marks=((1.0, 1),))
-    found = result({DPEX[2]: 10.0, TORCH[2]: early})
-    assert found.ratio(DPEX[2], TORCH[2], "settled") is None
 
 
 def test_the_best_of_each_side_and_the_oracle() -> None:
@@ -136,23 +111,7 @@ def test_the_best_of_each_side_and_the_oracle() -> None:
     assert (later.oracle(), later.oracle("settled")) == (TORCH[0], TORCH[8])
 
 
-def test_behind_is_what_is_printed_as_less_than_one() -> None:
-    behind, level = (result({DPEX[0]: one, TORCH[0]: 1000.0}).ratio(DPEX[0], TORCH[0]) for one in (994.0, 996.0))
-    assert (is_behind(behind), is_behind(level, None)) == (True, False)
-
-
 # -- what may be kept --------------------------------------------------------------------------------------------------
-
-
-def test_every_row_has_a_work_and_equal_torch_and_dpex_counts() -> None:
-    assert {row.work for row in ROWS} <= set(WORKS)
-    for row in ROWS:
-        found = row.contestants(CORES)
-        counts = [
-            {one.workers for one in found if one.engine == engine and not (one.seeding or one.prefetch)} - {"auto"}
-            for engine in ("torch", "dpex")
-        ]
-        assert row.kind != "local" or counts[0] == counts[1] >= {CORES}
 
 
 @pytest.mark.parametrize(
@@ -168,16 +127,6 @@ def test_every_row_has_a_work_and_equal_torch_and_dpex_counts() -> None:
 )
 def test_what_cannot_be_quoted_is_found(kept: keep.Kept, why: str) -> None:
     assert any(why in one for one in keep.problems(kept))
-
-
-def test_a_contestant_that_failed_is_not_left_out_silently() -> None:
-    row = whole_row("floats")
-    courses = {one: rounds for one, rounds in row.courses.items() if one != TORCH[2]}
-    assert keep.row_problems(replace(row, courses=courses, failed={TORCH[2]: "no memory"})) == []
-    assert keep.row_problems(replace(row, courses=courses)) != []
-    failed = Measurement(row="floats", contestant=TORCH[0], round=1, course=None, error="why", at=NOON)
-    (found,) = results_of([failed, *measurements("floats", [TORCH[0]], 1)], CORES).values()
-    assert (list(found.courses[TORCH[0]]), found.failed) == ([0], {TORCH[0]: "why"})
 
 
 def test_a_kept_run_is_reported_without_incomplete_rows(

@@ -16,7 +16,6 @@ from benchmarks import tables
 from benchmarks.contestants import Contestant
 from benchmarks.measure import Request, measure
 from benchmarks.works import WORKS
-from benchmarks.works.waits import SHIFTING_WAITS_S, Shifting
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +55,6 @@ def test_samples_have_one_shape_and_files_are_made_once(name: str, small_data: P
         default_collate([eighth, ninth])
     with WORKS[name].opened(count=30):
         assert {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()} == made
-
-
-def test_the_shifting_work_has_as_many_batches_of_each_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("benchmarks.works.waits.time.sleep", waits.append)
-    dataset = Shifting(150)
-    assert len([dataset[index] for index in range(len(dataset))]) == len(waits)
-    assert waits == [wait_s for wait_s in SHIFTING_WAITS_S for _ in range(len(dataset) // 3)]
 
 
 @pytest.mark.parametrize("engine", ["torch", "dpex"])

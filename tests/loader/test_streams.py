@@ -7,8 +7,6 @@ the number of workers to give.
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +20,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex import AutotuneConfig, DpexDataLoader, StateError, decode_in_workers
 from dpex.loader.sizing import choose_streams, named_shards
-from dpex.options import WorkerConfig
 
 
 class Shards(IterableDataset[torch.Tensor]):
@@ -223,53 +220,6 @@ class SplitsAtOnce(Plain):
         return (torch.tensor(number) for number in range(first, LENGTH, step))
 
 
-class SplitsInItsGenerator(Plain):
-    """By a name that was imported before."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        yield from map(torch.tensor, range(first, LENGTH, step))
-
-
-class SplitsLate(Plain):
-    """Only what comes after its first five samples, in the middle of a batch."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        yield from map(torch.tensor, range(5))
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        yield from map(torch.tensor, range(5 + first, LENGTH, step))
-
-
-class SplitsOnce(Plain):
-    """Persistent workers keep what was read in their first epoch."""
-
-    part: tuple[int, int] | None = None
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        if self.part is None:
-            info = get_worker_info()
-            self.part = (0, 1) if info is None else (info.id, info.num_workers)
-        yield from map(torch.tensor, range(self.part[0], LENGTH, self.part[1]))
-
-
-class Countdown(Plain):
-    """It is its own iterator, and ``iter()`` begins anew."""
-
-    left = 0
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        self.left = LENGTH
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return torch.tensor(self.left)
-
-
 class NextOnly(Plain):
     """The iterator cannot be iterated itself, which torch does not need."""
 
@@ -288,12 +238,7 @@ class NamesShards(SplitsAtOnce):
     num_shards = 5
 
 
-class NamesShardsOnce(SplitsOnce):
-    n_shards = 5
-
-
-SPLIT = (NamesShards, NamesShardsOnce)
-KINDS = (Plain, Countdown, NextOnly, SplitsAtOnce, SplitsInItsGenerator, SplitsOnce, SplitsLate, *SPLIT)
+KINDS = (Plain, NextOnly, SplitsAtOnce, NamesShards)
 
 
 def auto(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
@@ -316,21 +261,13 @@ def test_each_sample_comes_once_in_each_epoch(kind: Any, options: dict[str, Any]
     with auto(kind(), **options) as loader:
         for _ in range(3):
             assert sorted(samples(loader)) == list(range(LENGTH))
-            assert wanted(loader) == (STREAMS if kind in SPLIT else 1)
+            assert wanted(loader) == (STREAMS if kind is NamesShards else 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_so_it_does_where_others_decode(kind: Any) -> None:
-    with auto(decode_in_workers(kind(), int)) as loader:
-        for _ in range(2):
-            assert sorted(samples(loader)) == list(range(LENGTH))
-
-
-@pytest.mark.parametrize("kind", SPLIT)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_what_splits_itself_comes_in_torchs_order(kind: Any) -> None:
-    with auto(kind()) as loader:
-        assert samples(loader) == samples(DataLoader(kind(), batch_size=4, num_workers=STREAMS))
+def test_what_splits_itself_comes_in_torchs_order() -> None:
+    with auto(NamesShards()) as loader:
+        assert samples(loader) == samples(DataLoader(NamesShards(), batch_size=4, num_workers=STREAMS))
 
 
 def test_a_warning_at_iter_names_the_number_of_workers_once(cpus: Any) -> None:
@@ -398,7 +335,7 @@ class StatefulSplit(Stateful):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 7])
-@pytest.mark.parametrize("kind", [Plain, SplitsLate, Stateful, SplitsInItsGenerator, NamesShards, StatefulSplit])
+@pytest.mark.parametrize("kind", [Plain, Stateful, NamesShards, StatefulSplit])
 def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None:
     with auto(kind()) as loader:
         whole = list(loader)
@@ -412,7 +349,7 @@ def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None
         assert sorted(samples(loader)) == list(range(LENGTH))
 
 
-@pytest.mark.parametrize("kind", [Plain, SplitsInItsGenerator, NamesShards])
+@pytest.mark.parametrize("kind", [Plain, NamesShards])
 def test_a_resumed_persistent_epoch_has_the_chosen_streams(kind: Any) -> None:
     with auto(kind(), persistent_workers=True) as loader:
         list(loader)
@@ -420,7 +357,7 @@ def test_a_resumed_persistent_epoch_has_the_chosen_streams(kind: Any) -> None:
     with auto(kind(), persistent_workers=True) as loader:
         loader.load_state_dict(state)
         assert sorted(samples(loader)) == list(range(LENGTH))
-        assert wanted(loader) == (STREAMS if kind in SPLIT else 1)
+        assert wanted(loader) == (STREAMS if kind is NamesShards else 1)
 
 
 def state_after(batches: int, dataset: Any) -> dict[str, Any]:
@@ -456,19 +393,6 @@ def test_a_stream_that_others_decode_goes_on_in_one() -> None:
     with auto(decode_in_workers(Plain(), int), autotune=AutotuneConfig(max_streams=5)) as loader:
         loader.load_state_dict(state)
         assert samples(loader) == list(range(12, LENGTH))
-
-
-@pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
-@pytest.mark.parametrize(("kind", "worker"), [(Stateful, 0), (StatefulSplit, 0), (StatefulSplit, 1)])
-def test_the_death_of_a_worker_changes_nothing(kind: Any, worker: int) -> None:
-    with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
-        whole = list(loader)
-    with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
-        iterator: Any = iter(loader)
-        first = [next(iterator) for _ in range(4)]
-        os.kill(iterator._workers[worker].pid, signal.SIGKILL)
-        assert samples([*first, *iterator]) == samples(whole)
-        assert loader.stats().deaths == 1
 
 
 # -- who else reads streams --------------------------------------------------------------------------------------------

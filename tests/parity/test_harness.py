@@ -15,27 +15,28 @@ from .datasets import Counting, Failing, Of, as_is, as_tensor
 from .harness import Loader, assert_same, drain, normal_text
 
 
-class Changed(DataLoader[Any]):
-    """A loader whose batches pass through `change`."""
+def loader_of(batches: Callable[[Iterator[Any]], Any]) -> Loader:
+    """A loader whose iterator is what ``batches`` makes of torch's."""
 
-    change: Callable[[Any], Any] = staticmethod(lambda batch: batch)
+    class Changed(DataLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+            return iter(batches(super().__iter__()))
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return map(type(self).change, super().__iter__())
+    return type("DataLoader", (Changed,), {})
 
 
 def loader_with(change: Callable[[Any], Any]) -> Loader:
-    return type("DataLoader", (Changed,), {"change": staticmethod(change)})
+    return loader_of(lambda batches: map(change, batches))
 
 
-class Reversed(DataLoader[Any]):
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return iter(list(super().__iter__())[::-1])
+def raising_instead(error: Exception) -> Loader:
+    def batches(inner: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from inner
+        except ValueError as found:
+            raise (error if error.args else type(error)(str(found))) from None
 
-
-class Short(DataLoader[Any]):
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return iter(list(super().__iter__())[:-1])
+    return loader_of(batches)
 
 
 class Drawing(DataLoader[Any]):
@@ -48,22 +49,6 @@ class Chatty(DataLoader[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         warnings.warn("by the way", stacklevel=2)
         super().__init__(*args, **kwargs)
-
-
-class OtherError(DataLoader[Any]):
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        try:
-            yield from super().__iter__()
-        except ValueError as error:
-            raise RuntimeError(str(error)) from None
-
-
-class OtherText(DataLoader[Any]):
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        try:
-            yield from super().__iter__()
-        except ValueError:
-            raise ValueError("other") from None
 
 
 def read_tensors(cls: Loader) -> Any:
@@ -87,12 +72,12 @@ WRONG: dict[str, tuple[Any, Loader]] = {
     "stride": (read_tensors, loader_with(lambda t: t.transpose(1, 2).contiguous().transpose(1, 2))),
     "negative zero": (read_tensors, loader_with(lambda t: torch.where(t == 0, -0.0, t))),
     "type of an item": (read_pairs, loader_with(lambda b: [float(x) for x in b])),
-    "order": (read_tensors, Reversed),
-    "a batch missing": (read_tensors, Short),
+    "order": (read_tensors, loader_of(lambda batches: list(batches)[::-1])),
+    "a batch missing": (read_tensors, loader_of(lambda batches: list(batches)[:-1])),
     "random state": (read_tensors, Drawing),
     "a warning": (read_tensors, Chatty),
-    "type of an error": (read_failing, OtherError),
-    "text of an error": (read_failing, OtherText),
+    "type of an error": (read_failing, raising_instead(RuntimeError())),
+    "text of an error": (read_failing, raising_instead(ValueError("other"))),
 }
 
 

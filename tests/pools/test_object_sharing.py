@@ -108,12 +108,6 @@ def test_batches_are_the_same_bit_for_bit(method: str) -> None:
         assert "Python 3.12" in found.why_not_shared
 
 
-def test_few_objects_are_not_shared() -> None:
-    _, found = batches_of(Rows(1000), "fork")
-    assert found.shared_objects == 0
-    assert found.why_not_shared
-
-
 @pytest.mark.skipif(not HAS_IMMORTAL_OBJECTS, reason="needs Python 3.12")
 def test_each_epoch_shares_the_dataset_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_sharing, "FIRST_S", 600.0)

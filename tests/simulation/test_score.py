@@ -1,4 +1,4 @@
-"""What a score says, what is recorded of it, what is said when that differs, and the command that shows scores."""
+"""A search that missed a setting is found out; what is recorded of scores, and what is said when that differs."""
 
 from __future__ import annotations
 
@@ -39,36 +39,6 @@ def score(**changes: object) -> Score:
         "over_bytes": -1e9,
     }
     return Score(**good | changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("hold", "changes", "figure"),
-    [
-        ("regret", {"rate": 94.0}, "regret 6.0 %"),
-        ("settle", {"settle_s": 5.5}, "settled after 5.5 s"),
-        ("decisions", {"decisions": 4}, "4 decisions"),
-        ("cost", {"workers": 8.9}, "8.90 workers, 8 would do"),
-        ("oscillation", {"changes": 20.0}, "20.0 changes in 10 min"),
-        ("memory", {"over_bytes": 5e8}, "500 MB too much"),
-    ],
-)
-def test_each_target_can_be_missed(hold: str, changes: dict[str, object], figure: str) -> None:
-    assert score(**changes).missed() == {hold: figure}
-
-
-def test_only_what_a_scenario_holds_to_counts() -> None:
-    scenario = replace(load()["cpu-4-cores"], holds=("memory",))
-    assert Result(scenario, [], [score(rate=1.0)]).missed() == {}
-    later = Result(load()["cpu-4-cores"], [], [score(), score(start=30.0, rate=50.0)])
-    assert later.missed() == {"regret": "regret 50.0 % from 30 s on"}
-
-
-def test_a_whole_run_is_judged_by_what_was_delivered() -> None:
-    """95 of 100 for a minute, and 80 of 100 for half of one."""
-    first, second = score(rate=95.0), score(start=60.0, end=90.0, rate=80.0)
-    result = Result(load()["cpu-4-cores"], [], [first, second])
-    assert result.regret == pytest.approx(1 - (60 * 95 + 30 * 80) / 9000)
-    assert result.settled_regret == pytest.approx(0.04)
 
 
 def test_a_search_that_missed_a_better_setting_is_found_out() -> None:

@@ -1,4 +1,4 @@
-"""The simulated loader against what is known of such systems: bottlenecks, order, lost nodes, and equal seeds."""
+"""The simulated loader against what is known of such systems: bottlenecks, and lost nodes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ def run(of: World, settings: Settings, seconds: float = 20.0) -> History:
 
 def workers(local: int = 0, remote: int = 0, prefetch: int | None = None) -> Settings:
     return Settings(local=local, remote=remote, prefetch=4 * (local + remote) if prefetch is None else prefetch)
-
-
-# -- rates by formula --------------------------------------------------------------------------------------------------
 
 
 DISK = Storage(capacity=4e7, reader=1e7)
@@ -75,31 +72,6 @@ def test_the_rate_is_that_of_the_bottleneck(of: World, settings: Settings, rate:
     assert run(of, settings, 60).rate(10, 60) == pytest.approx(rate, rel=0.03)
 
 
-def test_stragglers_hold_up_a_shallow_window() -> None:
-    of = world(Work(wait_s=0.02, rare=0.01, rare_factor=20), Step(gpu_s=0.004))
-    shallow, deep = (run(of, workers(8, prefetch=prefetch), 60).rate(5, 60) for prefetch in (8, 200))
-    assert shallow < 0.8 * deep
-    assert deep == pytest.approx(250, rel=0.02)
-
-
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
-BUSY = world(Work(cpu_s=0.02, wait_s=0.03, spread=0.5), Step(gpu_s=0.01, cpu_s=0.002), cpus=3, own_s=0.001)
-
-
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
-def test_delivery_is_in_order() -> None:
-    """The first batch takes a second, the other three of the window a tenth; nothing overtakes it."""
-    work = Work(recorded=((1.0, 0.0), *[(0.1, 0.0)] * 3, *[(100.0, 0.0)] * 10))
-    assert run(world(work), workers(4, prefetch=4), 5).delivered == pytest.approx([1.0] * 4)
-
-
-# -- size and memory ---------------------------------------------------------------------------------------------------
-
-
 def test_lost_nodes_lose_no_batch() -> None:
     """A batch lost would stop delivery for good, as it is in order."""
     of = world(
@@ -107,14 +79,3 @@ def test_lost_nodes_lose_no_batch() -> None:
     )
     history = run(of, workers(2, 6, prefetch=64), 30)
     assert [history.rate(start, start + 7) for start in (3, 13, 23)] == pytest.approx([80, 30, 80], rel=0.12)
-
-
-# -- time and chance ---------------------------------------------------------------------------------------------------
-
-
-def test_a_seed_gives_the_same_run_and_another_another() -> None:
-    of = replace(BUSY, noise=0.1)
-    same = [run(of, workers(3)) for _ in range(2)]
-    assert same[0].delivered == same[1].delivered
-    assert [mark.wait for mark in same[0].marks] == [mark.wait for mark in same[1].marks]
-    assert run(replace(of, seed=1), workers(3)).delivered != same[0].delivered

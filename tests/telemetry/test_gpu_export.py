@@ -151,20 +151,6 @@ loader.close()
     assert run(script, forker) == [0, True]
 
 
-def test_a_broken_driver_leaves_the_other_metrics_alone(forker: Forker) -> None:
-    script = """
-used[0] = first
-say(-1, "rc:nvmlInitWithFlags", 9)
-loader = DpexDataLoader(range(8), metrics_port=0, num_workers=0, name="train")
-list(loader)
-scrape()
-found = scrape()
-assert stub.stub_calls(b"nvmlInitWithFlags") == 1
-answer = list(of_gpus(found)), found['dpex_batches_total{loader="train"}']
-"""
-    assert run(script, forker) == [['dpex_gpu_stall_seconds_total{loader="train"}'], "8.0"]
-
-
 def test_without_a_gpu_nothing_appears_and_nothing_starts(tmp_path: Path) -> None:
     """Neither where torch was built without CUDA nor where it was built with it and nobody initialises that."""
     script = """

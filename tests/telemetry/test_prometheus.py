@@ -252,14 +252,6 @@ def test_gpu_stall_is_the_headline_where_it_is_measured(world: World) -> None:
 
 
 @needs_prometheus
-def test_the_cause_is_what_was_planted(world: World) -> None:
-    found = {series["metric"]["cause"]: number(series) for series in world.panel("What the wait is for", run="pair")}
-    assert found["read"] > 0.8 * sum(found.values())
-    states = world.panel("Where the training loops' time goes", run="pair")
-    assert sum(map(number, states)) == pytest.approx(1.0, abs=1e-6)
-
-
-@needs_prometheus
 def test_variables_offer_what_there_is(world: World) -> None:
     offered = {}
     for variable in dashboard()["templating"]["list"][1:]:

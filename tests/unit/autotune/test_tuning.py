@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -233,24 +232,6 @@ def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
     for _ in range(2):
         loader.work(4, 0.1, 0.1)
         tuner.turn()
-    assert set(tuner._windows._bases) == {id(loader)}
-
-
-def test_engines_may_end_while_a_window_does(parts: Any) -> None:
-    tuner, loader, _ = parts
-    tuner.turn()
-    others = [Loader(tuner.settings, clock=loader.clock) for _ in range(200)]
-    tuner._engines += others
-    thread = threading.Thread(target=lambda: [tuner.leave(other) for other in others])
-    thread.start()
-    while thread.is_alive():
-        loader.work(4, 0.1, 0.1)
-        for other in others:
-            other.work(1, 0.1, 0.0)
-        tuner.turn()
-    thread.join()
-    loader.work(4, 0.1, 0.1)
-    tuner.turn()
     assert set(tuner._windows._bases) == {id(loader)}
 
 

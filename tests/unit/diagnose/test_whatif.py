@@ -327,6 +327,7 @@ def test_storage_gets_the_workers_that_are_missing() -> None:
 
 def test_a_stream_gets_more_workers_only_if_it_is_divided() -> None:
     found = diagnose(replace(waiting(step_s=0.01), keeps_workers=True))
+    assert {one.settings.workers for one in found.predictions} == {4}
     assert "That needs 10 workers, among which the dataset divides its stream; 4 ran." in found.end_of_stall
 
 
@@ -374,11 +375,6 @@ def test_without_workers_some_are_advised() -> None:
     best = diagnose(PLANTED["computing in this process"][2]).recommendation
     assert best is not None
     assert best.change == "num_workers=2 instead of 0"
-
-
-def test_a_stream_keeps_its_workers() -> None:
-    found = diagnose(replace(waiting(step_s=0.01), keeps_workers=True))
-    assert {one.settings.workers for one in found.predictions} == {4}
 
 
 # -- CPUs that others hold ---------------------------------------------------------------------------------------------

@@ -88,12 +88,6 @@ def test_a_jump_is_bounded() -> None:
     assert (first.reason, first.new.local) == ("too few", CONSTANTS.jump * 8)
 
 
-def test_cpus_bound_it_where_batches_compute() -> None:
-    loader = TunedLoader(0.1, 0.002, cpus=12.0, at_once=12.0, cpu_s=0.1)
-    loader.run(30.0)
-    assert 11 <= loader.workers <= 14
-
-
 def test_nothing_is_changed_where_the_loop_does_not_wait() -> None:
     assert {decision.reason for decision in TunedLoader(0.02, 0.02).run(60.0)} <= {"too many"}
 
@@ -199,12 +193,6 @@ def test_growth_that_was_not_to_blame_is_no_failure() -> None:
 
 
 # -- fewer -------------------------------------------------------------------------------------------------------------
-
-
-def test_workers_that_nobody_needs_are_given_back() -> None:
-    loader = TunedLoader(0.1, 0.05)
-    loader.run(60.0)
-    assert 2 <= loader.workers <= 3
 
 
 def test_a_release_that_was_reversed_delays_the_next_release() -> None:
