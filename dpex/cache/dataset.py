@@ -23,22 +23,20 @@ from typing import Any, Literal
 
 from dpex.cache import disk_store
 from dpex.cache.attributes import AttributeWatch, Wrapper
-from dpex.cache.determinism import prepared, prepared_again
 from dpex.cache.encoding import Encoded, decoded, encoded, is_same
 from dpex.cache.fingerprint import digest, fingerprint
 from dpex.cache.memory_store import Changes, MemoryStore, Stored, memory_folder, path_of, room
-from dpex.cache.steps import Cut, changed_at, cut, has_getitem, is_cachable, load, random_place
+from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
-from dpex.profile.live_timer import places_of
 from dpex.schedule.names import is_asynchronous
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping
 
 logger: logging.Logger = logging.getLogger("dpex")
 
-FORMAT = 3
+FORMAT = 4
 """Version of encoded samples and their stores. Another number makes other caches."""
 CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
@@ -59,7 +57,6 @@ OnRandom = Literal["raise", "skip"]
 def cached(
     dataset: Any,
     *,
-    upto: str | None = None,
     memory: int | str | None = None,
     disk: str | Path | None = None,
     disk_budget: int | str | None = None,
@@ -74,14 +71,10 @@ def cached(
     machine share it if they give the same ``name`` and ``version``. Later runs read it if they give the same ``disk``
     and ``version``. A node of a cluster has a cache of its own. The cache is in shared memory, and with ``disk`` in a
     file as well. Samples that do not fit are prepared each time, and the log reports their share. Cached samples must
-    be the same in each epoch: put random augmentation around the cached dataset, or name the last deterministic step by
-    ``upto``.
+    be the same in each epoch: put random augmentation into a dataset around the cached one.
 
     Args:
         dataset: A map-style dataset with a length. ``__getitem__`` or ``__getitems__`` loads its samples.
-        upto: The class of a step of the dataset's Compose (its attribute ``transform`` or ``transforms`` with a list of
-            steps). The samples are cached as they are after this step, and the later steps run each time. "": before
-            the first step. None: whole samples are cached.
         memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
             as "8GB". A table takes 24 more for each sample of the dataset. All goes when the last process that uses the
             cache ends. None: half of what is free, divided by the training processes of the machine that keep a cache
@@ -143,12 +136,11 @@ def cached(
     if sizes["memory"] == 0 and disk is None:
         raise OptionError("memory=0 without disk=: give one of the two, or leave dpex.cached out")
     _check_names(name, version, disk)
-    parts = _cut(dataset, upto)
     key, label = uuid.uuid4().hex, kind
     if name is not None or disk is not None:
         label = f"{kind} ({f'{name}, ' if name else ''}version {version})"
         named = digest([FORMAT, name, str(version)])[:_LABEL_DIGITS]
-        key = named + fingerprint(parts.dataset, len(dataset), paths)[_LABEL_DIGITS:]
+        key = named + fingerprint(dataset, len(dataset), paths)[_LABEL_DIGITS:]
     folder = None if disk is None else Path(disk).absolute() / key
     if name is not None:
         _warn_of_another(key, f"name={name!r}, version={version!r}", folder)
@@ -157,7 +149,6 @@ def cached(
     memory_key = key if name is not None or disk is None else uuid.uuid4().hex
     options = _Options(
         on_random=on_random,
-        upto=upto,
         label=label,
         memory_key=memory_key,
         is_private=name is None,
@@ -165,11 +156,7 @@ def cached(
         disk=folder,
         disk_budget=sizes["disk_budget"],
     )
-    return CachedDataset(dataset, parts, key, options)
-
-
-def _cut(dataset: Any, upto: str | None) -> Cut:
-    return Cut(dataset, None, None) if upto is None else cut(dataset, upto)
+    return CachedDataset(dataset, key, options)
 
 
 def _check_names(name: Any, version: Any, disk: Any) -> None:
@@ -201,7 +188,7 @@ class _Options:
     """Options of a cache.
 
     Attributes:
-        on_random, upto, memory, disk_budget: See `cached`.
+        on_random, memory, disk_budget: See `cached`.
         label: The displayed name of the dataset.
         memory_key: The key in memory.
         is_private: True if no other training can join.
@@ -209,7 +196,6 @@ class _Options:
     """
 
     on_random: OnRandom
-    upto: str | None
     label: str
     memory_key: str
     is_private: bool
@@ -224,18 +210,12 @@ class CachedDataset(Wrapper):
     Attributes:
         dataset: The dataset within.
         key: The name of its cache, 32 hexadecimal digits.
-        later_transform: The steps after ``upto``, which run each time, or None.
     """
 
-    def __init__(self, dataset: Any, parts: Cut, key: str, options: _Options) -> None:
+    def __init__(self, dataset: Any, key: str, options: _Options) -> None:
         vars(self).update(dataset=dataset, key=key)
-        self.__options, self.__samples = options, len(dataset)
-        self.__take(parts, AttributeWatch(dataset))
+        self.__options, self.__samples, self.__watch = options, len(dataset), AttributeWatch(dataset)
         self.__open()
-
-    def __take(self, parts: Cut, watch: AttributeWatch) -> None:
-        self.__base, self.__first, vars(self)["later_transform"] = parts
-        self.__watch = watch
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -248,7 +228,8 @@ class CachedDataset(Wrapper):
         self.__look()
         in_bulk = not has_getitem(self.dataset)
         found = self.__kept(place, in_bulk=in_bulk)
-        return self.__whole(*(self.__prepared([place], in_bulk=in_bulk)[0] if found is None else found))
+        (sample,) = self.__prepared([place], in_bulk=in_bulk) if found is None else found
+        return sample
 
     @property
     def __getitems__(self) -> Any:
@@ -261,15 +242,12 @@ class CachedDataset(Wrapper):
             return self.__uncached(lambda: self.dataset.__getitems__(indices))
         self.__look()
         each = ((at, self.__kept(place, in_bulk=True)) for at, place in enumerate(places))
-        found = {at: kept for at, kept in each if kept is not None}
+        found = {at: kept[0] for at, kept in each if kept is not None}
         missing = [at for at in range(len(places)) if at not in found]
         if missing:
             made = self.__prepared([places[at] for at in missing], in_bulk=True)
             found.update(zip(missing, made, strict=True))
-        return [self.__whole(*found[at]) for at in range(len(places))]
-
-    def __whole(self, where: Any, sample: Any) -> Any:
-        return sample if where is None else changed_at(where, sample, self.later_transform)
+        return [found[at] for at in range(len(places))]
 
     def __uncached(self, prepare: Callable[[], Any]) -> Any:
         try:
@@ -333,8 +311,6 @@ class CachedDataset(Wrapper):
         for store in self.__stores.values() if names else ():
             if (then := store.agree()) is not None:
                 self.__compare(then, names)
-        if names and self.__options.upto is not None:
-            self.__take(_cut(self.dataset, self.__options.upto), self.__watch)
 
     def __agree(self, note: bool) -> None:
         """Compare the attributes with those of the stores; with ``note``, note them in stores that have none."""
@@ -381,22 +357,13 @@ class CachedDataset(Wrapper):
         options = self.__options
         if options.is_private and not is_shipping():  # a copy for another use has a cache of its own
             options = replace(options, memory_key="")
-        return (
-            self.dataset,
-            self.key,
-            options,
-            self.__samples,
-            self.__watch.changes,
-            self.__base,
-            self.__first,
-            self.later_transform,
-        )
+        return self.dataset, self.key, options, self.__samples, self.__watch.changes
 
     def __setstate__(self, state: Any) -> None:
-        dataset, key, options, self.__samples, changes, *parts = state
+        dataset, key, options, self.__samples, changes = state
         vars(self).update(dataset=dataset, key=key)
         self.__options = options if options.memory_key else replace(options, memory_key=uuid.uuid4().hex)
-        self.__take(Cut(*parts), AttributeWatch(dataset, changes))
+        self.__watch = AttributeWatch(dataset, changes)
         try:
             self.__open()
         except (CacheError, OptionError) as error:
@@ -409,11 +376,11 @@ class CachedDataset(Wrapper):
         vars(made).update(vars(self), dataset=copy.copy(self.dataset))
         self.__watch.names_changed()
         made.__is_agreed = False
-        made.__take(_cut(made.dataset, self.__options.upto), AttributeWatch(made.dataset, self.__watch.changes))
+        made.__watch = AttributeWatch(made.dataset, self.__watch.changes)
         return made
 
-    def __kept(self, place: int, *, in_bulk: bool) -> Any:
-        """Return the place for the later steps in a sample that is kept, and the sample; None if it is to be prepared.
+    def __kept(self, place: int, *, in_bulk: bool) -> tuple[Any] | None:
+        """Return a sample that is kept, in a tuple; None if it is to be prepared.
 
         A slow sample that was not prepared twice is prepared again, in place of reading it.
         """
@@ -438,14 +405,14 @@ class CachedDataset(Wrapper):
             ) from error
         if cost_s > CHECKED_LATER_S and next(iter(self.__stores.values())).is_among_first("checked", CHECKED_FIRST):
             CACHE_USE.misses += 1
-            return self.__checked(place, kept, in_bulk=in_bulk)
+            return (self.__checked(place, kept, in_bulk=in_bulk),)
         CACHE_USE.hits += 1
         CACHE_USE.saved_s += max(0.0, cost_s - (time.perf_counter() - began))
-        return kept
+        return (kept,)
 
     def __checked(self, place: int, kept: Any, *, in_bulk: bool) -> Any:
         """Prepare a sample that is kept again, and return it."""
-        (made,) = self.__made([place], in_bulk=in_bulk)
+        (made,) = load(self.dataset, [place], in_bulk=in_bulk)
         if not is_same(decoded(bytearray(b"".join(encoded(made).parts))), kept):
             self.__end_caching(place, in_bulk=in_bulk)
         return made
@@ -495,39 +462,7 @@ class CachedDataset(Wrapper):
         number += self.__samples if number < 0 else 0
         return number if 0 <= number < self.__samples else None
 
-    def __made(self, places: Sequence[int], *, in_bulk: bool) -> list[tuple[Any, Any]]:
-        """Prepare samples; return the place in each for the later steps, None if they have none, and the sample."""
-        first = self.__first
-        if first is None:
-            return [(None, sample) for sample in load(self.__base, places, in_bulk=in_bulk)]
-        first.forget()
-        samples, results = load(self.__base, places, in_bulk=in_bulk), first.results
-        first.forget()
-        if not results:
-            return [(None, sample) for sample in samples]
-        if len(results) == len(samples):
-            return [(self.__where(*each), each[2]) for each in zip(places, results, samples, strict=True)]
-        if len(samples) > 1:
-            return [self.__made([place], in_bulk=in_bulk)[0] for place in places]
-        raise self.__cannot_follow("calls its transform more than once for a sample", places[0])
-
-    def __where(self, place: int, result: Any, sample: Any) -> Any:
-        found = places_of(result, sample)
-        if len(found) == 1:
-            return found[0]
-        what = (
-            "has what its first steps return more than once in a sample" if found
-            else "changes what its first steps return, or hides it from lists, tuples and dicts"
-        )  # fmt: skip
-        raise self.__cannot_follow(what, place)
-
-    def __cannot_follow(self, what: str, place: int) -> CacheError:
-        return CacheError(
-            f"{type(self.dataset).__name__} {what}, so the later steps cannot follow (sample {place}); leave upto= "
-            "out, and put the random part into a dataset around the cached one"
-        )
-
-    def __prepared(self, places: Sequence[int], *, in_bulk: bool) -> list[tuple[Any, Any]]:
+    def __prepared(self, places: Sequence[int], *, in_bulk: bool) -> list[Any]:
         """Prepare samples and keep them, unless one is random."""
         if self.__pid != os.getpid():
             self.__pid, self.__misses = os.getpid(), 0
@@ -537,11 +472,11 @@ class CachedDataset(Wrapper):
         self.__agree(note=False)
         differing: list[int] = []
         try:
-            make = partial(self.__made, in_bulk=in_bulk)
-            made, took_s, is_random = prepared(partial(make, places), self.__base if due else None)
+            make = partial(load, self.dataset, in_bulk=in_bulk)
+            made, took_s, is_random = prepared(partial(make, places), self.dataset if due else None)
             each_s = took_s / len(places)
             if due and not is_random and each_s * len(due) <= CHECKED_LATER_S:
-                again = zip(due, prepared_again(partial(make, due), self.__base), strict=True)
+                again = zip(due, prepared_again(partial(make, due), self.dataset), strict=True)
                 differing = [place for place, other in again if not is_same(made[places.index(place)], other)]
         finally:
             self.__watch.absorb()
@@ -556,7 +491,7 @@ class CachedDataset(Wrapper):
         """Raise CacheError for a random sample, or have nothing cached any more."""
         label = self.__options.label
         why = (
-            random_place(self.__base, place, in_bulk=in_bulk)
+            random_place(self.dataset, place, in_bulk=in_bulk)
             or "put what is random into a dataset around the cached one"
         )
         if self.__options.on_random == "raise":

@@ -437,36 +437,21 @@ def _cachable(facts: Facts) -> _Cachable | None:
     if first == compose and compose not in drawing:
         same = tuple(takewhile(lambda name: not any(path[:2] == (*compose, name) for path in drawing), names))
     later = {(*compose, name) for name in names[len(same) :]} if same else {compose} - {()}
-    if all(path[:1] == compose for path in drawing) and _is_cut_by_upto(steps, facts.compose, len(same)):
-        return _kept(steps, later, upto=_bare(same[-1]) if same else "")
     before = heads[: heads.index(first)]
     later |= {head for head in heads[len(before) :] if head != compose or not same}
     last = [*(head[0] for head in before), *same][-1:]
-    return _kept(steps, later, dataset=f"of the steps up to `{last[0]}`" if last else "without its transforms")
+    return _kept(steps, later, f"of the steps up to `{last[0]}`" if last else "without its transforms")
 
 
-def _kept(steps: Steps, later: set[tuple[str, ...]], *, upto: str | None = None, dataset: str = "") -> _Cachable:
+def _kept(steps: Steps, later: set[tuple[str, ...]], dataset: str = "") -> _Cachable:
     """Return what can be kept without the ``later`` steps and the steps within these. ``dataset``: one in words."""
     kept = [one for path, one in steps.items() if path[:1] not in later and path[:2] not in later]
     wall_s, cpu_s = sum(one.all_wall_s for one in kept), sum(one.all_cpu_s for one in kept)
-    change = "`dpex.cached(dataset)`" if upto is None else f'`dpex.cached(dataset, upto="{upto}")`'
+    change = "`dpex.cached(dataset)`"
     if dataset:
         share = percent(wall_s / max(1e-12, sum(one.all_wall_s for one in steps.values())))
         change = f"`dpex.cached` around a dataset {dataset} ({share} of a sample), and the rest in another around it"
     return _Cachable(change=change, wall_s=wall_s, cpu_s=cpu_s, is_divided=bool(dataset))
-
-
-def _is_cut_by_upto(steps: Steps, labels: tuple[str, ...], count: int) -> bool:
-    """Return True if `dpex.cached` can divide the Compose of these labels, its own and its steps', after ``count``."""
-    compose, names = steps.get(labels[:1]), tuple(map(_bare, labels[1:]))
-    if compose is None or not compose.passed_on or compose.calls != steps[()].calls:
-        return False
-    return not count or names[count - 1] not in names[count:]
-
-
-def _bare(label: str) -> str:
-    """Return the label without its number among steps of the same name."""
-    return label.partition(" #")[0]
 
 
 def _path(name: str) -> tuple[str, ...]:

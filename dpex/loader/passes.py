@@ -185,7 +185,7 @@ def diagnosis_source(loader: DpexDataLoader[Any]) -> DiagnosisSource:
 
 def _step_labels(dataset: Any) -> tuple[str, ...] | None:
     """Return the steps between which a cache can divide the dataset; see `Subject.compose`."""
-    from dpex.cache.steps import step_labels
+    from dpex.cache.preparing import step_labels
 
     try:
         found = step_labels(dataset)

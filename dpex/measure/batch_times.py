@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dpex.measure.sums import STEP_BUCKETS, LinkSums, NodeStats, PoolStats, StageSums, StepSums
 
-StepRow = tuple[str, int, float, float, int, int]
+StepRow = tuple[str, int, float, float, int]
 """A step: its name, and the fields of `StepSums` in their order; "a > b" is step b within a."""
 
 

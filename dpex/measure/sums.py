@@ -106,7 +106,6 @@ class StepSums(Record):
     wall_s: float = counter("Wall seconds in these calls, without the steps within.", "seconds")
     cpu_s: float = counter("CPU seconds in these calls, without the steps within.", "seconds")
     drawing: int = counter("Batches in which the step itself drew random numbers.")
-    passed_on: int = counter("Batches in which it got one value, and its result was in the sample, in one place.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,8 +83,8 @@ class _Target:
         code = function.__code__
         is_made_anew = code.co_flags & inspect.CO_NESTED or code.co_name == "<lambda>"
         cells = zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True)
-        self.label, self._bound, self._named, self._defaults = label, bound, named or {}, _defaults(function)
-        self._expected = {**(self._defaults if is_made_anew else {}), **dict(cells), **self._named}
+        self.label, self._bound = label, bound
+        self._expected = {**(_defaults(function) if is_made_anew else {}), **dict(cells), **(named or {})}
         for name in code.co_varnames[: min(len(bound), code.co_argcount)]:
             self._expected.pop(name, None)
 
@@ -107,19 +107,6 @@ class _Target:
             and all(values.get(name, _ABSENT) is one for name, one in self._expected.items())
         )
 
-    def gets_one_value(self, frame: types.FrameType) -> bool:
-        """Return True if this call gets one value that may be given without a name, beside those of the step."""
-        code = frame.f_code
-        positional, values = _arguments(frame)
-        names, only_named = code.co_varnames[: code.co_argcount], _only_named(code)
-        given = [
-            name
-            for name in (*names[len(self._bound) :], *(values.keys() - frame.f_locals.keys()), *only_named)
-            if name not in self._named and values.get(name, _ABSENT) is not self._defaults.get(name, _ABSENT)
-        ]
-        rest = len(positional) - max(len(names), len(self._bound))
-        return len(given) + rest == 1 and set(given) <= set(names)
-
 
 def _content(cell: types.CellType) -> Any:
     try:
@@ -131,10 +118,6 @@ def _content(cell: types.CellType) -> Any:
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
     names, values = function.__code__.co_varnames[: function.__code__.co_argcount], function.__defaults__ or ()
     return {**dict(zip(names[len(names) - len(values) :], values, strict=True)), **(function.__kwdefaults__ or {})}
-
-
-def _only_named(code: types.CodeType) -> tuple[str, ...]:
-    return code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
 
 
 def _arguments(frame: types.FrameType) -> tuple[list[Any], dict[str, Any]]:
@@ -150,12 +133,9 @@ def _arguments(frame: types.FrameType) -> tuple[list[Any], dict[str, Any]]:
 
 
 class _Open:
-    """A call that runs: its frame, the path of its step, the clocks when it began, and seconds in the steps within.
+    """A call that runs: its frame, the path of its step, the clocks when it began, and seconds in the steps within."""
 
-    is_kept: Its result is kept.
-    """
-
-    __slots__ = ("cost_s", "cpu", "is_kept", "key", "path", "wall", "within_cpu_s", "within_wall_s")
+    __slots__ = ("cost_s", "cpu", "key", "path", "wall", "within_cpu_s", "within_wall_s")
 
     def __init__(self, key: Any, path: Path, wall: float, cpu: float, cost_s: float) -> None:
         self.key = key
@@ -164,7 +144,6 @@ class _Open:
         self.cpu = cpu
         self.cost_s = cost_s
         self.within_wall_s = self.within_cpu_s = 0.0
-        self.is_kept = False
 
 
 class StepWatch:
@@ -195,8 +174,6 @@ class StepWatch:
         """Steps by the names of those around them and their own, in the order in which their first calls began."""
         self.drawing: set[Path] = set()
         """Steps that drew random numbers, beside the steps within; (): code outside of all steps."""
-        self.results: dict[Path, Any] = {}
-        """Return values of steps with one argument, for the first sample."""
         self._open: list[_Open] = []
         self._booked = 0
         self._events = 0
@@ -292,8 +269,6 @@ class StepWatch:
                 if self._compared is not None:
                     self._meet(self._compared, frame)
             elif event == "return" and opened and opened[-1].key is frame:
-                if opened[-1].is_kept:
-                    self.results.setdefault(opened[-1].path, arg)
                 self._leave()
             elif event == "c_call" and arg is entropy:
                 self.drawing.add(self._path)
@@ -304,7 +279,6 @@ class StepWatch:
         target = next((one for one in targets if one.matches(frame)), None)
         if target is not None and target.label:
             self._enter(frame, target.label)
-            self._open[-1].is_kept = self._compared is not None and target.gets_one_value(frame)
         elif target is not None and target.label is not None:
             self.drawing.add(self._path)
         if self._events > MOST_EVENTS:

@@ -16,7 +16,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -65,7 +65,6 @@ class TicketTimer:
         self._costs_s = (0.0, 0.0)
         self._steps: dict[Path, StepSeconds] | None = None
         self._drawing: set[Path] = set()
-        self._passed_on: set[Path] = set()
         self.due: float = 0.0 if is_on else math.inf
 
     @property
@@ -96,7 +95,6 @@ class TicketTimer:
         watch = self._watch
         assert watch is not None
         load_cost_s = watch.cost_s
-        self._passed_on = {path for path, result in watch.results.items() if _is_in_first(result, data)}
         try:
             return watch.call(_COLLATE_HERE, collate_fn, data)
         finally:
@@ -140,35 +138,14 @@ class TicketTimer:
         rest_cpu_s = max(0.0, times.load_cpu_s - sum(row[3] for row in rows))
         collating = [self._row((COLLATE, *path[1:]), path) for path in steps if path[0] == _COLLATE_HERE]
         if not collating:
-            collating = [(COLLATE, 1, times.collate_s, times.collate_cpu_s, 0, 0)]
-        first = (own, times.samples, rest_s, rest_cpu_s, int(() in self._drawing), 0)
+            collating = [(COLLATE, 1, times.collate_s, times.collate_cpu_s, 0)]
+        first = (own, times.samples, rest_s, rest_cpu_s, int(() in self._drawing))
         return first, *rows, *collating[:MOST_ROWS]
 
     def _row(self, names: Path, path: Path) -> StepRow:
         assert self._steps is not None
         calls, wall_s, cpu_s = self._steps[path]
-        is_drawing, is_passed_on = path in self._drawing, path in self._passed_on
-        return " > ".join(names), calls, max(0.0, wall_s), max(0.0, cpu_s), int(is_drawing), int(is_passed_on)
-
-
-def _is_in_first(value: Any, data: Any) -> bool:
-    """Return True if ``value`` itself lies in the first of these samples, in one place."""
-    return type(data) is list and len(data) > 0 and len(places_of(value, data[0])) == 1
-
-
-def places_of(value: Any, sample: Any) -> list[tuple[Any, ...]]:
-    """Return where this very object lies in a sample: the indices and keys that lead to it."""
-    if sample is value:
-        return [()]
-    return [(key, *place) for key, part in items_of(sample) for place in places_of(value, part)]
-
-
-def items_of(sample: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the parts of a tuple, list or dict with their indices or keys; nothing of another object."""
-    if isinstance(sample, Mapping):
-        yield from sample.items()
-    elif isinstance(sample, (list, tuple)):
-        yield from enumerate(sample)
+        return " > ".join(names), calls, max(0.0, wall_s), max(0.0, cpu_s), int(path in self._drawing)
 
 
 def _method(dataset: Any) -> str:

@@ -79,12 +79,12 @@ class BlockingSteps:
         if not self._has_found:
             return ()
         own, found, self._found = type(dataset).__name__, self._found, {}
-        rows = [(f"{own} > {place}", *counts, 0, 0) for place, counts in found.items()]
+        rows = [(f"{own} > {place}", *counts, 0) for place, counts in found.items()]
         self._rest_s += times.load_s - sum(row[2] for row in rows)
         self._rest_cpu_s += times.load_cpu_s - sum(row[3] for row in rows)
-        first: StepRow = (own, times.samples, max(0.0, self._rest_s), max(0.0, self._rest_cpu_s), int(draws), 0)
+        first: StepRow = (own, times.samples, max(0.0, self._rest_s), max(0.0, self._rest_cpu_s), int(draws))
         self._rest_s, self._rest_cpu_s = min(0.0, self._rest_s), min(0.0, self._rest_cpu_s)
-        return first, *rows, (COLLATE, 1, times.collate_s, times.collate_cpu_s, 0, 0)
+        return first, *rows, (COLLATE, 1, times.collate_s, times.collate_cpu_s, 0)
 
 
 def _waits_at(coroutine: Any) -> tuple[str, int] | None:

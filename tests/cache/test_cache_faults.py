@@ -51,42 +51,34 @@ def no_sample_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 1000.0)
 
 
-class Steps:
-    """A Compose: the first step is deterministic, and the second draws from all generators."""
-
-    def __init__(self) -> None:
-        self.transforms = [Decode(), Augment()]
-
-    def __call__(self, index: int) -> torch.Tensor:
-        for step in self.transforms:
-            index = step(index)
-        return index  # type: ignore[return-value]
-
-
-class Decode:
-    def __call__(self, index: int) -> torch.Tensor:
-        return torch.full((30_000,), float(index))
-
-
-class Augment:
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        image += torch.rand(1) + random.random() + np.random.rand()  # in place: no other epoch may see it
-        return image
-
-
 class Images(Dataset[torch.Tensor]):
     """Notes each sample that is prepared as a file in ``made``, if given."""
 
-    def __init__(self, made: Path | None = None, transform: Any = None) -> None:
-        self.made, self.transform = made, transform or Steps()
+    def __init__(self, made: Path | None = None) -> None:
+        self.made = made
 
     def __len__(self) -> int:
         return LENGTH
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        image: torch.Tensor = self.transform(index)
+        image = torch.full((30_000,), float(index))
         if self.made is not None:
             (self.made / f"{index} {uuid.uuid4().hex}").touch()
+        return image
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Draws from all generators."""
+
+    def __init__(self, images: Any) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        image: torch.Tensor = self.images[index]
+        image += torch.rand(1) + random.random() + np.random.rand()  # in place: no other epoch may see it
         return image
 
 
@@ -112,9 +104,9 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_torchs_and_the_second_epoch_is_read(workers: int, tmp_path: Path) -> None:
-    expected = batches(DataLoader, Images(), num_workers=workers)
-    dataset = cached(Images(tmp_path), upto="Decode")
-    assert_same(expected, batches(DpexDataLoader, dataset, num_workers=workers))
+    expected = batches(DataLoader, Augmented(Images()), num_workers=workers)
+    dataset = cached(Images(tmp_path))
+    assert_same(expected, batches(DpexDataLoader, Augmented(dataset), num_workers=workers))
     checked = 2 * (workers or 1)
     assert len(list(tmp_path.iterdir())) == LENGTH + checked
     assert dataset.stored()["memory"].kept == LENGTH
@@ -122,13 +114,14 @@ def test_batches_are_torchs_and_the_second_epoch_is_read(workers: int, tmp_path:
 
 def test_seeding_by_batch_is_as_without_a_cache(tmp_path: Path) -> None:
     options = {"num_workers": 2, "seeding": "batch"}
-    dataset = cached(Images(), upto="Decode", disk=tmp_path, memory=0)
-    assert_same(batches(DpexDataLoader, Images(), **options), batches(DpexDataLoader, dataset, **options))
+    dataset = cached(Images(), disk=tmp_path, memory=0)
+    plain, found = (batches(DpexDataLoader, Augmented(one), **options) for one in (Images(), dataset))
+    assert_same(plain, found)
     assert {where: stored.kept for where, stored in dataset.stored().items()} == {"disk": LENGTH}
 
 
 def test_spawned_workers_share_the_cache(tmp_path: Path) -> None:
-    dataset = cached(Images(tmp_path), upto="Decode")
+    dataset = cached(Images(tmp_path))
     options = {"num_workers": 1, "multiprocessing_context": "spawn"}
     with DpexDataLoader(dataset, batch_size=4, **options) as loader:
         for misses in (LENGTH, 0):
@@ -277,11 +270,11 @@ def test_a_worker_killed_while_writing_leaves_no_partial_sample(
 
     if kind == "memory":
         monkeypatch.setattr(memory_store, "_write", half_written)
-        dataset = cached(Images(transform=Decode()))
+        dataset = cached(Images())
     else:
         current = DiskStore._current
         monkeypatch.setattr(DiskStore, "_current", lambda store: Killing(current(store)))
-        dataset = cached(Images(transform=Decode()), memory=0, disk=tmp_path / "disk")
+        dataset = cached(Images(), memory=0, disk=tmp_path / "disk")
     with DpexDataLoader(dataset, batch_size=2, num_workers=2) as loader:
         for _ in range(2):
             with warnings.catch_warnings(action="ignore"):  # of the worker that was killed
@@ -299,7 +292,7 @@ def test_two_trainings_fill_one_cache_and_the_last_removes_it(tmp_path: Path) ->
     options = {"disk": tmp_path / "disk", "name": "images", "version": uuid.uuid4().hex}
 
     def train(step: int) -> None:
-        dataset = cached(Images(made, Decode()), **options)
+        dataset = cached(Images(made), **options)
         meet(met, 2)
         for _ in range(3):
             for index in range(LENGTH)[::step]:
@@ -308,7 +301,7 @@ def test_two_trainings_fill_one_cache_and_the_last_removes_it(tmp_path: Path) ->
 
     assert [ended(pid) for pid in [started(partial(train, step)) for step in (1, -1)]] == [0, 0]
     assert LENGTH <= len(list(made.iterdir())) <= 2 * LENGTH
-    again = cached(Images(made, Decode()), **options)
+    again = cached(Images(made), **options)
     assert (again.stored()["memory"].kept, again.stored()["disk"].kept) == (0, LENGTH)
     path = memory_store.path_of(again.key)
     assert path.exists()
@@ -360,7 +353,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_filling_with_one_warning_not_reading(small_disk: Path, logged: Path) -> None:
-    dataset = cached(Images(transform=Decode()), memory=0, disk=small_disk, disk_budget="100MB")
+    dataset = cached(Images(), memory=0, disk=small_disk, disk_budget="100MB")
     with DpexDataLoader(dataset, batch_size=4, num_workers=2) as loader:
         for _ in range(2):
             assert [batch[:, 0].tolist() for batch in loader] == torch.arange(float(LENGTH)).view(-1, 4).tolist()
@@ -376,7 +369,7 @@ def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: py
     """As when others take it after the cache was made: the budget is not used up."""
     monkeypatch.setattr(memory_store, "SHARED_MEMORY", small_disk)
     monkeypatch.setattr(memory_store, "room", lambda: 1 << 30)
-    dataset = cached(Images(transform=Decode()), memory="100MB")
+    dataset = cached(Images(), memory="100MB")
     for _ in range(2):
         assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
     assert 10 <= dataset.stored()["memory"].kept < LENGTH
@@ -385,7 +378,7 @@ def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: py
 @only_root
 @pytest.mark.parametrize("place", ["disk", "disk/key", "memory"])
 def test_a_folder_of_another_user_is_refused(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = cached(Images(transform=Decode()), name="images", version="1", disk=tmp_path / "disk")
+    dataset = cached(Images(), name="images", version="1", disk=tmp_path / "disk")
     dataset[0]
     key = dataset.key
     del dataset
@@ -394,7 +387,7 @@ def test_a_folder_of_another_user_is_refused(place: str, tmp_path: Path, monkeyp
     folders = {"disk": tmp_path / "disk", "disk/key": tmp_path / "disk" / key, "memory": memory_store.memory_folder()}
     os.chown(folders[place], NOBODY, NOBODY)
     with pytest.raises(CacheError, match=f"user {NOBODY}"):
-        cached(Images(transform=Decode()), name="images", version="1", disk=tmp_path / "disk")
+        cached(Images(), name="images", version="1", disk=tmp_path / "disk")
 
 
 def test_a_read_only_folder_is_read_only() -> None:
@@ -405,7 +398,7 @@ def test_a_read_only_folder_is_read_only() -> None:
         if os.getuid() == 0:  # to whom nothing is read-only
             os.chown(place, NOBODY, NOBODY)
             os.setuid(NOBODY)
-        dataset = cached(Images(transform=Decode()), memory=0, disk=place, version=version)
+        dataset = cached(Images(), memory=0, disk=place, version=version)
         for index in range(10):
             dataset[index]
         folder = place / dataset.key
@@ -413,7 +406,7 @@ def test_a_read_only_folder_is_read_only() -> None:
         for file in folder.iterdir():
             file.chmod(0o400)
         folder.chmod(0o500)
-        dataset = cached(Images(transform=Decode()), memory=0, disk=place, version=version)
+        dataset = cached(Images(), memory=0, disk=place, version=version)
         assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
         assert dataset.stored()["disk"].kept == 10
         folder.chmod(0o700)
@@ -438,7 +431,7 @@ def test_a_process_forked_after_file_removal_shares_the_lock(tmp_path: Path) -> 
 
 
 def test_a_process_forked_after_removal_of_the_disk_works_on(tmp_path: Path) -> None:
-    dataset = cached(Images(transform=Decode()), disk=tmp_path / "disk")
+    dataset = cached(Images(), disk=tmp_path / "disk")
     dataset[0]
     shutil.rmtree(tmp_path / "disk")
     in_a_child(lambda: [dataset[index] for index in range(4)])
@@ -475,7 +468,7 @@ print(fingerprint(SimpleNamespace(**parts), 3, ()))
 
 
 def test_the_command_lists_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = cached(Images(transform=Decode()), disk=tmp_path, name="images")
+    dataset = cached(Images(), disk=tmp_path, name="images")
     dataset[0]
     options = ["--disk", str(tmp_path)]
     assert main(["cache", "ls", *options]) == 0

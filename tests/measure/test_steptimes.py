@@ -449,45 +449,6 @@ class Plain(Dataset[Any]):
 def test_a_dataset_that_draws_itself_is_known(where: dict[str, bool], size: int) -> None:
     found = rows_with_draws(Plain(Compose([half]), **where), range(size))
     assert [name for name, row in found.items() if row[4]] == (["Plain.__getitem__"] if where else [])
-    assert found["Plain.__getitem__ > Compose"][5] == 1
-
-
-class OnlyByName(Compose):
-    def __call__(self, *, value: Any) -> Any:
-        return super().__call__(value)
-
-
-class WithTarget(Compose):
-    def __call__(self, value: Any, target: Any = None, *others: Any, **named: Any) -> Any:
-        return super().__call__(value)
-
-
-class Calling(Pictures):
-    def __init__(self, transform: Any, call: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.transform, self.call = transform, call
-
-    def __getitem__(self, index: int) -> Any:
-        return self.call(self.transform, torch.tensor(float(index)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "call", "passed_on"),
-    [
-        (WithTarget, lambda transform, value: (transform(value), 3), 1),
-        (WithTarget, lambda transform, value: transform(value=value), 1),
-        (WithTarget, lambda transform, value: transform(value, 3), 0),
-        (WithTarget, lambda transform, value: transform(value, None, 4), 0),
-        (WithTarget, lambda transform, value: transform(value, more=5), 0),
-        (OnlyByName, lambda transform, value: transform(value=value), 0),
-        (Compose, lambda transform, value: transform(value) + 1, 0),
-        (Compose, lambda transform, value: [transform(value)] * 2, 0),
-    ],
-)
-def test_it_is_known_if_a_cache_can_follow_a_step(kind: Any, call: Callable[[Any, Any], Any], passed_on: int) -> None:
-    """That needs one value that goes in, may have no name, and comes out in one place."""
-    _, stages = fetcher(Calling(kind([half]), call), AlwaysTimer(draws_of=GeneratorDraws), len).fetch([0, 1])
-    assert {row[0]: row[5] for row in stages.steps}[f"Calling.__getitem__ > {kind.__name__}"] == passed_on
 
 
 def test_an_error_that_the_dataset_catches_ends_its_step() -> None:

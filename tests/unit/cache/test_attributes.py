@@ -23,24 +23,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_store, "SHARED_MEMORY", tmp_path)
 
 
-class Steps:
-    def __init__(self, *steps: Any) -> None:
-        self.transforms = list(steps)
-
-    def __call__(self, value: Any) -> Any:
-        for step in self.transforms:
-            value = step(value)
-        return value
-
-
-def same(value: Any) -> Any:
-    return value
-
-
-def tenth(value: Any) -> Any:
-    return value / 10
-
-
 class Scaled(Dataset[Any]):
     """Opens something at its first sample."""
 
@@ -48,7 +30,6 @@ class Scaled(Dataset[Any]):
 
     def __init__(self) -> None:
         self.scale: Any = 1
-        self.transform = Steps(same, tenth)
         self._file: Any = None
 
     def __len__(self) -> int:
@@ -57,7 +38,7 @@ class Scaled(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if self._file is None:
             self._file = [index]
-        return self.transform(index * self.scale * self.size * 10)
+        return index * self.scale * self.size
 
     def double(self) -> None:
         self.scale *= 2
@@ -71,9 +52,8 @@ def cached(dataset: Any = None, **options: Any) -> Any:
     return dpex.cached(dataset or Scaled(), **{"memory": "1MB", **options})
 
 
-@pytest.mark.parametrize("upto", [None, "same"])
-def test_an_attribute_set_before_a_sample_is_one_of_the_dataset(upto: str | None) -> None:
-    found = cached(upto=upto)
+def test_an_attribute_set_before_a_sample_is_one_of_the_dataset() -> None:
+    found = cached()
     found.scale = 3
     found.note = "new"
     assert (found.dataset.scale, found.dataset.note, found.note) == (3, "new", "new")
@@ -82,9 +62,8 @@ def test_an_attribute_set_before_a_sample_is_one_of_the_dataset(upto: str | None
     assert found[2] == 6
 
 
-@pytest.mark.parametrize("upto", [None, "same"])
 @pytest.mark.parametrize("how", ["set", "method", "inside", "delete", "new"])
-def test_a_change_after_a_sample_is_an_error_that_names_it(how: str, upto: str | None) -> None:
+def test_a_change_after_a_sample_is_an_error_that_names_it(how: str) -> None:
     def change(found: Any) -> None:
         if how == "set":
             found.scale = 2
@@ -98,7 +77,7 @@ def test_a_change_after_a_sample_is_an_error_that_names_it(how: str, upto: str |
             found.size = 2
         found[2]
 
-    found = cached(upto=upto)
+    found = cached()
     assert found[2] == 2
     with pytest.raises(
         CacheError, match=f"attribute '{'size' if how == 'new' else 'scale'}' of Scaled .*before the first"
@@ -179,12 +158,6 @@ def test_a_cache_within_counts_nothing_of_its_own() -> None:
     inner = cached()
     found = cached(Around(inner))
     assert [found[1], inner[2], found[1]] == [1, 2, 1]
-
-
-def test_a_new_transform_takes_the_place_of_the_old_one() -> None:
-    found = cached(upto="same")
-    found.transform = Steps(same, lambda value: value / 5)
-    assert found[3] == 6
 
 
 def test_names_of_the_cache_cannot_be_set() -> None:

@@ -140,13 +140,13 @@ def test_a_smaller_value_keeps_the_field_names_of_the_record(smaller: Any, large
 
 def test_what_a_pool_counts_is_told() -> None:
     times = PoolTimes()
-    first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, steps=(("load", 3, 0.5, 0.25, 1, 0),))
+    first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, steps=(("load", 3, 0.5, 0.25, 1),))
     times.count(BatchTimes(*first.encoded(0.25, 0.5, 100, 3.0)))
-    times.count(BatchTimes(4, 1.0, steps=(("load", 1, 0.5, 0.25, 1, 1),)))
+    times.count(BatchTimes(4, 1.0, steps=(("load", 1, 0.5, 0.25, 1),)))
     pool = times.sums(running=2)
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
     assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
-    assert pool.steps == {"load": StepSums(calls=4, wall_s=1.0, cpu_s=0.5, drawing=2, passed_on=1)}
+    assert pool.steps == {"load": StepSums(calls=4, wall_s=1.0, cpu_s=0.5, drawing=2)}
     assert (pool.running, sum(pool.services), pool.services_s) == (2, 2, (1.75, 1.0))
 
 
