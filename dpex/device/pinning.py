@@ -95,6 +95,9 @@ class Pinner:
     Args:
         device: The accelerator's type. The index is that of the current one of the thread that makes this.
         feed: Copies the batches to its device; None: they are only pinned.
+
+    Attributes:
+        copied_bytes: Bytes of the batches that were delivered.
     """
 
     def __init__(self, device: str | None, feed: Feed | None = None) -> None:
@@ -103,6 +106,7 @@ class Pinner:
         self._index = current_index(device) if feed is None else feed.device.target.index
         self._pid = os.getpid()
         self._closed = False
+        self.copied_bytes = 0
         self._last_act: Callable[[], None] | None = None
         self._jobs: deque[_Job] = deque()
         self._ahead = Ahead(_LOCKED_BYTES)

@@ -67,7 +67,7 @@ class Delivery:
             tally.explain(pools.awaited_times)
         pools.awaited, pools.awaited_times = NOT_BLOCKED, None
         if self._plan.pinner is not None:
-            tally.pinned_bytes += batch.nbytes
+            self._plan.pinner.copied_bytes += batch.nbytes
 
     # -- page-locked memory, and devices -------------------------------------------------------------------------
 

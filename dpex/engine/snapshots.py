@@ -130,7 +130,8 @@ class EngineView:
         """See `Sums`; ``thread``: the consumer's."""
         state, tally, pools, gpu = self._state, self._tally, dict(self._pools.by_name), self._plan.gpu
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
-        feed, pinned = self._plan.feed, {"h2d": tally.pinned_bytes}
+        feed, pinner = self._plan.feed, self._plan.pinner
+        pinned = {"h2d": 0 if pinner is None else pinner.copied_bytes}
         if feed is not None:
             pinned = {"h2d": feed.staged_bytes, "device": feed.copied_bytes}
         return tally.sums(

@@ -121,7 +121,7 @@ class Tally:
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at", "errors"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "straggler_s", "idle_ratio", "inside_s", "log", "named_s"),
-        *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
+        *("other_idle_s", "pending_s", "queue", "queued_s"),
         *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "stepped", "steps", "transfer_s"),
         *("unended_s", "waited_s", "waits", "work_s", "_before", "_latest", "_queued_before_s"),
     )
@@ -130,7 +130,7 @@ class Tally:
         self.seqlock: Seqlock = Seqlock()
         self.starts: int = 0
         self.stepped: int = 0
-        self.batches = self.samples = self.pinned_bytes = 0
+        self.batches = self.samples = 0
         self.entered_at: float = 0.0
         self.blocked_at: float = 0.0
         self.returned_at: float = 0.0
