@@ -461,16 +461,17 @@ class Engine:
         return NONE_YET
 
     def _idle_ratio(self) -> float:
-        """Return the part of the workers that have nothing to do."""
-        schedule, workers = self.state.schedule, self._placement.running()
+        """Return the part of the batches that the workers could be making, but are not."""
+        schedule, lanes = self.state.schedule, self._plan.lanes
+        most = lanes * self._placement.running()
         if self._plan.logicals:
             at_work = schedule.at_work
         else:
             load = self._placement.load
             at_work = schedule.pending() + sum(
-                min(load[name], pool.at_work()) for name, pool in self._pools.by_name.items()
+                min(load[name], lanes * pool.at_work()) for name, pool in self._pools.by_name.items()
             )
-        return max(0.0, 1.0 - at_work / workers) if workers else 0.0
+        return max(0.0, 1.0 - at_work / most) if most else 0.0
 
     # -- renewal -------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,8 @@ class Tally:
         causes: Seconds by cause.
         waits: Histogram of waits, if ``detailed``; so is ``steps``.
         errors: Count of errors that ``next()`` raised, by kind.
-        idle_ratio: Share of the workers that were idle when the present wait began.
+        idle_ratio: Share of the workers that were idle when the present wait began. One that makes several batches at
+            the same time counts by its free lanes.
         head_idle_s: Waits with later batches ready, each times its ``idle_ratio``.
         other_idle_s: All other waits, each times its ``idle_ratio``.
         log: The wait for each of the latest batches.

@@ -99,6 +99,16 @@ def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: Stu
     assert taken(engine) == "new"
 
 
+@pytest.mark.parametrize(("lanes", "idle_ratio"), [(1, 0.0), (2, 0.25), (4, 0.625)])
+def test_free_lanes_of_workers_count_as_idle(pool: StubPool, lanes: int, idle_ratio: float) -> None:
+    """Two workers hold the last three batches of a pass."""
+    engine = engine_on(pool, lanes=lanes)
+    engine.begin_epoch(draws_of(range(3)))
+    assert engine.read_ahead() is not None
+    assert engine._tally.idle_ratio == idle_ratio
+    engine.close()
+
+
 # -- errors are counted by kind ----------------------------------------------------------------------------------------
 
 
