@@ -12,6 +12,7 @@ TORCH ?=
 WITHOUT ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+PYTEST ?= $(BIN)/python -m pytest
 SPEED_ARGS ?=
 
 # The benchmarks of others have an environment of their own, and so have the benchmark's rivals.
@@ -23,7 +24,7 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-others bench-report docs mutants soak lint format dist clean
+.PHONY: help venv demo check check-tests check-ray test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-others bench-report docs mutants soak lint format dist clean
 
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: training, live page, Ray, diagnosis (a minute, after the installation)"
@@ -63,19 +64,35 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 demo: $(DEMO_STAMP)
 	$(BIN)/dpex demo
 
-# For each change. `make test` is for each landing.
-check: $(STAMP)
-	$(BIN)/python -m tests check $(TEST_ARGS)
+# Hundreds of processes import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
 
+# For each change. `make test` is for each landing. Linters, tests and tests with Ray run beside each other.
+check: $(STAMP)
+	$(MAKE) --no-print-directory --jobs 3 --output-sync check-tests check-ray lint
+
+check-tests: $(STAMP)
+	$(PYTEST) -n 2 --dist loadfile -m "(unit or smoke) and not (long or ray)" $(TEST_ARGS)
+
+check-ray: $(STAMP)
+	$(PYTEST) -m "ray and smoke and not long" $(TEST_ARGS)
+
+# First the tests without Ray in parallel, of which half of the time is waiting, then those with Ray, then those alone.
+# Tests with Ray took 950 s beside three other processes on two cores, and 100 s by themselves.
 test: $(STAMP)
-	$(BIN)/python -m tests $(TEST_ARGS)
+	rm -rf .test-times
+	$(PYTEST) --junitxml .test-times/parallel.xml -n 3 --dist loadfile --no-loadscope-reorder \
+		-m "not (long or alone or ray)" $(TEST_ARGS)
+	$(PYTEST) --junitxml .test-times/ray.xml -m "ray and not (long or alone)" $(TEST_ARGS)
+	$(PYTEST) --junitxml .test-times/alone.xml -m "alone and not long" $(TEST_ARGS)
 
 # Drills, soaks and floods. A whole run that passes writes tests/long_run.json.
 test-long: $(STAMP)
-	$(BIN)/python -m tests long $(TEST_ARGS)
+	rm -rf .test-times
+	$(PYTEST) --junitxml .test-times/long.xml -m long $(TEST_ARGS)
 
 test-times: $(STAMP)
-	$(BIN)/python -m tests times
+	$(BIN)/python tests/times.py
 
 # With PYTHON itself, which has torch for this GPU, NumPy and pytest: nothing is installed. Figures are printed (-rP).
 test-gpu:
@@ -94,7 +111,7 @@ gpu-proof:
 COVERED := schedule engine pools transport worker autotune
 coverage: $(STAMP)
 	rm -rf .coverage
-	-$(BIN)/python -m coverage run -m tests $(TEST_ARGS)
+	-$(MAKE) test PYTEST="$(BIN)/python -m coverage run -m pytest"
 	$(BIN)/python -m coverage combine --quiet
 	for folder in $(COVERED); do echo $$folder; $(BIN)/python -m coverage report --include="dpex/$$folder/*" | grep TOTAL; done
 	$(BIN)/python -m coverage report | grep TOTAL

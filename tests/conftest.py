@@ -1,4 +1,4 @@
-"""What holds for every test, whichever tier it belongs to (`tests/__main__.py`)."""
+"""What holds for every test, whichever tier of the Makefile it belongs to."""
 
 import contextlib
 import gc
@@ -6,14 +6,15 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from datetime import date
 from importlib import metadata
 from multiprocessing import resource_sharer
 from pathlib import Path
 
+import long_run
 import pytest
 import quarantine
 import skips
-import times
 from shared_ray import ray_of_session, shared_ray
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
@@ -26,8 +27,8 @@ with contextlib.suppress(ImportError):  # `make test-gpu` does without
     settings.register_profile("dpex", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("dpex")
 
-ONE_MARK = ("ray", "alone", "long")
-"""Marks by which a run of `python -m tests` chooses a few modules."""
+WHOLE = "not (long or alone or ray)"
+"""The marks with which `make test` begins."""
 NEEDS_RAY = re.compile(r"mark\.ray\b|^ *(import|from) ray\b|\"ray[a-z._]*\"", re.MULTILINE)
 """A module whose text has this is left out where Ray is not installed, as in the runs of CI without it."""
 LAST = "frameworks"
@@ -35,18 +36,40 @@ LAST = "frameworks"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the switches."""
+    """Check the switches. Refuse `make test` where the long tests or the quarantine are out of date."""
     skips.check_switch()
-    times.pytest_configure(config)
+    if config.option.markexpr == WHOLE and (long_run.is_outdated() or quarantine.faults(date.today())):
+        raise pytest.UsageError(f"{long_run.shown()}\n{quarantine.shown()}")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say how old the last long run is, and which failures do not count."""
+    return [long_run.shown(), quarantine.shown()] if config.option.markexpr == WHOLE else []
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let a run pass that finds no test with its marks, as one command of a tier may. Record a whole long run."""
+    config = session.config
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.option.markexpr:
+        session.exitstatus = pytest.ExitCode.OK
+    is_part = (
+        config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword or config.option.collectonly
+    )
+    if exitstatus == pytest.ExitCode.OK and config.option.markexpr == "long" and not is_part:
+        stats = config.pluginmanager.get_plugin("terminalreporter").stats
+        long_run.record(tests=len(stats.get("passed", ())))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out modules that have no test with the mark that the run asks for, or that need a Ray that is missing."""
+    """Leave out modules that have no test with the marks that the run asks for, or that need a Ray that is missing."""
     if not collection_path.name.startswith("test_"):
         return None
-    asked, text = str(config.option.markexpr).split(" ")[0], collection_path.read_text()
+    text = collection_path.read_text()
+    asked = re.sub(r"not (\w+|\(.*?\))", "True", config.option.markexpr) or "True"
+    marks = {name: f"mark.{name}" in text for name in re.findall(r"\w+", asked)}
+    has_marked = eval(asked, {**marks, "unit": "unit" in collection_path.parts, "True": True})
     needs_ray = NEEDS_RAY.search(text) is not None and not list(metadata.distributions(name="ray"))
-    return True if needs_ray or (asked in ONE_MARK and f"mark.{asked}" not in text) else None
+    return True if needs_ray or not has_marked else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -31,11 +31,6 @@ def faults(today: date) -> list[str]:
     return [*crowded, *(f"{name} has been quarantined for more than {MOST_DAYS} days" for name in old)]
 
 
-def is_broken() -> bool:
-    """Return True if the list itself must fail the run."""
-    return bool(faults(date.today()))
-
-
 def shown() -> str:
     """The list and its faults, a line each."""
     lines = [f"  {name}: {entry['reason']} (since {entry['since']})" for name, entry in entries().items()]

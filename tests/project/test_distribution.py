@@ -94,7 +94,7 @@ def test_the_sdist_holds_what_is_needed_to_work_on_dpex(distributions: tuple[Pat
     top = {name for name in names if "/" not in name}
     assert top >= {"LICENSE", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md"}
     assert top >= {"Makefile", "constraints.txt", "pyproject.toml", ".pre-commit-config.yaml"}
-    assert names >= DATA_FILES | {"tests/__main__.py", "benchmarks/__main__.py", "examples/ddp.py", "docs/metrics.md"}
+    assert names >= DATA_FILES | {"tests/conftest.py", "benchmarks/__main__.py", "examples/ddp.py", "docs/metrics.md"}
     assert not [name for name in names if name.startswith((".venv", ".git/", "dist/")) or "__pycache__" in name]
 
 
