@@ -196,28 +196,6 @@ def _auto_line(result: RowResult) -> Line:
     return Line(cells=cells, behind=is_behind(*ratios))
 
 
-def rivals_table(runs: Sequence[Kept]) -> str:
-    """Other loaders, each at its best setting, beside the best of dpex."""
-    header = (
-        "work",
-        "dpex, best",
-        "rival, best setting",
-        "rival",
-        "dpex / rival, whole course",
-        "the same, after the start",
-    )
-    found = [*_rows(runs, "local"), *_rows(runs, "remote")]
-    lines = [_rival_line(result, rival) for result in found for rival in result.best_rivals()]
-    return table(header, lines)
-
-
-def _rival_line(result: RowResult, rival: Contestant) -> Line:
-    ours = result.best_dpex()
-    ratios = result.ratio(ours, rival), result.ratio(ours, rival, "settled")
-    cells = (result.row.title, named_cell(result, ours), rival.label, rate_cell(result, rival, count=False))
-    return Line(cells=(*cells, *ratio_cells(*ratios)), behind=is_behind(*ratios))
-
-
 def start_table(runs: Sequence[Kept]) -> str:
     """The time to the first batch."""
     header = ("work", "workers", "torch", "dpex", "sooner by")
@@ -329,7 +307,6 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "headline": headline_table,
     "speed": speed_table,
     "auto": auto_table,
-    "rivals": rivals_table,
     "start": start_table,
     "start-origin": lambda runs: origin_text(runs, "start"),
     "remote": remote_table,

@@ -16,8 +16,6 @@ WAITING_COUNT, WAITING_COUNT_UNDER_STEP = 64, 8
 also has other prefetch factors than its 2."""
 PREFETCHES = (4, 16)
 ACTORS_AHEAD = (2, 4, 16)
-WAITING_THREADS = (8, 32, 64)
-"""The rivals' threads where workers wait."""
 NODES = (0, 1, 2, 4)
 """Further nodes of a training."""
 MACHINE_CPUS = 2
@@ -39,7 +37,7 @@ class Row:
     the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
     waits: workers wait rather than compute, so more of them than cores pay, and dpex is measured with
-    `seeding="batch"` too, beside its default, unless a step hides the difference. rivals: those that know the work.
+    `seeding="batch"` too, beside its default, unless a step hides the difference.
     """
 
     key: str
@@ -51,7 +49,6 @@ class Row:
     long: bool = False
     waits: bool = False
     use: Use = "read"
-    rivals: tuple[str, ...] = ()
     plan: tuple[str, ...] = ()
 
     @property
@@ -68,9 +65,7 @@ class Row:
     def contestants(self, cores: int, *, rivals: bool = False) -> tuple[Contestant, ...]:
         """Who takes part on a machine with so many cores."""
         found = tuple(_planned(self, cores))
-        if self.kind == "loaders":
-            return tuple(one for one in found if rivals or one.engine not in RIVALS)
-        return (*found, *_rivals(self, cores)) if rivals else found
+        return tuple(one for one in found if rivals or one.engine not in RIVALS)
 
 
 def _planned(row: Row, cores: int) -> list[Contestant]:
@@ -110,24 +105,6 @@ def _trained(row: Row, cores: int) -> list[Contestant]:
     return [LIMIT, *_fixed("torch", {*TRAINING_COUNTS, cores, 2 * cores}), AUTO]
 
 
-def _rivals(row: Row, cores: int) -> list[Contestant]:
-    """Each with a small sweep of its own setting."""
-    threads = WAITING_THREADS if row.waits else sorted({cores, 2 * cores, 8})
-    sweeps: dict[str, tuple[int | Literal["auto"], ...]] = {
-        "spdl": tuple(threads),
-        "grain-threads": tuple(threads),
-        "nodes-threads": tuple(threads),
-        "grain-processes": (cores,),
-        "nodes-processes": (32,) if row.waits else (cores,),
-        "tf.data": (cores, "auto"),
-        "dali": tuple(threads),
-        "ray-data": (8, 32) if row.waits else (cores,) if row.kind == "remote" else (cores, 2 * cores),
-    }
-    return [Contestant(engine=engine, workers=workers) for engine in row.rivals for workers in sweeps[engine]]
-
-
-PYTHON_RIVALS = ("spdl", "grain-threads", "grain-processes", "nodes-threads", "nodes-processes", "ray-data")
-ALL_RIVALS = (*PYTHON_RIVALS, "tf.data")
 WAITING_LOADERS = (
     *("torch:64:prefetch=4", "dpex:64", "dpex:auto"),
     *("spdl:64", "grain-threads:64", "nodes-threads:64"),
@@ -136,15 +113,19 @@ HTTP_LOADERS = (*WAITING_LOADERS, "spdl:32", "grain-threads:32", "nodes-threads:
 SHIFTING_LOADERS = ("torch:8", "dpex:8", "dpex:auto", "spdl:8", "grain-threads:8", "nodes-threads:8", "ray-data:8")
 ASYNC_LOADERS = ("dpex:1", "dpex:2", "dpex:4", "dpex:auto")
 """No other loader reads a dataset with an ``async def __getitem__``."""
+LARGE_LOADERS = (
+    *("torch:0", "torch:2", "dpex:0", "dpex:2", "dpex:auto", "tf.data:auto", "spdl:2", "grain-threads:2"),
+    *("nodes-threads:2", "nodes-threads:8", "ray-data:2"),
+)
 JPEG_LOADERS = (
     *("torch:2", "torch:4", "dpex:2", "dpex:auto", "dali:2", "webdataset:2", "spdl:2", "spdl:4", "grain-threads:2"),
     *("nodes-threads:2", "nodes-processes:2"),
 )
 
 ROWS = (
-    Row(key="floats", title="5 floats, batch 1", work="floats", rivals=PYTHON_RIVALS),
-    Row(key="small-images", title="28x28 images, batch 100", work="small-images", rivals=PYTHON_RIVALS),
-    Row(key="large-batches", title="3x224x224 float32, batch 64 (38 MB)", work="large-batches", rivals=ALL_RIVALS),
+    Row(key="floats", title="5 floats, batch 1", work="floats"),
+    Row(key="small-images", title="28x28 images, batch 100", work="small-images"),
+    Row(key="large-batches", title="3x224x224 float32, batch 64 (38 MB)", work="large-batches"),
     Row(
         key="large-batches-copied",
         title="3x224x224 float32, batch 64, each batch copied",
@@ -155,23 +136,20 @@ ROWS = (
         key="jpeg",
         title="JPEG decode + random resized crop + normalise, batch 64",
         work="jpeg",
-        rivals=(*ALL_RIVALS, "dali"),
     ),
-    Row(key="wait", title="5 ms wait per sample, batch 16", work="wait", waits=True, rivals=PYTHON_RIVALS),
+    Row(key="wait", title="5 ms wait per sample, batch 16", work="wait", waits=True),
     Row(
         key="skewed-wait",
         title="log-normal wait per sample, mean 3 ms, batch 16, in order",
         work="skewed-wait",
         long=True,
         waits=True,
-        rivals=PYTHON_RIVALS,
     ),
     Row(
         key="jpeg-step",
         title="JPEG, batch 64, under a step of 30 ms",
         work="jpeg",
         step_s=0.030,
-        rivals=(*ALL_RIVALS, "dali"),
     ),
     Row(
         key="shift",
@@ -180,7 +158,6 @@ ROWS = (
         step_s=0.020,
         counted=True,
         waits=True,
-        rivals=PYTHON_RIVALS,
     ),
     Row(
         key="slow-shards",
@@ -196,13 +173,12 @@ ROWS = (
     Row(key="text", title="text of 1 KB into words in Python, batch 64", work="text"),
     Row(key="audio", title="wave files of 2 s resampled, batch 16", work="audio"),
     Row(key="first-batch", title="time to the first batch, in a process of 256 MB", work="few-floats", kind="start"),
-    Row(key="remote-floats", title="remote, 5 floats, batch 1", work="floats", kind="remote", rivals=("ray-data",)),
+    Row(key="remote-floats", title="remote, 5 floats, batch 1", work="floats", kind="remote"),
     Row(
         key="remote-large",
         title="remote, 3x224x224 float32, batch 64 (38 MB)",
         work="large-batches",
         kind="remote",
-        rivals=("ray-data",),
     ),
     Row(key="loaders-wait", title="5 ms wait per sample, batch 16", work="wait", kind="loaders", plan=WAITING_LOADERS),
     Row(
@@ -235,6 +211,13 @@ ROWS = (
         work="random-jpeg",
         kind="loaders",
         plan=JPEG_LOADERS,
+    ),
+    Row(
+        key="loaders-large",
+        title="3x224x224 float32, batch 64 (38 MB)",
+        work="large-batches",
+        kind="loaders",
+        plan=LARGE_LOADERS,
     ),
     Row(
         key="train-jpeg",
