@@ -39,7 +39,7 @@ help:
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
 	@echo "make bench-others  benchmarks of others, unchanged: DLIO (MLPerf Storage), SPDL's cases  (OTHERS_ARGS='dlio --rounds 1')"
-	@echo "make bench-report  write the tables of docs/benchmarks.md, the chart of README.md from the kept results"
+	@echo "make bench-report  write the tables of README.md and docs/benchmarks.md from the kept results, and print their ages"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"

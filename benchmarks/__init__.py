@@ -13,7 +13,7 @@ journal.py        the file of a run, a line for every measurement
 runner.py         rounds of measurements; __main__.py: the command
 results.py        median and range, ratios, the best of each side, the oracle
 keep.py           a run that can be quoted becomes a file in results/
-report.py         the tables of docs/benchmarks.md; chart.py: the chart of README.md
+report.py         the tables of README.md and docs/benchmarks.md
 others/           programs of others, unchanged: `make bench-others`
 drills/, network/ trainings and links that tests break; sweep.py: what `share=` saves; soak.py: what grows
 cached.py         caches of samples

@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md and the chart of README.md: `python -m benchmarks.report`; and a row as text.
+"""Write the tables of README.md and docs/benchmarks.md: `python -m benchmarks.report`; and a row as text.
 
 Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a test fails where
 they differ. The figures of a row are those of the newest run with rows of its kind. Rows in which dpex is slower come
@@ -11,9 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from benchmarks.chart import chart
 from benchmarks.contestants import AUTO, LIMIT, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
@@ -21,8 +21,7 @@ from benchmarks.results import Part, RowResult, Seeding, Spread, is_behind
 from benchmarks.rows import BY_KEY, Kind
 from benchmarks.works import WORKS
 
-DOCUMENTS = (ROOT / "docs/benchmarks.md",)
-CHART = ROOT / "docs/benchmarks.svg"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md")
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 
 MEASURED = ("dpex/autotune/law", "dpex/engine", "dpex/pools", "dpex/transport")
@@ -171,17 +170,6 @@ def _headline_line(result: RowResult) -> Line:
     return Line(cells=cells, behind=is_behind(*ratios))
 
 
-def headline_chart(runs: Sequence[Kept]) -> str:
-    """`num_workers="auto"` over torch at its best number of workers, as an image."""
-    found = [result for result in _rows(runs, "local") if AUTO in result.courses]
-    ratios = [(result.row.title, auto_over(result, best_torch(result))) for result in found]
-    return chart(
-        'dpex, num_workers="auto", over PyTorch\'s DataLoader at its best number of workers',
-        f"Batches/s, {len(found)} workloads, 2 CPUs, no GPU. dpex starts cold; PyTorch's number is the best of 9.",
-        [(title, spread.median) for title, spread in ratios if spread is not None],
-    )
-
-
 def auto_table(runs: Sequence[Kept]) -> str:
     """`num_workers="auto"` beside the best of all fixed counts."""
     header = ("work", "oracle", "auto", "auto / oracle, whole course", "auto / oracle, after learning")
@@ -240,6 +228,20 @@ def _loader_line(result: RowResult, contestant: Contestant) -> Line:
     return Line(cells=cells, behind=False)
 
 
+README_ROWS = ("landscape", "loaders-wait", "loaders-http")
+
+
+def readme_table(runs: Sequence[Kept]) -> str:
+    """Some rows of other loaders' table: PyTorch's loader and "auto" alone."""
+    header = ("2 CPUs, no GPU", "PyTorch, best `num_workers`", "dpex, `num_workers=\"auto\"`")
+    return table(header, [_readme_line(row) for row in _rows(runs, "loaders") if row.row.key in README_ROWS])
+
+
+def _readme_line(result: RowResult) -> Line:
+    cells = (result.row.title, rate_cell(result, result.best("torch")), rate_cell(result, AUTO, count=False))
+    return Line(cells=cells, behind=is_behind(result.ratio(AUTO, result.best("torch"))))
+
+
 def training_table(runs: Sequence[Kept]) -> str:
     """Images per second, waiting and efficiency of whole trainings: the best of torch's, and dpex."""
     rows = _rows(runs, "training")
@@ -272,7 +274,7 @@ def _percent(share: Spread | None) -> str:
     return f"{share.median:.0%} ({share.low:.0%} to {share.high:.0%})" if share else NOTHING
 
 
-def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
+def origin_text(runs: Sequence[Kept], kind: Kind) -> str:
     """What the rows of a kind were measured on."""
     if (run := _newest(runs, kind)) is None:
         return NOT_MEASURED
@@ -302,19 +304,21 @@ def _lengths(run: Kept, kind: Kind) -> str:
     return lengths[kind]
 
 
+TABLES: dict[str, tuple[Kind, Callable[[Sequence[Kept]], str]]] = {
+    "headline": ("local", headline_table),
+    "speed": ("local", speed_table),
+    "auto": ("local", auto_table),
+    "start": ("start", start_table),
+    "remote": ("remote", remote_table),
+    "loaders": ("loaders", loaders_table),
+    "readme": ("loaders", readme_table),
+    "training": ("training", training_table),
+}
+"""The tables by name, and the kind of rows that each is made of."""
+KINDS: dict[str, Kind] = {name: kind for name, (kind, _) in TABLES.items()}
 BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
-    "origin": origin_text,
-    "headline": headline_table,
-    "speed": speed_table,
-    "auto": auto_table,
-    "start": start_table,
-    "start-origin": lambda runs: origin_text(runs, "start"),
-    "remote": remote_table,
-    "remote-origin": lambda runs: origin_text(runs, "remote"),
-    "loaders": loaders_table,
-    "loaders-origin": lambda runs: origin_text(runs, "loaders"),
-    "training": training_table,
-    "training-origin": lambda runs: origin_text(runs, "training"),
+    **{name: make for name, (_, make) in TABLES.items()},
+    **{f"{kind}-origin": partial(origin_text, kind=kind) for kind in dict.fromkeys(KINDS.values())},
 }
 
 
@@ -368,16 +372,27 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
     return found
 
 
-def commits_since(commit: str | None, root: Path = ROOT) -> int | None:
-    """Return how many commits have changed `MEASURED` since that one; None if git cannot tell."""
-    command = ["git", "rev-list", "--count", f"{commit}..HEAD", "--", *MEASURED]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False) if commit else None
-    return int(done.stdout) if done is not None and done.returncode == 0 else None
+def commits_since(kept: Kept, root: Path = ROOT) -> int | None:
+    """Return how many commits have changed `MEASURED` since a kept run; None if git cannot tell."""
+    for since in ([f"{kept.commit}..HEAD"], [f"--since={kept.until}", "HEAD"]):  # a clone may not have the commit
+        command = ["git", "rev-list", "--count", *since, "--", *MEASURED]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return int(done.stdout)
+    return None
+
+
+def quoted_first(runs: Sequence[Kept]) -> list[Kept]:
+    """Return the runs whose figures stand in README.md and in the first table of docs/benchmarks.md."""
+    readme, page = ([block["name"] for block in BLOCK.finditer(path.read_text())] for path in DOCUMENTS)
+    first = next(name for name in page if name in KINDS)
+    kinds = dict.fromkeys(KINDS[name] for name in [*readme, first] if name in KINDS)
+    return [run for kind in kinds if (run := _newest(runs, kind)) is not None]
 
 
 def age(kept: Kept, root: Path = ROOT) -> str:
     """Return a line on a kept run: its commit, its rows, and how far the measured code has moved on."""
-    since = commits_since(kept.commit, root)
+    since = commits_since(kept, root)
     known = "unknown here" if since is None else f"{since} commits to {', '.join(MEASURED)} since"
     again = ": measure its rows again" if since is not None and since > MOST_SINCE else ""
     rows = f"{len(kept.rows)} row{'s' * (len(kept.rows) != 1)} of {kept.until[:10]}"
@@ -399,8 +414,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    if not options.documents:
-        CHART.write_text(headline_chart(runs))
     for path, text in texts.items():
         path.write_text(text)
         print(f"{len(BLOCK.findall(text))} tables of {path.name} made of {len(runs)} kept runs")

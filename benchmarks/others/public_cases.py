@@ -6,8 +6,8 @@
   training loop.
 - Noisy neighbour (SPDL's documentation): the loader's workers and a training step of 2 ms of Python want the same CPUs;
   how long the step takes.
-- Paths (mlcommons/storage#697): 8.3 million paths, batches of 24, 2 workers, no work; the first batch, `next()`, and the
-  memory of all processes.
+- Paths (mlcommons/storage#697): 8.3 million paths, batches of 24, 2 workers, no work; the first batch, `next()`, and
+  the memory of all processes.
 - xarray (pytorch#139792): 8 workers are spawned, and each imports xarray; seconds to the first batch.
 
 The scripts of the reports are not public packages, so this program is written anew.
