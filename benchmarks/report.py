@@ -233,7 +233,7 @@ README_ROWS = ("landscape", "loaders-wait", "loaders-http")
 
 def readme_table(runs: Sequence[Kept]) -> str:
     """Some rows of other loaders' table: PyTorch's loader and "auto" alone."""
-    header = ("2 CPUs, no GPU", "PyTorch, best `num_workers`", "dpex, `num_workers=\"auto\"`")
+    header = ("2 CPUs, no GPU", "PyTorch, best `num_workers`", 'dpex, `num_workers="auto"`')
     return table(header, [_readme_line(row) for row in _rows(runs, "loaders") if row.row.key in README_ROWS])
 
 
