@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from statistics import median
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.types import Sample
@@ -95,7 +94,9 @@ class ServiceTimes:
     @property
     def median_s(self) -> float:
         """Median of the latest batches, robust to a few slow batches; the mean if single times are unknown."""
-        return median(self._latest) if self._latest else self.wall.value
+        ordered = sorted(self._latest)
+        middle = len(ordered) // 2
+        return (ordered[middle] + ordered[~middle]) / 2 if ordered else self.wall.value
 
     @property
     def most_s(self) -> float:
