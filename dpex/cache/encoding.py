@@ -3,20 +3,17 @@
 An encoded sample begins with the length of the pickle, the number of buffers and their lengths. The pickle and each
 buffer follow, aligned to `ALIGNMENT` bytes, so that arrays and tensors can be views of the memory that holds them.
 
-Arrays and tensors of a sample that share memory are written once, as one buffer, and share it again when they are read.
-Objects that have no encoding here are pickled by their own methods.
+Each array and tensor has a buffer of its own. Objects that have no encoding here are pickled by their own methods.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import pickle
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.multiprocessing.reductions import rebuild_typed_storage
 
@@ -45,7 +42,7 @@ class Encoded(NamedTuple):
 def encoded(sample: Any) -> Encoded:
     """Encode a sample. Raises CacheError for objects that cannot be pickled.
 
-    Arrays and tensors are not copied, unless they share memory with others in the sample, or have gaps.
+    Arrays and tensors are not copied, unless they have gaps.
     """
     stream = io.BytesIO()
     buffers: list[memoryview] = []
@@ -58,13 +55,7 @@ def encoded(sample: Any) -> Encoded:
         return False
 
     try:
-        pickler = SamplePickler(stream, keep_inside)
-        pickler.dump(sample)
-        if shared := _overlapping(pickler.spans):
-            stream.seek(0)
-            stream.truncate()
-            buffers.clear()
-            SamplePickler(stream, keep_inside, shared).dump(sample)
+        SamplePickler(stream, keep_inside).dump(sample)
     except Exception as error:
         try:
             stream, buffers = io.BytesIO(pickle.dumps(sample, 5)), []
@@ -107,30 +98,16 @@ def decoded(memory: Any) -> Any:
     return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
-Span = tuple[int, int]
-"""Addresses of the first byte of an array or tensor, and of the byte after its last one."""
-_KEPT_ALIGNMENT = 16
-"""Bytes: the alignment that the addresses of shared memory have in the buffer too. It suits all types of numbers."""
-
-
 class SamplePickler(pickle.Pickler):
-    """Pickle ordinary arrays and CPU tensors, and the storages of other ones, with their memory outside.
+    """Pickle ordinary CPU tensors without gaps, and the storages of other ones, with their memory outside.
 
     Args:
         stream: Receives the pickle.
         buffer_callback: As of `pickle.Pickler`.
-        shared: Memory that several arrays or tensors share. Those stay views of it. All others are made dense.
-
-    Attributes:
-        spans: The memory of each array and tensor in the pickle.
     """
 
-    def __init__(
-        self, stream: Any, buffer_callback: Callable[[Any], Any] | None = None, shared: Sequence[Span] = ()
-    ) -> None:
+    def __init__(self, stream: Any, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(stream, 5, buffer_callback=buffer_callback)
-        self.spans: list[Span] = []
-        self._shared = [(*span, _copy_of(span)) for span in shared]
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""
@@ -139,75 +116,15 @@ class SamplePickler(pickle.Pickler):
             return _storage, (pickle.PickleBuffer(array),)
         if isinstance(obj, torch.TypedStorage):
             return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
-        if type(obj) is np.ndarray:
-            return self._array(obj)
-        return self._tensor(obj) if is_plain(obj) else NotImplemented
-
-    def _array(self, array: Any) -> Any:
-        if array.dtype.hasobject or not array.nbytes:
+        if not is_plain(obj):
             return NotImplemented
-        found = self._within(array.__array_interface__["data"][0], array.shape, array.strides, array.itemsize)
-        if found is None:
-            return NotImplemented
-        return _array_view, (*found, array.dtype, array.shape, array.strides, array.flags.writeable)
-
-    def _tensor(self, tensor: torch.Tensor) -> Any:
-        strides, size = tensor.stride(), tensor.itemsize
-        if tensor.numel():
-            found = self._within(tensor.data_ptr(), tensor.shape, [size * each for each in strides], size)
-            if found is not None and not found[1] % size:
-                return _tensor_view, (found[0], found[1] // size, tensor.dtype, tuple(tensor.shape), strides)
-        order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-        flat = tensor.permute(order).contiguous().view(-1).view(torch.uint8) if tensor.numel() else _EMPTY
-        array: Any = flat.numpy()
-        return _dense_tensor, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape), tuple(order))
-
-    def _within(self, address: int, shape: Any, strides: Any, itemsize: int) -> tuple[torch.UntypedStorage, int] | None:
-        """Note the memory of an array. Return the copy of its shared memory, and its offset in the copy."""
-        steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-        first = address + sum(step for step in steps if step < 0)
-        self.spans.append((first, address + sum(step for step in steps if step > 0) + itemsize))
-        for start, end, copy in self._shared:
-            if start <= first < end:
-                return copy, address - start + start % _KEPT_ALIGNMENT
-        return None
-
-
-def _overlapping(spans: Sequence[Span]) -> list[Span]:
-    """Return the unions of spans that overlap."""
-    unions: list[tuple[int, int, int]] = []
-    for start, end in sorted(spans):
-        if unions and start < unions[-1][1]:
-            first, last, count = unions[-1]
-            unions[-1] = first, max(last, end), count + 1
-        else:
-            unions.append((start, end, 1))
-    return [(start, end) for start, end, count in unions if count > 1]
-
-
-def _copy_of(span: Span) -> torch.UntypedStorage:
-    start, end = span
-    copy = torch.empty(start % _KEPT_ALIGNMENT + end - start, dtype=torch.uint8)
-    ctypes.memmove(copy.data_ptr() + start % _KEPT_ALIGNMENT, start, end - start)
-    return copy.untyped_storage()
+        strides = obj.stride()
+        order = sorted(range(obj.dim()), key=lambda dim: -strides[dim])
+        flat: Any = obj.permute(order).contiguous().view(-1).view(torch.uint8) if obj.numel() else _EMPTY
+        return _dense_tensor, (pickle.PickleBuffer(flat.numpy()), obj.dtype, tuple(obj.shape), tuple(order))
 
 
 _EMPTY = torch.empty(0, dtype=torch.uint8)
-
-
-def _array_view(
-    storage: torch.UntypedStorage, offset: int, dtype: Any, shape: Any, strides: Any, is_writable: bool
-) -> Any:
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    array: Any = np.ndarray(shape, dtype, memory.data, offset, strides)
-    array.flags.writeable = is_writable
-    return array
-
-
-def _tensor_view(
-    storage: torch.UntypedStorage, offset: int, dtype: torch.dtype, shape: Any, strides: Any
-) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
 
 def _dense_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
