@@ -175,11 +175,10 @@ def _warn_of_another(key: str, given: str, folder: Path | None) -> None:
     """Warn if a cache of that name and version has another fingerprint, so that this training cannot join it."""
     label = key[:_LABEL_DIGITS]
     places = [*memory_folder().glob(f"{label}*.samples"), *(folder.parent.glob(f"{label}*") if folder else ())]
-    others = sorted({path.stem for path in places} - {key})
-    if others and not any(path.stem == key for path in places):
+    if places and not any(path.stem == key for path in places):
         logger.warning(
             "A cache with %s exists, and its dataset had another state, other classes or other files. A new cache "
-            "begins. Give another version=, and remove the old one: dpex cache rm %s", given, others[0]
+            "begins. Give another version=, and remove the old one, %s", given, min(places)
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dpex.cache.encoding import Encoded
-from dpex.cache.memory_store import COUNTS, Changes, ClaimLock, Counts, HeldFolder, Stored, is_used, own_folder
+from dpex.cache.memory_store import COUNTS, Changes, ClaimLock, Counts, Stored, own_folder
 from dpex.errors import CacheError, OptionError
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -37,7 +37,7 @@ _MUCH_LARGER = 2
 _LEAST_MAP = 1 << 20
 _CHANGES = b"changes"
 """The key of the changes of the dataset. Keys of samples have eight bytes."""
-_DATA, _ABOUT = "data.mdb", "about.json"
+_DATA = "data.mdb"
 _READERS = 1024
 """Processes that may read at the same time."""
 _stores: WeakValueDictionary[Path, DiskStore] = WeakValueDictionary()
@@ -66,7 +66,7 @@ class DiskStore(Counts):
                 f"disk={str(folder.parent)!r} needs the package lmdb: pip install 'dpex[cache]'"
             ) from error
         self._lmdb = lmdb
-        self._folder, self._budget, self._name, self._samples = folder, budget, name, samples
+        self._folder, self._budget, self._samples = folder, budget, samples
         with contextlib.suppress(FileNotFoundError):
             owner = folder.parent.stat().st_uid
             if owner not in (os.getuid(), 0):
@@ -78,11 +78,8 @@ class DiskStore(Counts):
         self._is_read_only = not os.access(folder, os.W_OK)
         if not self._is_read_only:
             with contextlib.suppress(OSError):  # of a full disk, on which the file that is there must stay
-                part = folder / f"{_ABOUT}.{os.getpid()}"
-                part.write_text(json.dumps({"name": name, "samples": samples, "budget": budget}))
-                part.replace(folder / _ABOUT)
+                (folder / "about.json").write_text(json.dumps({"name": name, "samples": samples}))
         self.why_full = "it is read-only" if self._is_read_only else ""
-        self._use = HeldFolder(folder)
         self._claims: Any = contextlib.nullcontext() if self._is_read_only else ClaimLock(folder / "lock")
         self._header = np.frombuffer(
             mmap.mmap(-1, mmap.PAGESIZE), COUNTS, 1
@@ -209,7 +206,7 @@ class DiskStore(Counts):
         env, file = self._current(), self._folder / _DATA
         kept = 0 if env is None else int(env.stat()["entries"]) - (self.agree() is not None)
         nbytes = file.stat().st_blocks * 512 if file.exists() else 0
-        return Stored(self._name, self._samples, kept, nbytes, self._budget)
+        return Stored(self._samples, kept, nbytes, self._budget)
 
 
 def opened(folder: Path, budget: int | None, name: str, samples: int) -> DiskStore:
@@ -222,24 +219,6 @@ def opened(folder: Path, budget: int | None, name: str, samples: int) -> DiskSto
     if found is None:
         budget = _free_bytes(folder) // 2 if budget is None else budget
         found = _stores[folder] = DiskStore(folder, budget, name, samples)
-    return found
-
-
-def stores(place: Path) -> list[tuple[Path, Stored, bool]]:
-    """Return the caches in the folder that was given as ``disk=``, what each has, and whether a process uses it."""
-    found = []
-    for about in sorted(place.glob(f"*/{_ABOUT}")):
-        known: dict[str, Any] = {"budget": _LEAST_MAP, "name": "?", "samples": 0}
-        # A full disk may have cut the file off. The cache can still be removed.
-        with contextlib.suppress(OSError, ValueError):
-            known.update(json.loads(about.read_text()))
-        in_use = is_used(about.parent)
-        try:
-            store = opened(about.parent, known["budget"], known["name"], known["samples"])
-        except CacheError as error:
-            logger.warning("%s is left out: %s", about.parent, error)
-            continue
-        found.append((about.parent, store.stored(), in_use))
     return found
 
 

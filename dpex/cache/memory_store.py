@@ -55,7 +55,7 @@ _MAGIC = 0x6470_6578_6361_636A
 COUNTS = [(name, "<u8") for name in ("is_random", "least", "left_out", "full", "checked")]
 """Common fields of both stores: the least bytes of a sample that was kept, and the events that `Counts` counts."""
 _HEADER = np.dtype([("magic", "<u8"), ("samples", "<u8"), ("capacity", "<u8"), ("used", "<u8"), ("is_full", "<u8"),
-                    *COUNTS, ("changes_bytes", "<u8"), ("name", "S128")])  # fmt: skip
+                    *COUNTS, ("changes_bytes", "<u8")])  # fmt: skip
 _CHANGES_AT = 512
 """The place of the changes of the dataset, in the page of the header."""
 _ENTRY = struct.Struct("<QQII")
@@ -72,14 +72,12 @@ class Stored(NamedTuple):
     """The contents of a store.
 
     Attributes:
-        name: The class of the dataset.
         samples: Samples of the dataset.
         kept: Samples in the store.
         nbytes: Bytes that they take.
         budget: Bytes that they may take.
     """
 
-    name: str
     samples: int
     kept: int
     nbytes: int
@@ -157,7 +155,15 @@ class MemoryStore(Counts):
 
     def stored(self) -> Stored:
         """Return what the store has now."""
-        return _stored(self._header[0], np.frombuffer(self._table[PAGE : self._begins], np.uint8))
+        header, table = self._header[0], np.frombuffer(self._table[PAGE : self._begins], np.uint8)
+        samples = int(header["samples"])
+        places = table[: samples * _ENTRY.size].view("<u8")[:: _ENTRY.size // 8]
+        return Stored(
+            samples=samples,
+            kept=int(np.count_nonzero(places)),
+            nbytes=int(header["used"]) - self._begins,
+            budget=int(header["capacity"]),
+        )
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -234,18 +240,6 @@ class MemoryStore(Counts):
             return int(offset)
 
 
-def _stored(header: Any, table: np.ndarray[Any, Any]) -> Stored:
-    samples = int(header["samples"])
-    places = table[: min(samples, len(table) // _ENTRY.size) * _ENTRY.size].view("<u8")[:: _ENTRY.size // 8]
-    return Stored(
-        name=header["name"].decode(errors="replace"),  # it may have been cut within a letter
-        samples=samples,
-        kept=int(np.count_nonzero(places)),
-        nbytes=max(0, int(header["used"]) - _data_begins(samples)),
-        budget=int(header["capacity"]),
-    )
-
-
 # -- folders and files -------------------------------------------------------------------------------------------------
 
 
@@ -276,18 +270,6 @@ def own_folder(folder: Path) -> None:
             f"other users can change {folder} (user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), so "
             "a cache in it is not safe to read; remove it, or give another one"
         )
-
-
-def stores(folder: Path) -> list[tuple[Path, Stored, bool]]:
-    """Return the stores in a folder, what each has, and whether a process uses it."""
-    found = []
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            header = np.frombuffer(file.read(_HEADER.itemsize).ljust(_HEADER.itemsize, b"\0"), _HEADER)[0]
-            file.seek(PAGE)
-            table = np.frombuffer(file.read(int(header["samples"]) * _ENTRY.size), np.uint8)
-            found.append((path, _stored(header, table), not _is_alone(file.fileno())))
-    return found
 
 
 def hold_all() -> list[Any]:
@@ -337,25 +319,6 @@ class HeldFile:
         weakref.finalize(self, _release, fd, path, os.getpid())
 
 
-class HeldFolder:
-    """A shared lock on a folder, for as long as this object lives here or in a process that was forked from it."""
-
-    def __init__(self, folder: Path) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, fd).atexit = False
-        with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_SH)
-
-
-def is_used(folder: Path) -> bool:
-    """Return True if a process has a `HeldFolder` of it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return not _is_alone(fd)
-    finally:
-        os.close(fd)
-
-
 def _release(fd: int, path: Path, pid: int) -> None:
     """Close the file, and remove it if it has no other user. A forked process shares the lock of process ``pid``."""
     if os.getpid() == pid and _is_alone(fd) and _is_there(path, fd):
@@ -377,7 +340,7 @@ def _opened(path: Path, samples: int, budget: int | None, name: str) -> int:
         except BaseException:
             os.close(fd)
             raise
-    raise CacheError(f"{path} is used by processes that did not make it; end these, or remove it (dpex cache rm)")
+    raise CacheError(f"{path} is used by processes that did not make it; end these, or remove it")
 
 
 def _is_alone(fd: int) -> bool:
@@ -434,7 +397,6 @@ def _begin(fd: int, samples: int, budget: int | None, name: str) -> None:
         )  # fmt: skip
     header["magic"], header["samples"], header["used"] = _MAGIC, samples, begins
     header["capacity"] = free // 2 if budget is None else min(budget, free)
-    header["name"] = name.encode()[:128]
     os.ftruncate(fd, begins + int(header["capacity"][0]))  # so that all of it can be mapped
     os.pwrite(fd, header.tobytes(), 0)
 

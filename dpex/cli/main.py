@@ -26,7 +26,7 @@ from rich.text import Text
 
 import dpex
 
-COMMANDS = ("demo", "run", "top", "cluster", "replay", "cache")
+COMMANDS = ("demo", "run", "top", "cluster", "replay")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
 COLUMNS = 80
 """Help is read in terminals, and many are no wider."""

@@ -372,7 +372,7 @@ class Sums(Record):
         "bytes",
         default=None,
         metric="dpex_cache_disk_bytes",
-        how_to_read="It is kept for later runs; `dpex cache rm` removes it.",
+        how_to_read="It is kept for later runs. Remove the folder in `disk=` to free it.",
     )
     slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
     latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)

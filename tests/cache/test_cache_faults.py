@@ -35,7 +35,6 @@ from dpex.cache import disk_store, memory_store
 from dpex.cache.disk_store import DiskStore
 from dpex.cache.encoding import decoded, encoded
 from dpex.cache.memory_store import MemoryStore
-from dpex.cli.main import main
 from dpex.errors import CacheError
 
 pytest.importorskip("lmdb")
@@ -465,22 +464,3 @@ print(fingerprint(SimpleNamespace(**parts), 3, ()))
         for seed in "123"
     }
     assert len(found) == 1
-
-
-def test_the_command_lists_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = cached(Images(), disk=tmp_path, name="images")
-    dataset[0]
-    options = ["--disk", str(tmp_path)]
-    assert main(["cache", "ls", *options]) == 0
-    told = capsys.readouterr().out
-    assert told.count(dataset.key[:12]) == 2
-    assert "1 of 24" in told
-    assert main(["cache", "rm", dataset.key, *options]) == 1
-    assert capsys.readouterr().err.count("is in use and stays") == 2
-    key = dataset.key
-    del dataset
-    disk_store._stores.clear()
-    assert main(["cache", "rm", key[:8], *options]) == 0
-    assert "is removed" in capsys.readouterr().out
-    assert main(["cache", "rm", key, *options]) == 1
-    assert list(tmp_path.iterdir()) == []

@@ -48,7 +48,7 @@ def test_what_is_put_in_comes_out_with_its_cost(place: Any, size: int) -> None:
     assert store.get(7)[1] == 1234
     assert store.get(8) is None
     stored = store.stored()
-    assert (stored.name, stored.samples, stored.kept) == ("Data", MANY, 1)
+    assert (stored.samples, stored.kept) == (MANY, 1)
     assert size <= stored.nbytes <= size + 20_000
 
 
@@ -91,22 +91,9 @@ def test_a_change_of_a_sample_reaches_no_other_reader(place: Any, size: int) -> 
     assert value(store.get(3)) == 3
 
 
-def test_a_store_of_no_samples_and_a_long_name_is_described(tmp_path: Path) -> None:
-    store = MemoryStore(tmp_path / "cache" / "key.samples", 0, 1000, "n" + 100 * "é")
-    stored = store.stored()
+def test_a_store_of_no_samples_is_described(tmp_path: Path) -> None:
+    stored = MemoryStore(tmp_path / "cache" / "key.samples", 0, 1000, "Data").stored()
     assert (stored.samples, stored.kept, stored.nbytes) == (0, 0, 0)
-    assert stored.name.startswith("né")
-
-
-@pytest.mark.parametrize("nbytes", [0, 100, memory_store.PAGE + 100])
-def test_a_file_that_is_being_made_is_described(tmp_path: Path, nbytes: int) -> None:
-    path = tmp_path / "cache" / "key.samples"
-    store = MemoryStore(path, MANY, 1000, "Data")
-    part = path.with_name("part.samples")
-    part.write_bytes(path.read_bytes()[:nbytes])
-    described = {found: stored for found, stored, _ in memory_store.stores(path.parent)}
-    assert described[part].kept == described[part].nbytes == 0
-    assert described[path] == store.stored()
 
 
 # -- in memory ---------------------------------------------------------------------------------------------------------
@@ -133,7 +120,7 @@ def test_files_that_killed_processes_left_are_removed(tmp_path: Path) -> None:
     del store
     store = MemoryStore(folder / "again.samples", MANY, 1 << 20, "Data")
     assert store.get(1) is None
-    assert [path.name for path, _, _ in memory_store.stores(folder)] == ["again.samples"]
+    assert [path.name for path in folder.glob("*.samples")] == ["again.samples"]
 
 
 def test_an_entry_that_is_half_seen_is_no_sample(tmp_path: Path) -> None:
@@ -194,9 +181,6 @@ def test_a_cache_on_disk_is_there_in_the_next_run(folder: Path) -> None:
     store.put(1, encoded(sample(1)), 1)
     del store
     assert value(DiskStore(folder, 1 << 24, "Data", MANY).get(1)) == 1
-    assert [(path.name, stored.kept) for path, stored, _ in disk_store.stores(folder.parent)] == [("key", 1)]
-    shutil.rmtree(folder)
-    assert disk_store.stores(folder.parent) == []
 
 
 @pytest.mark.parametrize("damage", ["a bit", "exchanged"])
@@ -244,16 +228,6 @@ def test_a_folder_that_was_removed_ends_the_filling(folder: Path) -> None:
     shutil.rmtree(folder)
     assert not store.put(3, encoded(sample(3)), 1)
     assert "cannot be written" in store.why_full
-
-
-def test_an_invalid_description_or_folder_hides_no_other_cache(folder: Path) -> None:
-    disk_store.opened(folder, 1 << 24, "Data", MANY).put(3, encoded(sample(3)), 1)
-    disk_store._stores.clear()
-    (folder / "about.json").write_text("")
-    others = folder.parent / "others"
-    shutil.copytree(folder, others)
-    others.chmod(0o777)
-    assert [(path, stored.kept) for path, stored, _ in disk_store.stores(folder.parent)] == [(folder, 1)]
 
 
 def test_the_error_without_lmdb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
