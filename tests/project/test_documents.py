@@ -41,6 +41,7 @@ LINKED = (
     ROOT / "dashboards" / "README.md",
 )
 NOT_RUN = {
+    ("docs/how-to/feed-the-gpu.md", "needs a GPU with nvImageCodec"): 1,
     ("docs/how-to/lightning.md", "needs Lightning"): 1,
     ("docs/how-to/lightning.md", "needs Ray Train"): 1,
     ("docs/how-to/lightning.md", "needs transformers"): 1,
