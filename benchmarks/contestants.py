@@ -11,7 +11,7 @@ Workers = int | Literal["auto"]
 
 LOCAL = ("torch", "dpex")
 THREADED = ("spdl", "grain-threads", "nodes-threads", "dali", "tf.data")
-RIVALS = (*THREADED, "grain-processes", "nodes-processes", "webdataset", "ray-data")
+RIVALS = (*THREADED, "grain-processes", "nodes-processes", "webdataset", "ray-data", "litdata")
 NAMES = {
     "base": "dpex of the base",
     "dpex-remote": "dpex",
@@ -24,6 +24,7 @@ NAMES = {
     "grain-processes": "Grain",
     "nodes-threads": "torchdata.nodes",
     "nodes-processes": "torchdata.nodes",
+    "litdata": "LitData, raw files",
 }
 
 
@@ -37,6 +38,7 @@ class Contestant:
     workers: processes, or threads where the engine has those; "auto": dpex's law, or tf.data's.
     seeding: dpex's, where it is not the default. prefetch: torch's `prefetch_factor`, or what "actors" keeps in
         flight per actor. nodes: further Ray nodes on this machine, where each machine stands for one of two CPUs.
+    form: the asynchronous form of the row's dataset, by its name in `Work.forms`; None: the synchronous dataset.
     """
 
     engine: str
@@ -44,11 +46,14 @@ class Contestant:
     seeding: Literal["worker", "batch"] | None = None
     prefetch: int | None = None
     nodes: int | None = None
+    form: str | None = None
 
     @property
     def label(self) -> str:
         """For people."""
         parts = [NAMES.get(self.engine, self.engine), *([] if self.engine == "limit" else [self._workers])]
+        if self.form:
+            parts.append(self.form)
         if self.seeding:
             parts.append(f'seeding="{self.seeding}"')
         if self.prefetch:
@@ -59,7 +64,7 @@ class Contestant:
 
     @property
     def _workers(self) -> str:
-        unit = "thread" if self.engine in THREADED else "worker"
+        unit = "worker" if self.engine not in THREADED else "task" if self.form else "thread"
         if self.workers == "auto":
             return "auto"
         return f"{self.workers} {unit}{'' if self.workers == 1 else 's'}"

@@ -47,10 +47,14 @@ def load() -> float:
     return round(os.getloadavg()[0], 2)
 
 
+services: set[int] = set()
+"""Processes below this one that serve its dataset, and belong to no loader."""
+
+
 def process_tree(pid: int | None = None) -> list[psutil.Process]:
-    """This process, or that one, and all those below it. Raises psutil.NoSuchProcess."""
+    """This process, or that one, and all those below it but `services`. Raises psutil.NoSuchProcess."""
     root = psutil.Process(pid)
-    return [root, *root.children(recursive=True)]
+    return [root, *(each for each in root.children(recursive=True) if each.pid not in services)]
 
 
 def tree_bytes(pid: int | None = None) -> int:

@@ -63,7 +63,7 @@ def measure(request: Request) -> Course:
     trainer = _trainer() if row.kind == "training" else None
     batch_size = work.batch_size if trainer is None else work.gpu_batch_size
     nodes = [len(os.sched_getaffinity(0))] if row.kind == "remote" else [MACHINE_CPUS] * (contestant.nodes or 0)
-    with connected(nodes), work.opened(count) as dataset:
+    with connected(nodes), work.opened(count, contestant.form) as dataset:
         if trainer is not None:
             trainer.warm_up(_one_batch(dataset, batch_size))
         with open_loader(contestant, dataset, batch_size, trainer) as loader:

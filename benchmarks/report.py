@@ -18,7 +18,7 @@ from benchmarks.contestants import AUTO, LIMIT, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
 from benchmarks.results import Part, RowResult, Seeding, Spread, is_behind
-from benchmarks.rows import BY_KEY, Kind
+from benchmarks.rows import BY_KEY, NAMED, Kind
 from benchmarks.works import WORKS
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md")
@@ -211,10 +211,10 @@ def _remote_line(result: RowResult) -> Line:
     return Line(cells=cells, behind=is_behind(*ratios))
 
 
-def loaders_table(runs: Sequence[Kept]) -> str:
-    """Each loader at its best setting, the fastest first, with the memory of all its processes."""
-    header = ("work", "loader, best setting", "batches/s, whole course", "after the start", "memory")
-    found = [(row, one) for row in _rows(runs, "loaders") for one in row.best_rivals("torch", "dpex")]
+def loaders_table(runs: Sequence[Kept], kind: Kind = "loaders") -> str:
+    """Each loader at its best setting, the fastest first, with memory and processor time of all its processes."""
+    header = ("work", "loader, best setting", "batches/s, whole course", "after the start", "memory", "CPU per batch")
+    found = [(row, one) for row in _rows(runs, kind) for one in row.best_rivals("torch", "dpex")]
     return table(header, [_loader_line(*each) for each in found]) if found else NOT_MEASURED
 
 
@@ -224,7 +224,8 @@ def _loader_line(result: RowResult, contestant: Contestant) -> Line:
     whole = f"{rate_cell(result, contestant, count=False)} ({low} to {high})"
     memory = result.memory_bytes(contestant)
     shown = f"{memory / 1e9:.2f} GB" if memory else NOTHING
-    cells = (result.row.title, contestant.label, whole, shown_rate(result, settled.median), shown)
+    rates = whole, shown_rate(result, settled.median)
+    cells = (result.row.title, contestant.label, *rates, shown, _cpu(result, contestant))
     return Line(cells=cells, behind=False)
 
 
@@ -240,6 +241,11 @@ def readme_table(runs: Sequence[Kept]) -> str:
 def _readme_line(result: RowResult) -> Line:
     cells = (result.row.title, rate_cell(result, result.best("torch")), rate_cell(result, AUTO, count=False))
     return Line(cells=cells, behind=is_behind(result.ratio(AUTO, result.best("torch"))))
+
+
+def _cpu(result: RowResult, contestant: Contestant) -> str:
+    cpu_s = result.batch_cpu_s(contestant)
+    return f"{1000 * cpu_s:.2f} ms" if cpu_s else NOTHING
 
 
 def training_table(runs: Sequence[Kept]) -> str:
@@ -298,7 +304,7 @@ def _lengths(run: Kept, kind: Kind) -> str:
         "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
         "remote": f" of {settings.window_s:g} s",
         "start": "",
-        "loaders": f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step",
+        **dict.fromkeys(NAMED, f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step"),
         "training": f" of {settings.learning_window_s:g} s, twice as long with further nodes",
     }
     return lengths[kind]
@@ -311,6 +317,7 @@ TABLES: dict[str, tuple[Kind, Callable[[Sequence[Kept]], str]]] = {
     "start": ("start", start_table),
     "remote": ("remote", remote_table),
     "loaders": ("loaders", loaders_table),
+    "async": ("async", partial(loaders_table, kind="async")),
     "readme": ("loaders", readme_table),
     "training": ("training", training_table),
 }
@@ -353,7 +360,8 @@ def _measured(result: RowResult, contestant: Contestant) -> str:
     memory = f"  {bytes_ / 1e9:.2f} GB" if (bytes_ := result.memory_bytes(contestant)) else ""
     stall = f"  GPU stall {share.median:.0%}" if (share := result.gpu_stall(contestant)) else ""
     after = "" if result.row.kind == "start" else f"  settled {later}"
-    return f"    {contestant.label:<46}{shown:>14}  ({low} to {high}){after}{waiting}{stall}{memory}"
+    cpu = f"  CPU {_cpu(result, contestant)}"
+    return f"    {contestant.label:<46}{shown:>14}  ({low} to {high}){after}{waiting}{stall}{memory}{cpu}"
 
 
 def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:

@@ -59,6 +59,11 @@ class RowResult:
         found = [course.memory_bytes for course in self.courses[contestant].values() if course.memory_bytes]
         return median(found) if found else None
 
+    def batch_cpu_s(self, contestant: Contestant) -> float | None:
+        """Median processor time of a batch, of all processes; None where it was not measured."""
+        found = [course.batch_cpu_s for course in self.courses[contestant].values() if course.batch_cpu_s]
+        return median(found) if found else None
+
     def gpu_stall(self, contestant: Contestant) -> Spread | None:
         """Share of the time in which the GPU's stream waited for data; None without a GPU."""
         courses = self.courses[contestant].values()
@@ -94,8 +99,8 @@ class RowResult:
         return self.ratio(AUTO, self.oracle(theirs), part, theirs)
 
     def fixed(self, *engines: str) -> list[Contestant]:
-        """Those of these engines that were measured, but for "auto" of dpex."""
-        return [contestant for contestant in self.courses if contestant.engine in engines and contestant != AUTO]
+        """Those of these engines that were measured with a synchronous dataset, but for "auto" of dpex."""
+        return [one for one in self.courses if one.engine in engines and one.form is None and one != AUTO]
 
     def best_of(self, contestants: Iterable[Contestant], part: Part = "whole") -> Contestant | None:
         """The one with the highest median rate; None if there is none."""
@@ -115,18 +120,17 @@ class RowResult:
         return self.best_of(self.fixed(*LOCAL), part)
 
     def best_rivals(self, *others: str) -> list[Contestant]:
-        """Of each rival, and of other engines, its best setting, the fastest first; of dpex "auto" as well."""
-        by_engine: dict[str, list[Contestant]] = defaultdict(list)
-        for contestant in self.fixed(*others, *RIVALS):
-            by_engine[contestant.engine].append(contestant)
-        if others and AUTO in self.courses:
-            by_engine["auto"] = [AUTO]
-        found = [best for group in by_engine.values() if (best := self.best_of(group)) is not None]
+        """Of each rival, and of other engines, its best setting by form, the fastest first; of dpex "auto" as well."""
+        groups: dict[tuple[str, str | None, bool], list[Contestant]] = defaultdict(list)
+        for one in self.courses:
+            if one.engine in (*others, *RIVALS):
+                groups[one.engine, one.form, one.engine == "dpex" and one.workers == "auto"].append(one)
+        found = [best for group in groups.values() if (best := self.best_of(group)) is not None]
         return sorted(found, key=lambda one: -self.rate(one).median)
 
     def best_dpex(self) -> Contestant | None:
-        """The best of dpex, "auto" and every seeding included: what stands beside the rivals."""
-        return self.best_of([*self.fixed("dpex", "dpex-remote"), *([AUTO] if AUTO in self.courses else [])])
+        """The best of dpex, "auto", every seeding and every form included: what stands beside the rivals."""
+        return self.best_of(one for one in self.courses if one.engine in ("dpex", "dpex-remote"))
 
     @property
     def seedings(self) -> list[Seeding | None]:

@@ -23,7 +23,9 @@ MACHINE_CPUS = 2
 NODES_LONGER = 2.0
 """Windows are longer by this where nodes take part: starting what runs there takes seconds on few cores."""
 
-Kind = Literal["local", "start", "remote", "loaders", "training"]
+Kind = Literal["local", "start", "remote", "loaders", "async", "training"]
+NAMED: tuple[Kind, ...] = ("loaders", "async")
+"""Kinds whose rows name their contestants."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class Row:
 
     kind: "local": torch and dpex with many numbers of workers, and the rivals of that environment. "start": the first
     batch. "remote": workers on a second raylet. "loaders": the contestants named in ``plan``, torch, dpex and rivals,
-    with their memory. "training": a whole training, which with a GPU trains ResNet-50.
+    with their memory. "async": the same, with asynchronous datasets. "training": a whole training, which
+    with a GPU trains ResNet-50.
     step_s: what the consumer waits after each batch. counted: everybody takes the same number of batches, as many as
     the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
@@ -54,7 +57,7 @@ class Row:
     @property
     def same_length(self) -> bool:
         """Whether everybody has as many batches, or as many seconds, as "auto", so that whole courses compare."""
-        return self.counted or self.long or self.kind in ("loaders", "training")
+        return self.counted or self.long or self.kind in (*NAMED, "training")
 
     def count(self, window_s: float) -> int | None:
         """Batches of a measurement of that length, in thirds; None: as many as fit."""
@@ -69,7 +72,7 @@ class Row:
 
 
 def _planned(row: Row, cores: int) -> list[Contestant]:
-    if row.kind == "loaders":
+    if row.kind in NAMED:
         return [Contestant.from_key(key) for key in row.plan]
     if row.kind == "remote":
         actors = [Contestant(engine="actors", workers=cores, prefetch=ahead) for ahead in ACTORS_AHEAD]
@@ -111,11 +114,17 @@ WAITING_LOADERS = (
 )
 HTTP_LOADERS = (*WAITING_LOADERS, "spdl:32", "grain-threads:32", "nodes-threads:32")
 SHIFTING_LOADERS = ("torch:8", "dpex:8", "dpex:auto", "spdl:8", "grain-threads:8", "nodes-threads:8", "ray-data:8")
-ASYNC_LOADERS = ("dpex:1", "dpex:2", "dpex:4", "dpex:auto")
-"""No other loader reads a dataset with an ``async def __getitem__``."""
 LARGE_LOADERS = (
     *("torch:0", "torch:2", "dpex:0", "dpex:2", "dpex:auto", "tf.data:auto", "spdl:2", "grain-threads:2"),
     *("nodes-threads:2", "nodes-threads:8", "ray-data:2"),
+)
+ASYNC_LOADERS = (
+    *(*WAITING_LOADERS, *(f"dpex:{count}:form=async" for count in (2, 3, "auto"))),
+    *("spdl:16:form=async", "spdl:64:form=async"),
+)
+ASYNC_HTTP_LOADERS = (
+    *(*HTTP_LOADERS, *(f"dpex:{count}:form={form}" for form in ("aiohttp", "fsspec") for count in (2, 3, "auto"))),
+    *("spdl:16:form=aiohttp", "litdata:2", "litdata:4"),
 )
 JPEG_LOADERS = (
     *("torch:2", "torch:4", "dpex:2", "dpex:auto", "dali:2", "webdataset:2", "spdl:2", "spdl:4", "grain-threads:2"),
@@ -189,11 +198,11 @@ ROWS = (
         plan=HTTP_LOADERS,
     ),
     *(
-        Row(key=work, title=title, work=work, kind="loaders", plan=ASYNC_LOADERS)
-        for work, title in (
-            ("async-wait", "5 ms wait per sample, batch 16, asynchronous"),
-            ("async-skewed-wait", "log-normal wait per sample, mean 3 ms, batch 16, in order, asynchronous"),
-            ("async-http", "64 KB files over HTTP, 12 ms to the answer, batch 16, asynchronous"),
+        Row(key=f"async-{work}", title=title, work=work, kind="async", plan=plan)
+        for work, title, plan in (
+            ("wait", "5 ms wait per sample, batch 16", ASYNC_LOADERS),
+            ("skewed-wait", "log-normal wait per sample, mean 3 ms, batch 16, in order", ASYNC_LOADERS),
+            ("http", "64 KB files over HTTP, 12 ms to the answer, batch 16", ASYNC_HTTP_LOADERS),
         )
     ),
     Row(

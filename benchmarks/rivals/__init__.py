@@ -4,6 +4,7 @@ The unit of their work is the batch, like ours: a task makes all samples of a ba
 operations of its own (tf.data, DALI), it uses those. What cannot be imported is reported as such.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -23,6 +24,7 @@ MODULES = {
     "dali": "dali_pipeline",
     "webdataset": "webdataset_shards",
     "ray-data": "ray_data",
+    "litdata": "litdata_raw",
 }
 
 Opened = AbstractContextManager[Iterable[Any]]
@@ -36,6 +38,13 @@ class BatchOf:
 
     def __call__(self, indices: Iterable[int]) -> Any:
         return default_collate([self.dataset[int(index)] for index in indices])
+
+
+class AwaitedBatchOf(BatchOf):
+    """As `BatchOf`, of an asynchronous dataset, whose samples are loaded at the same time."""
+
+    async def __call__(self, indices: Iterable[int]) -> Any:
+        return default_collate(await asyncio.gather(*[self.dataset[int(index)] for index in indices]))
 
 
 def index_batches(dataset: Dataset[Any], batch_size: int) -> Iterable[list[int]]:

@@ -5,9 +5,9 @@ on the index alone (and on the random state where it augments), it pickles, its 
 reads is larger than the last-level cache, unless it only waits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +21,8 @@ class Work:
 
     make: "module:function" in this package, called for the dataset. counted: it takes the number of batches of the
     measurement, as its samples depend on it. service: "module:function" of a context manager, whose value the dataset
-    is made with: what the dataset talks to, running beside it.
+    is made with: what the dataset talks to, running beside it. forms: as ``make``, asynchronous datasets with the same
+    samples, by name.
     """
 
     make: str
@@ -29,17 +30,19 @@ class Work:
     gpu_batch_size: int = 256
     counted: bool = False
     service: str | None = None
+    forms: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
-    def opened(self, count: int | None = None) -> Iterator[Any]:
-        """The dataset, for as long as its service runs. Makes its files if they are missing."""
+    def opened(self, count: int | None = None, form: str | None = None) -> Iterator[Any]:
+        """The dataset in a form, for as long as its service runs. Makes its files if they are missing."""
+        make = self.make if form is None else self.forms[form]
         arguments: list[Any] = [count or 1] if self.counted else []
         if self.service is None:
-            yield _named(self.make)(*arguments)
+            yield _named(make)(*arguments)
             return
         service: AbstractContextManager[Any] = _named(self.service)()
         with service as value:
-            yield _named(self.make)(*arguments, value)
+            yield _named(make)(*arguments, value)
 
 
 def _named(place: str) -> Callable[..., Any]:
@@ -58,14 +61,16 @@ WORKS: dict[str, Work] = {
     "random-jpeg": Work(make="jpeg:RandomPixels", batch_size=32),
     "jitter": Work(make="jitter:JitteredPhotographs", batch_size=64),
     "waiting-images": Work(make="waits:Pictures", batch_size=32),
-    "wait": Work(make="waits:steady", batch_size=16),
-    "skewed-wait": Work(make="waits:skewed", batch_size=16),
+    "wait": Work(make="waits:steady", batch_size=16, forms={"async": "waits:async_steady"}),
+    "skewed-wait": Work(make="waits:skewed", batch_size=16, forms={"async": "waits:async_skewed"}),
     "shifting-wait": Work(make="waits:Shifting", batch_size=16, counted=True),
     "slow-shards": Work(make="waits:shards", batch_size=16),
-    "async-wait": Work(make="waits:async_steady", batch_size=16),
-    "async-skewed-wait": Work(make="waits:async_skewed", batch_size=16),
-    "async-http": Work(make="web:AsyncDownloads", batch_size=16, service="web:server"),
-    "http": Work(make="web:Downloads", batch_size=16, service="web:server"),
+    "http": Work(
+        make="web:Downloads",
+        batch_size=16,
+        service="web:server",
+        forms={"aiohttp": "web:AiohttpDownloads", "fsspec": "web:FsspecDownloads"},
+    ),
     "video": Work(make="video:Clips", batch_size=8),
     "text": Work(make="text:Documents", batch_size=64),
     "tokens": Work(make="tokens:Passages", batch_size=8),

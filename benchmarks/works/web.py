@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
+from benchmarks.machine import services
 from benchmarks.works import ENDLESS
 from benchmarks.works.web_server import FILES, MACHINE
 
@@ -23,6 +25,7 @@ def server() -> Iterator[int]:
     command = [sys.executable, "-m", "benchmarks.works.web_server"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
+        services.add(process.pid)
         try:
             yield int(process.stdout.readline())
         finally:
@@ -64,31 +67,58 @@ class Downloads(Dataset[torch.Tensor]):
         return torch.frombuffer(body, dtype=torch.uint8)
 
 
-class AsyncDownloads(Dataset[torch.Tensor]):
-    """As `Downloads`, by aiohttp: one session for each event loop."""
+class AiohttpDownloads(Dataset[torch.Tensor]):
+    """As `Downloads`, by aiohttp: one client for each event loop."""
+
+    library = "aiohttp"
 
     def __init__(self, port: int) -> None:
+        import_module(self.library)  # before the clock starts
         self.port = port
-        self._session: Any = None
+        self._client: Any = None
         self._loop: Any = None
 
     def __len__(self) -> int:
         return ENDLESS
 
-    def _client(self) -> Any:
+    def _opened(self) -> Any:
+        """A new client."""
         import aiohttp
 
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._session, self._loop = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)), loop
-        return self._session
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def _body(self, url: str) -> bytes:
+        async with self._client.get(url) as answer:
+            body: bytes = await answer.read()
+            return body
 
     async def aclose(self) -> None:
         """Close the connections of this process."""
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
 
     async def __getitem__(self, index: int) -> torch.Tensor:
-        async with self._client().get(f"http://{MACHINE}:{self.port}/{index % FILES}") as answer:
-            body = bytearray(await answer.read())
-        return torch.frombuffer(body, dtype=torch.uint8)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._client, self._loop = self._opened(), loop
+        body = await self._body(f"http://{MACHINE}:{self.port}/{index % FILES}")
+        return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+
+
+class FsspecDownloads(AiohttpDownloads):
+    """As `AiohttpDownloads`, by the HTTP file system of fsspec."""
+
+    library = "fsspec.implementations.http"
+
+    def _opened(self) -> Any:
+        import fsspec
+
+        return fsspec.filesystem("http", asynchronous=True, skip_instance_cache=True)
+
+    async def _body(self, url: str) -> bytes:
+        body: bytes = await self._client._cat_file(url)
+        return body
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await (await self._client.set_session()).close()

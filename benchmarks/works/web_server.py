@@ -1,4 +1,7 @@
-"""The server of the files behind HTTP: prints its port, and ends with its standard input. It imports no torch."""
+"""The server of the files behind HTTP: prints its port, and ends with its standard input. It imports no torch.
+
+A path ends with the number of a file, so clients of S3 can ask for it, too, as an object of any bucket.
+"""
 
 import asyncio
 import sys
@@ -17,11 +20,12 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Answer requests until the client is gone."""
     data = np.random.default_rng(0).bytes(FILE_BYTES + FILES)
     waits_s = LATENCY_S + np.random.default_rng(1).exponential(JITTER_S, FILES)
-    head = f"HTTP/1.1 200 OK\r\nContent-Length: {FILE_BYTES}\r\n\r\n".encode()
+    dated = 'Last-Modified: Sat, 28 Nov 2026 00:00:00 GMT\r\nETag: "0"\r\n'  # clients of S3 ask for both
+    head = f"HTTP/1.1 200 OK\r\n{dated}Content-Length: {FILE_BYTES}\r\n\r\n".encode()
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             request = await reader.readuntil(b"\r\n\r\n")
-            number = int(request.split(maxsplit=2)[1][1:])
+            number = int(request.split(maxsplit=2)[1].rpartition(b"/")[2])
             await asyncio.sleep(waits_s[number])
             writer.write(head + data[number : number + FILE_BYTES])
             await writer.drain()

@@ -45,16 +45,25 @@ async def loaded(*wanted: tuple[Any, int]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", WORKS)
-def test_samples_have_one_shape_and_files_are_made_once(name: str, small_data: Path) -> None:
-    with WORKS[name].opened(count=30) as dataset:
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name in WORKS for form in (None, *WORKS[name].forms)])
+def test_samples_have_one_shape_and_files_are_made_once(name: str, form: str | None, small_data: Path) -> None:
+    with WORKS[name].opened(30, form) as dataset:
         made = {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()}
         again = pickle.loads(pickle.dumps(dataset))
         first, eighth, ninth = asyncio.run(loaded((dataset, 0), (dataset, 7), (again, 8)))
         assert shapes(eighth) == shapes(ninth) == shapes(first)
         default_collate([eighth, ninth])
-    with WORKS[name].opened(count=30):
+    with WORKS[name].opened(30, form):
         assert {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()} == made
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name in ("wait", "http") for form in WORKS[name].forms])
+def test_a_form_has_the_samples_of_the_synchronous_dataset(name: str, form: str) -> None:
+    found = []
+    for each in (None, form):
+        with WORKS[name].opened(form=each) as dataset:
+            found += asyncio.run(loaded((dataset, 7)))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("engine", ["torch", "dpex"])
