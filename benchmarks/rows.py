@@ -118,10 +118,7 @@ LARGE_LOADERS = (
     *("torch:0", "torch:2", "dpex:0", "dpex:2", "dpex:auto", "tf.data:auto", "spdl:2", "grain-threads:2"),
     *("nodes-threads:2", "nodes-threads:8", "ray-data:2"),
 )
-ASYNC_LOADERS = (
-    *(*WAITING_LOADERS, *(f"dpex:{count}:form=async" for count in (2, 3, "auto"))),
-    *("spdl:16:form=async", "spdl:64:form=async"),
-)
+ASYNC_LOADERS = (*WAITING_LOADERS, *(f"dpex:{count}:form=async" for count in (2, 3, "auto")), "spdl:64:form=async")
 ASYNC_HTTP_LOADERS = (
     *(*HTTP_LOADERS, *(f"dpex:{count}:form={form}" for form in ("aiohttp", "fsspec") for count in (2, 3, "auto"))),
     *("spdl:16:form=aiohttp", "litdata:2", "litdata:4"),
