@@ -26,7 +26,6 @@ from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.main import add_command
 from dpex.errors import TraceError
-from dpex.measure.readable import fine_percent, rounded
 from dpex.system.user_warnings import forgive
 
 _T = TypeVar("_T")
@@ -244,9 +243,8 @@ def _value(hint: Any, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedWindow:
-    """A sample, its number (from 1 on), the decision that was recorded on it, and the decision made on it now."""
+    """A sample, the decision that was recorded on it, and the decision made on it now."""
 
-    number: int
     sample: Sample
     recorded: Decision | None
     replayed: Decision | None
@@ -263,8 +261,7 @@ def replay(trace: Trace) -> list[ReplayedWindow]:
     for section in trace.sections:
         for step, replayed in zip(section.steps, _decide(section), strict=True):
             recorded = None if step.decision is None else trace.decisions[step.decision]
-            number = len(windows) + 1
-            windows.append(ReplayedWindow(number=number, sample=step.sample, recorded=recorded, replayed=replayed))
+            windows.append(ReplayedWindow(sample=step.sample, recorded=recorded, replayed=replayed))
     return windows
 
 
@@ -291,25 +288,11 @@ def report(trace: Trace, windows: Sequence[ReplayedWindow]) -> Iterator[str]:
 
 
 def _head(trace: Trace) -> Iterator[str]:
-    """Yield lines with the time, machine, software, length and settings of the recorded run."""
-    header, machine, samples = trace.header, trace.header.machine, trace.samples
-    where = f" on {machine['name']}" if "name" in machine else ""
-    started = datetime.fromtimestamp(header.started_s, timezone.utc)
-    yield f"Recorded {started:%Y-%m-%d %H:%M:%S} UTC{where} by dpex {header.dpex}"
-    facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items() if name != "name")
-    yield from _wrapped("  process   ", facts) if facts else ()
+    """Yield lines with the time, software and settings of the recorded run."""
+    started = datetime.fromtimestamp(trace.header.started_s, timezone.utc)
+    yield f"Recorded {started:%Y-%m-%d %H:%M:%S} UTC by dpex {trace.header.dpex}"
     if trace.is_torn:
         yield "  note      the last line is incomplete (the run was killed, or the disk was full) and was left out"
-    if samples:
-        lost_s = sum(sample.wait_s + sample.busy_s for sample in samples)
-        total_s = max(1e-9, lost_s + sum(sample.work_s for sample in samples))
-        measured_s = max(1e-9, sum(sample.seconds for sample in samples))
-        batches, seconds = sum(sample.batches for sample in samples), samples[-1].at - samples[0].at
-        yield f"  run       {seconds:.1f} s, {measured_s:.1f} s measured in {len(samples)} windows"
-        rate, lost = rounded(batches / measured_s), fine_percent(lost_s / total_s)
-        yield f"  batches   {batches}, {rate}/s; {lost} of the time was lost to loading"
-    else:
-        yield "  no window was recorded: the run was too short, or everything was fixed by resize()"
     for number, section in enumerate(trace.sections):
         origin = section.origin
         at = f" from {section.steps[0].sample.at:.1f} s on" if number and section.steps else ""
@@ -345,14 +328,10 @@ def _verdict(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
     if first is None:
         yield "This version of dpex decides the same on these windows."
         return
-    yield (
-        "This version of dpex decides otherwise. The first difference is after window "
-        f"{first.number}, at {first.sample.at:.2f} s:"
-    )
+    yield f"This version of dpex decides otherwise, first at {first.sample.at:.2f} s:"
     yield f"    recorded  {_short(first.recorded)}"
     yield f"    replayed  {_short(first.replayed)}"
     if first.replayed is not None:
         yield from _wrapped("    why       ", first.replayed.text)
     yield ""
     yield "All later windows were recorded under the recorded settings, not under those that would be in force now."
-    yield "Only a new run shows what would have happened."
