@@ -65,7 +65,7 @@ class Draws:
         stateful: The sampler that has a ``state_dict()``, or None.
         every: Batches between two states of ``stateful``. The first state follows the first batch: before it, a sampler
             may still report the previous epoch.
-        note: Receives a number of batches, and the state of ``stateful`` after these.
+        note: Receives a number of batches with the state of ``stateful`` after these.
 
     Attributes:
         drawn: Indices of all undelivered batches and of the latest batch, with their numbers, in order.
@@ -83,7 +83,7 @@ class Draws:
         is_stream: bool,
         stateful: Any = None,
         every: float = math.inf,
-        note: Callable[[int, Any], None] = lambda *_: None,
+        note: Callable[[tuple[int, Any]], object] = lambda _: None,
     ) -> None:
         self.drawn: deque[tuple[Any, int]] = deque()
         self.start: SamplerStart | None = None
@@ -164,7 +164,7 @@ class Draws:
             if is_first(_CANNOT_TELL):
                 warn(f"{_CANNOT_TELL}: {error!r}")
             return
-        self._note(drawn, state)
+        self._note((drawn, state))
 
     @property
     def length(self) -> int:

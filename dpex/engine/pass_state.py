@@ -43,17 +43,6 @@ _MOST_STATES = 1024
 """States of a sampler that are kept: more than there are between the latest draw and the latest delivery."""
 
 
-@contextlib.contextmanager
-def undrawn(generator: torch.Generator | None) -> Iterator[None]:
-    """Put a loader's generator, or torch's global one, back after a ``with`` block."""
-    source = torch.default_generator if generator is None else generator
-    before = source.get_state()
-    try:
-        yield
-    finally:
-        source.set_state(before)
-
-
 # -- the state of a pass -----------------------------------------------------------------------------------------------
 
 
@@ -79,10 +68,6 @@ class PassState:
     """The loop over the pass has ended."""
     persists: bool = False
     """The next epoch belongs to the same iterator."""
-
-    def next_epoch(self) -> ResumePoint:
-        """Return where the next epoch of the same iterator begins."""
-        return self.point.next_epoch()
 
 
 class PassRecorder:
@@ -137,7 +122,7 @@ class PassRecorder:
             is_stream=self._is_stream,
             stateful=self._stateful,
             every=self.every,
-            note=self.note_sampler,
+            note=self._states.append,
         )
         if begun is not None:
             draws.begin_at(0, begun)
@@ -156,10 +141,6 @@ class PassRecorder:
         self._stateful.load_state_dict(copy.deepcopy(state))
         self._states.append(resume.sampler)
         return passed_over(iter(self._index_sampler), first - at)
-
-    def note_sampler(self, drawn: int, state: Any) -> None:
-        """Keep the state of a stateful sampler after ``drawn`` batches."""
-        self._states.append((drawn, state))
 
     def _now(self) -> SamplerStart:
         return SamplerStart.now(
@@ -224,8 +205,13 @@ def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: 
 
 
 def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState) -> None:
-    with undrawn(loader.generator):
+    """Begin with the base seed of the other run. The generator that torch draws its own from stays as it was."""
+    source = torch.default_generator if loader.generator is None else loader.generator
+    before = source.get_state()
+    try:
         init(loader)
+    finally:
+        source.set_state(before)
     iterator._base_seed = resume.base_seed
 
 
@@ -233,7 +219,7 @@ def point_for(resume: PassState | None) -> ResumePoint | None:
     """Return the position from which a pass with workers resumes. None: It begins anew."""
     if resume is None or not resume.has_finished:
         return None if resume is None else resume.point
-    return resume.next_epoch() if resume.persists else None
+    return resume.point.next_epoch() if resume.persists else None
 
 
 def passing_over(point: ResumePoint, index: Any) -> ResumePoint:

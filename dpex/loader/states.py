@@ -55,7 +55,8 @@ def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
             "the state of the pass could not be read: another thread has been in next() for a second; call "
             "state_dict() in the thread that iterates"
         )
-    return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, _dataset_of(found))}
+    dataset = found.dataset if found.fetcher is None else dataset_state_of(found.fetcher)
+    return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, dataset)}
 
 
 def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
@@ -100,10 +101,6 @@ def _check_kind(state: Mapping[str, Any]) -> None:
         )
     if "why_not" not in state and not isinstance(state.get("of"), Mapping):
         raise StateError("the state does not say which loader it is of: load one that state_dict() returned")
-
-
-def _dataset_of(state: PassState) -> Any:
-    return state.dataset if state.fetcher is None else dataset_state_of(state.fetcher)
 
 
 def _index_of(loader: DpexDataLoader[Any]) -> Any:
@@ -187,14 +184,10 @@ def check_identity(saved: Mapping[str, Any], loader: DpexDataLoader[Any]) -> Non
         theirs, ours = saved.get(name), found.get(name)
         if name == "ranks" and theirs is None:  # a state of an earlier commit
             continue
-        if theirs != ours and not (name == "seed" and theirs is not None and _same_seeds(theirs, ours)):
+        if theirs != ours:
             raise StateError(
                 f"the state is of {words.format(theirs)}, and the loader has {words.format(ours)}; {remedy}"
             )
-
-
-def _same_seeds(theirs: Mapping[str, int], ours: Mapping[str, int] | None) -> bool:
-    return dict(theirs) == dict(ours or {})
 
 
 # -- logical workers, as plain values and back -------------------------------------------------------------------------
