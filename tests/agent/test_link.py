@@ -17,7 +17,6 @@ from waiting import until
 from dpex.pools.agent.connection import AgentLink, Arrived
 from dpex.transport.frames import Compressed, FrameError, FrameReader, FrameWriter, compress
 
-pytestmark = pytest.mark.timeout(240)
 SECONDS = 60
 
 

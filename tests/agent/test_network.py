@@ -16,7 +16,6 @@ from dpex.system.clock import monotonic
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 

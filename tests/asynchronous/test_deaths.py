@@ -13,7 +13,7 @@ from dpex.schedule.events import WorkerGone
 from tests.asynchronous.works import Indices, turn
 from tests.pools.test_local_pool import driven
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 class Waits(Indices):

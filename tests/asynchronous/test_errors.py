@@ -14,8 +14,6 @@ from tests.asynchronous.test_samples import IN, Wrapper
 from tests.asynchronous.works import Indices, indices
 
 pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
 

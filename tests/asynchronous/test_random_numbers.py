@@ -15,7 +15,6 @@ import torch
 from dpex import DpexDataLoader, batch_seed
 from tests.asynchronous.works import Draws, Indices, batches, nap
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 WORKERS = [0, 1, 2, 3, "auto"]
 
 

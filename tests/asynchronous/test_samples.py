@@ -25,7 +25,6 @@ from dpex import (
 )
 from tests.asynchronous.works import Indices, indices, nap, turn
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 PLACES: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 1, "seeding": "worker"}]
 IN = pytest.mark.parametrize("options", PLACES, ids=["here", "workers", "worker seeding"])
 

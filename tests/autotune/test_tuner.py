@@ -31,7 +31,6 @@ from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import Settings
 from dpex.system.machine import MachineMeter, busy_s, cpu_used
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
 ENDLESS = 10**7
 

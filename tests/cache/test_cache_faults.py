@@ -38,7 +38,6 @@ from dpex.cache.memory_store import MemoryStore
 from dpex.errors import CacheError
 
 pytest.importorskip("lmdb")
-pytestmark = pytest.mark.timeout(240)
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 LENGTH = 24
 NOBODY = 65534

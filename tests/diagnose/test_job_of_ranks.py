@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
 SCRIPT = Path(__file__).parent / "job_ranks.py"
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 

@@ -9,8 +9,6 @@ import pytest
 
 from tests.diagnose.planted import CASES, check
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_planted_bottleneck_is_found(name: str) -> None:

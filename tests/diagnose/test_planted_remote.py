@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.ray,
     pytest.mark.usefixtures("shared_ray"),
-    pytest.mark.timeout(240),
 ]
 SLOW_NODE = "aside"
 """Resource of the node that is slow in `Uneven`."""

@@ -19,8 +19,6 @@ from dpex.worker import fetch
 from dpex.worker.fetch import Fetcher
 from tests.unit.diagnose.test_verdict import PLANTED
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 PLACES: dict[str, dict[str, Any]] = {
     "torch's own iterator": {"num_workers": 0, "seeding": "worker"},
     "in-process": {"num_workers": 0, "seeding": "batch"},

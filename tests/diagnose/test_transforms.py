@@ -23,8 +23,6 @@ from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Compose, Transformed, compute
 from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, facts, pool
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 PLACES: dict[str, dict[str, Any]] = {
     "torch's own iterator": {"num_workers": 0, "seeding": "worker"},
     "in-process": {"num_workers": 0},

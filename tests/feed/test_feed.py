@@ -14,8 +14,6 @@ from dpex.device.devices import Device, opened
 from dpex.device.feed import Arrival, Feed, open_feed
 from dpex.loader.checks import parsed_device
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def feed(gpu: AsyncDevice) -> Feed:

@@ -21,8 +21,6 @@ from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionEr
 from dpex.device.feed import USUAL
 from dpex.options import DeviceConfig, WorkerConfig
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
-
 
 def on_gpu(dataset: Any, workers: int | str = 2, **options: Any) -> DpexDataLoader[Any]:
     options = {"device": "cuda", "generator": seeded(), **options}

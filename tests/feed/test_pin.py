@@ -31,7 +31,6 @@ from dpex.device.pinning import Pinner
 from dpex.options import WorkerConfig
 from dpex.schedule.schedule import Schedule
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 THREAD = "dpex-pin"
 
 

@@ -15,8 +15,6 @@ from dpex.device import devices
 from dpex.device.devices import QueueDevice, Staging, opened
 from dpex.transport.arena import Arena, memory_behind
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
-
 
 def staging_of(gpu: AsyncDevice) -> Staging:
     device = opened(CUDA)

@@ -19,8 +19,6 @@ import dpex
 from dpex import DpexDataLoader
 from dpex.options import DeviceConfig
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
-
 
 def noisy(batch: torch.Tensor) -> torch.Tensor:
     """Of the device's generator and of each of the host's; column 0 stays the index."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from packages import need
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 for package in ("jupyter_client", "ipykernel", "ray"):
     need(package, f"needs {package}: pip install {package}")
 

@@ -17,7 +17,7 @@ from packages import need
 from tests.frameworks.stream_ways import WAYS as STREAMS
 from tests.frameworks.stream_ways import write_shards
 
-pytestmark = [pytest.mark.timeout(380)]
+pytestmark = pytest.mark.timeout(380)
 for package in ("lightning", "accelerate", "transformers"):
     need(package, f"needs {package}: pip install 'dpex[{package}]'")
 HERE = Path(__file__).parent

@@ -20,7 +20,6 @@ from dpex import AutotuneConfig, DpexDataLoader
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*use of fork"),
 ]
 STEP_S = 0.02
 MOST = 8

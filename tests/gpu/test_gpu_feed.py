@@ -26,7 +26,6 @@ from dpex.transport.arena import Arena
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*use of fork"),
 ]
 MB = 1 << 20
 

@@ -27,7 +27,6 @@ from dpex.system.gpu.stall import SHARE, cuda_stall
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*use of fork"),
 ]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 0.02

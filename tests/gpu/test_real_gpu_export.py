@@ -17,7 +17,6 @@ from dpex import DpexDataLoader
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*use of fork"),
 ]
 WAIT_S = 0.01
 

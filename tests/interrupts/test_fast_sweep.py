@@ -25,7 +25,6 @@ from dpex.pools.factory import PoolFactory
 from dpex.schedule.schedule import Schedule
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
 ]
 ROWS = 400

@@ -33,7 +33,6 @@ from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.setup import modes_here
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
 ]
 PACKAGE = str(Path(dpex.__file__).parent)

@@ -14,7 +14,6 @@ from waiting import PATIENCE_S
 
 from dpex import DpexDataLoader
 
-pytestmark = pytest.mark.timeout(240)
 SAMPLES, BATCH, BEFORE = 400, 4, 5
 
 

@@ -15,7 +15,6 @@ from dpex import DpexDataLoader
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a finalizer was interrupted
 ]
 ROWS = 60_000

@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 from dpex import DpexDataLoader
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
 ]
 ROWS = 120

@@ -13,7 +13,6 @@ from dpex import DpexDataLoader, NoBatchError, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import current
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 LENGTH = 6
 MADE_BY: dict[str, dict[str, Any]] = {
     "the training process": {"num_workers": 0},

@@ -24,8 +24,6 @@ from waiting import until
 from benchmarks.soak import ALLOWED, Look, report
 from dpex import DpexDataLoader
 
-pytestmark = pytest.mark.timeout(240)
-
 ROOT = Path(__file__).parents[2]
 LOADERS = 50
 RANKS = 8

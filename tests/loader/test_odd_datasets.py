@@ -13,8 +13,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Table:
     """Unknown attributes are columns; one that is missing is a KeyError, for which ``getattr`` has no default."""

@@ -167,7 +167,6 @@ def test_auto_has_a_stream_for_each_shard_at_most_for_each_cpu(cpus: Any) -> Non
     assert (again._is_auto, again.num_workers) == (True, 6)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_number_is_the_users_whatever_the_dataset_says() -> None:
     assert DpexDataLoader(Shards(2), num_workers=5, autotune=AutotuneConfig(max_streams=1)).num_workers == 5
 
@@ -264,7 +263,6 @@ def test_each_sample_comes_once_in_each_epoch(kind: Any, options: dict[str, Any]
             assert wanted(loader) == (STREAMS if kind is NamesShards else 1)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_what_splits_itself_comes_in_torchs_order() -> None:
     with auto(NamesShards()) as loader:
         assert samples(loader) == samples(DataLoader(NamesShards(), batch_size=4, num_workers=STREAMS))

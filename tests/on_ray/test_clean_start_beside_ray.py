@@ -15,7 +15,7 @@ from pools.test_clean_start import BROKEN, SHAPE, no_server, server_pid  # noqa:
 from dpex import DpexDataLoader
 from dpex.pools.local import clean_server
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 pytest.importorskip("ray")
 
 

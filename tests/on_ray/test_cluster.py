@@ -19,7 +19,7 @@ import dpex
 from dpex import DpexDataLoader, decode_in_workers
 from dpex.options import ClusterConfig
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 pytest.importorskip("ray")
 
 WORK = Augmented(120)

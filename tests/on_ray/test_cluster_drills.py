@@ -24,7 +24,7 @@ from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader
 from dpex.options import ClusterConfig
 
-pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 ray = pytest.importorskip("ray")
 
 PREEMPTION = 2

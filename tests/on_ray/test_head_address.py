@@ -18,7 +18,7 @@ from dpex import DpexDataLoader
 from dpex.errors import ClusterError
 from dpex.pools.ray.cluster import connect, release
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ray
 pytest.importorskip("ray")
 
 DATA = TensorDataset(torch.arange(32))

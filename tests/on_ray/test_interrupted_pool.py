@@ -15,7 +15,7 @@ from test_cluster import SHAPE, assert_same, remote, until_all_run
 from dpex import DpexDataLoader
 from dpex.pools.agent.pool import RemotePool
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 pytest.importorskip("ray")
 WORK = Augmented(20_000)
 

@@ -18,7 +18,7 @@ from dpex.pools.ray.cluster import FAILURES, connect, release
 from dpex.schedule.events import Notice, WorkerGone
 from dpex.schedule.schedule import Ticket
 
-pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 
 ray = pytest.importorskip("ray")
 

@@ -12,7 +12,7 @@ from pools.test_clean_start import no_server  # noqa: F401
 from dpex import DpexDataLoader
 from dpex.options import WorkerConfig
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 pytest.importorskip("ray")
 SAMPLES, BATCH = 64, 4
 

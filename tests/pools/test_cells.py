@@ -108,7 +108,6 @@ def found(context: str) -> dict[str, object]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 @pytest.mark.parametrize("what", EXPECTED)
 def test_what_a_cell_defines_reaches_workers(context: str, what: str) -> None:

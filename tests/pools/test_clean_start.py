@@ -18,7 +18,6 @@ from dpex import DpexDataLoader, WorkerDiedError
 from dpex.loader import checks
 from dpex.pools.local import clean_server
 
-pytestmark = pytest.mark.timeout(240)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
 BROKEN = {"ends at once": "/bin/false", "does not exist": "/nowhere/python"}
 

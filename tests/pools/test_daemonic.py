@@ -43,7 +43,6 @@ OPTIONS: list[dict[str, Any]] = [
 CASES = [(data, options) for data in (NUMBERS, Stream()) for options in OPTIONS]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 @pytest.mark.parametrize(
     ("data", "options"), CASES, ids=[f"{type(data).__name__} {options}" for data, options in CASES]
 )
@@ -72,7 +71,6 @@ def refused(kind: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 @pytest.mark.parametrize("options", [{}, {"seeding": "batch"}, {"autotune": AutotuneConfig()}], ids=str)
 def test_a_number_of_workers_is_refused_as_torch_refuses_it(options: dict[str, Any]) -> None:
     said = in_daemon(refused, DpexDataLoader, **options)

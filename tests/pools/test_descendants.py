@@ -21,8 +21,6 @@ from waiting import until
 from dpex import DpexDataLoader
 from dpex.transport import arena
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 
 class Child:
     """A forked process that runs ``body`` and lives until it is told to end."""

@@ -36,7 +36,7 @@ from dpex.errors import FixedWorkersError, WorkerDiedError
 from dpex.options import WorkerConfig
 from dpex.pools.local.pool import FORKS_AT_ONCE
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 LARGE_BYTES = 1 << 20
 Step = Callable[[Any, Any], None]
 """What a test does to (loader, iterator) in the middle of an epoch."""

@@ -15,7 +15,6 @@ from families import Augmented, assert_same, seeded, stacked, template_pid
 
 from dpex import DpexDataLoader, IteratorClosedError
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")]
 ROWS = 120
 KINDS: dict[str, dict[str, Any]] = {
     "worker": {"num_workers": 2},

@@ -19,8 +19,6 @@ from dpex import DpexDataLoader
 
 __all__ = ["family", "forker"]
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def test_what_is_left_in_shared_memory_is_seen(family: Forker) -> None:
     """Ended so that nothing tidies up, neither this process nor the one that Python has for it."""

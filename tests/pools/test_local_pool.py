@@ -36,7 +36,6 @@ from dpex.schedule.events import PoolEvent as Event
 from dpex.schedule.schedule import Ticket
 from dpex.worker.fetch import Failure
 
-pytestmark = pytest.mark.timeout(240)
 DEADLINE_S = 30.0
 LARGE = 4096
 """Numbers in a sample: too many to travel in the message itself, so that a batch takes a slot."""

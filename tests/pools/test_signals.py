@@ -21,7 +21,6 @@ from workload import wait_as_work
 from dpex import DpexDataLoader
 from dpex.pools.local.forking import forget_handlers, with_signals_blocked
 
-pytestmark = pytest.mark.timeout(240)
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
 SENT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 

@@ -21,7 +21,6 @@ from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.schedule.events import Notice
 
-pytestmark = pytest.mark.timeout(240)
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 
 

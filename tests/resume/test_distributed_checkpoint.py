@@ -14,7 +14,7 @@ from waiting import PATIENCE_S
 
 from dpex import DpexDataLoader, StateError
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 DATA, GLOBAL_BATCH, BEFORE = list(range(96)), 24, 2
 
 

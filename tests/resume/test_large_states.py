@@ -16,7 +16,6 @@ from dpex import DpexDataLoader
 from dpex.options import WorkerConfig
 from dpex.pools.local.worker_process import SnapshotPace
 
-pytestmark = pytest.mark.timeout(120)
 LARGE = 4 << 20
 """Bytes, of which a socket of packets takes a twentieth."""
 

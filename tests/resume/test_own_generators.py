@@ -20,7 +20,7 @@ from dpex.options import WorkerConfig
 from dpex.worker.core import WorkerCore
 from dpex.worker.own_generators import OwnGenerators
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 
 
 class Jitter:

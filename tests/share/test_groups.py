@@ -20,7 +20,6 @@ from waiting import until
 from dpex import OptionError
 from dpex.options import WorkerConfig
 
-pytestmark = pytest.mark.timeout(240)
 RANKS, DATA = 4, 2
 CHECKOUT = Path(__file__).parents[2]
 

@@ -24,7 +24,6 @@ from dpex.pools.share import nodes, opening
 from dpex.pools.share.meeting import MeetingPlace
 from dpex.pools.share.opening import Share
 
-pytestmark = pytest.mark.timeout(240)
 BATCHES = SAMPLES // BATCH
 PATIENCE_S = 60.0
 """For what ends by itself, on a machine that is busy."""

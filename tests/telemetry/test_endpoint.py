@@ -92,7 +92,6 @@ KINDS: dict[str, dict[str, Any]] = {
 # -- what is seen ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_loop_is_scraped(kind: str) -> None:
     data = Augmented(200, 0.0005, extra=2000)
@@ -298,7 +297,6 @@ def test_workers_do_not_serve() -> None:
         assert torch.cat(list(loader)).tolist() == [[4.0, 0.0]] * 4
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_does_not_serve_and_frees_the_port(tmp_path: Path) -> None:
     loader = DpexDataLoader([1, 2, 3], metrics_port=0)
     list(loader)

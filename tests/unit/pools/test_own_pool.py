@@ -16,7 +16,7 @@ from dpex import OptionError
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 from thread_pool import ThreadedLoader
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+pytestmark = pytest.mark.timeout(60)
 
 
 class Squares(Dataset[Any]):

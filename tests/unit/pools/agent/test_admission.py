@@ -25,7 +25,6 @@ from dpex.pools.agent.connection import (
     tune,
 )
 
-pytestmark = pytest.mark.timeout(240)
 SECRET = bytes(range(32))
 HELLO_BYTES, CHALLENGE_BYTES, PROOF_BYTES = 45, 69, 32
 

@@ -17,7 +17,6 @@ from dpex.schedule.events import WorkerGone, WorkerUp, plain
 from dpex.schedule.schedule import Ticket
 from dpex.transport.frames import FrameReader, FrameWriter
 
-pytestmark = pytest.mark.timeout(240)
 AGENT = 1
 
 

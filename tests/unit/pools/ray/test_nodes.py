@@ -15,8 +15,6 @@ from dpex.pools.ray.cluster import LOOPBACK, Cluster
 from dpex.pools.ray.nodes import RayNodes
 from dpex.pools.ray.room import worker_options
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class Connected(Cluster):
     """A cluster without any node."""
