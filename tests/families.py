@@ -25,6 +25,20 @@ from workload import wait_as_work
 from dpex.worker.setup import WorkerSetup
 
 
+class Of(Dataset[Any]):
+    """Map-style: item i is `make(i)`."""
+
+    def __init__(self, make: Callable[[Any], Any], length: int) -> None:
+        self.make = make
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.make(index)
+
+
 class Augmented(Dataset[torch.Tensor]):
     """Sample ``index``: float64 (4 + ``extra``,): the index and a number each of `random`, numpy and torch."""
 

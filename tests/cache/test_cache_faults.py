@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import seeded
+from families import Of, seeded
 from forks import ended, in_a_child, started
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from waiting import meet
@@ -210,15 +210,10 @@ def test_what_is_missing_in_a_batch_is_loaded_at_once(make: Any, wrap: Any, tmp_
     assert sorted(path.name[:2] for path in tmp_path.iterdir()) == ["2 ", *["6 "] * 4], "two samples are prepared twice"
 
 
-class Late(Dataset[int]):
+def late_at(index: int) -> int:
     """Takes most of a time limit for a sample."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        wait_as_work(1.4)
-        return index
+    wait_as_work(1.4)
+    return index
 
 
 @pytest.mark.parametrize(
@@ -226,7 +221,7 @@ class Late(Dataset[int]):
 )
 def test_a_second_preparation_counts_against_no_limit(limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.1 if "timeout" in limit else 1000.0)
-    loader = DpexDataLoader(cached(Late()), batch_size=1, num_workers=2, **limit)
+    loader = DpexDataLoader(cached(Of(late_at, 4)), batch_size=1, num_workers=2, **limit)
     assert torch.cat(list(loader)).tolist() == list(range(4))
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from async_device import AsyncDevice, DeviceTensor
-from families import Augmented, assert_same, seeded, stacked
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from families import Augmented, Of, assert_same, seeded, stacked
+from torch.utils.data import IterableDataset, get_worker_info
 from waiting import until
 
 from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionError
@@ -169,14 +169,10 @@ def test_so_many_copies_are_begun_ahead_of_need(gpu: AsyncDevice, budget: int, a
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-class Failing(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 2:
-            raise KeyError("of the dataset")
-        return torch.full((1000,), float(index))
+def failing_at(index: int) -> torch.Tensor:
+    if index == 2:
+        raise KeyError("of the dataset")
+    return torch.full((1000,), float(index))
 
 
 def test_errors_come_in_their_place_and_it_goes_on(gpu: AsyncDevice) -> None:
@@ -185,7 +181,7 @@ def test_errors_come_in_their_place_and_it_goes_on(gpu: AsyncDevice) -> None:
             raise OSError("no memory to lock")
 
     gpu.before_pin = pin
-    iterator = iter(on_gpu(Failing()))
+    iterator = iter(on_gpu(Of(failing_at, 6)))
     seen: list[Any] = []
     while True:
         try:

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from families import Of
 from packages import need
 
 need("transformers", "needs transformers: pip install 'dpex[transformers]'")
 need("accelerate", "needs Accelerate: pip install 'dpex[accelerate]'")
 
 
-class Rows:
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"x": torch.tensor([float(index)]), "labels": torch.tensor([0.0])}
+def rows_at(index: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([float(index)]), "labels": torch.tensor([0.0])}
 
 
 class Model(torch.nn.Module):
@@ -53,7 +50,7 @@ def test_auto_applies_to_the_trainers_loader_and_is_logged(tmp_path: Path, capsy
             served.append(dpex.loader_behind(others["train_dataloader"]))
             super().on_train_end(args, state, control, **others)
 
-    trainer = Trainer(model=Model(), args=arguments, train_dataset=Rows(), callbacks=[Spy("auto", name="hf")])
+    trainer = Trainer(model=Model(), args=arguments, train_dataset=Of(rows_at, 32), callbacks=[Spy("auto", name="hf")])
     trainer.train()
     assert (served[0]._is_auto, served[0].name, served[0].stats().batches) == (True, "hf", 8)
     told = [entry for entry in trainer.state.log_history if "dpex/hf/workers" in entry]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import Augmented, assert_same, seeded, stacked
+from families import Augmented, Of, assert_same, seeded, stacked
 from torch.utils.data import Dataset
 from waiting import until
 
@@ -214,23 +214,20 @@ def test_two_consumers_share_the_batches(kind: str) -> None:
         assert kind == "out of order" or numbers == sorted(numbers)
 
 
-class Gated(Dataset[torch.Tensor]):
+def gated_at(index: int) -> torch.Tensor:
     """Its second half waits for a file that never comes."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index >= 4:
-            threading.Event().wait()
-        return torch.tensor(index)
+    if index >= 4:
+        threading.Event().wait()
+    return torch.tensor(index)
 
 
 @pytest.mark.parametrize(
     ("seeding", "persistent"), [pytest.param("worker", False, marks=pytest.mark.long), ("batch", True)]
 )
 def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, persistent: bool) -> None:
-    loader = DpexDataLoader(Gated(), batch_size=2, num_workers=2, seeding=seeding, persistent_workers=persistent)
+    loader = DpexDataLoader(
+        Of(gated_at, 8), batch_size=2, num_workers=2, seeding=seeding, persistent_workers=persistent
+    )
     iterator = iter(loader)
     got: list[Any] = []
 

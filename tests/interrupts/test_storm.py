@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from families import Of
 from places import WITHIN, TickError
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from dpex import DpexDataLoader
 
@@ -45,12 +46,8 @@ def storm() -> Iterator[Storm]:
     signal.signal(signal.SIGALRM, former)
 
 
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> int:
-        return index
+def numbers_at(index: int) -> int:
+    return index
 
 
 class Stream(IterableDataset[int]):
@@ -81,7 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_sample_comes_once_in_a_storm_of_signals(case: str, storm: Storm) -> None:
-    dataset: Any = Stream() if case == "stream" else Numbers()
+    dataset: Any = Stream() if case == "stream" else Of(numbers_at, ROWS)
     with DpexDataLoader(dataset, batch_size=1, collate_fn=list, **CASES[case]) as loader:
         iterator = iter(loader)
         got: list[list[int]] = []

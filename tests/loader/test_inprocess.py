@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import seeded
+from families import Of, seeded
 from forks import in_a_child
 from torch.utils.data import Dataset
 from workload import wait_as_work
@@ -148,20 +148,15 @@ def test_loaders_in_two_threads_yield_the_batches_of_one_alone() -> None:
 # -- what torch's results depend on ------------------------------------------------------------------------------------
 
 
-class Standardised(Dataset[torch.Tensor]):
+def standardised_at(index: int) -> torch.Tensor:
     """Sample: float32 (3, 224, 224), whose last bits depend on the number of threads that add it up."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        image = torch.randn(3, 224, 224)
-        return (image - image.mean()) / image.std()
+    image = torch.randn(3, 224, 224)
+    return (image - image.mean()) / image.std()
 
 
 def test_reductions_are_those_of_a_worker_to_the_last_bit() -> None:
     torch.set_num_threads(4)
-    assert all(map(torch.equal, loaded(Standardised()), loaded(Standardised(), num_workers=1)))
+    assert all(map(torch.equal, loaded(Of(standardised_at, 6)), loaded(Of(standardised_at, 6), num_workers=1)))
     assert torch.get_num_threads() == 4
 
 
@@ -182,16 +177,11 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-class Moody(Dataset[torch.Tensor]):
+def moody_at(index: int) -> torch.Tensor:
     """Sample: float32 (3,): whether gradients are recorded, and what dtypes new tensors and products have."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        one = torch.ones(2, 2)
-        sizes = one.itemsize, (one @ one).itemsize
-        return torch.tensor([torch.is_grad_enabled(), *sizes], dtype=torch.float32)
+    one = torch.ones(2, 2)
+    sizes = one.itemsize, (one @ one).itemsize
+    return torch.tensor([torch.is_grad_enabled(), *sizes], dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +193,9 @@ class Moody(Dataset[torch.Tensor]):
 )
 def test_batches_are_made_in_the_modes_of_their_iterator(mode: str, options: dict[str, Any]) -> None:
     """Not in those of the moment, nor in those of a process that was started clean."""
-    with DpexDataLoader(Moody(), seeding="batch", **options) as loader:
+    with DpexDataLoader(Of(moody_at, 4), seeding="batch", **options) as loader:
         with MODES[mode]():
-            wanted = Moody()[0]
+            wanted = Of(moody_at, 4)[0]
             iterator = iter(loader)
         assert all(torch.equal(batch[0], wanted) for batch in iterator)
 

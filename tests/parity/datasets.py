@@ -12,24 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from families import Of
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 from waiting import until
 
 GATE_GIVE_UP_S = 60.0
-
-
-class Of(Dataset[Any]):
-    """Map-style: item i is `make(i)`."""
-
-    def __init__(self, make: Callable[[Any], Any], length: int) -> None:
-        self.make = make
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.make(index)
 
 
 class Counting(Of):

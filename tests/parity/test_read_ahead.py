@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import Of
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 from workload import wait_as_work
 
@@ -32,14 +33,9 @@ class OfTheStep(Dataset[torch.Tensor]):
         return torch.tensor([index, int(self.step[0])])
 
 
-class Augmented(Dataset[torch.Tensor]):
+def augmented_at(index: int) -> torch.Tensor:
     """Samples that move the worker's generator."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.cat([torch.tensor([float(index)]), torch.rand(2)])
+    return torch.cat([torch.tensor([float(index)]), torch.rand(2)])
 
 
 def oldest(loader: Any, dataset: OfTheStep) -> int:
@@ -74,7 +70,7 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
 def seen(make: Any, kind: str, taken: int | None) -> list[torch.Tensor]:
     """Return all that a script could look at in two epochs, of which the first may be broken off."""
     torch.manual_seed(3)
-    dataset = Augmented()
+    dataset = Of(augmented_at, LENGTH)
     loader = make(dataset, num_workers=WORKERS, sampler=SAMPLERS[kind](dataset), prefetch_factor=64)
     found = []
     for epoch in range(2):

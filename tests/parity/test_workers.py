@@ -369,14 +369,9 @@ def test_start_methods(cls: Loader, method: str) -> Any:
     return [epochs(loader, 2), next(iter(loader)), loader.generator]
 
 
-class WhoAmI(Dataset[torch.Tensor]):
+def who_am_i_at(index: int) -> torch.Tensor:
     """Sample: the worker's number and its process."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([get_worker_info().id, os.getpid()])
+    return torch.tensor([get_worker_info().id, os.getpid()])
 
 
 class Process(Dataset[Any]):
@@ -404,7 +399,7 @@ def test_workers_are_numbered_like_other_processes_of_the_main(cls: Loader, meth
 @parity
 def test_workers_are_listed_by_number(cls: Loader, method: str) -> Any:
     """However long each takes to start."""
-    iterator = iter(cls(WhoAmI(), batch_size=1, num_workers=3, multiprocessing_context=method))
+    iterator = iter(cls(Of(who_am_i_at, 12), batch_size=1, num_workers=3, multiprocessing_context=method))
     pids = dict(torch.cat(list(iterator)).tolist())
     return [[pids[number] for number in range(3)] == [worker.pid for worker in iterator._workers], sorted(pids)]
 

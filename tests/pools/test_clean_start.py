@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from families import Augmented, assert_same, kill, seeded, stacked
+from families import Augmented, Of, assert_same, kill, seeded, stacked
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
@@ -137,20 +137,15 @@ def test_loaders_that_do_not_need_the_server_start_none(options: dict[str, Any])
     assert clean_server._server is None
 
 
-class Variable:
+def variable_at(index: int) -> int:
     """Sample: an environment variable, as a number."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        return int(os.environ["DPEX_TEST_VARIABLE"])
+    return int(os.environ["DPEX_TEST_VARIABLE"])
 
 
 @pytest.mark.usefixtures("kept_server", "ray_seems_up")
 def test_workers_have_the_environment_of_the_training_at_iter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPEX_TEST_VARIABLE", "1")
-    with DpexDataLoader(Variable(), num_workers=1) as loader:
+    with DpexDataLoader(Of(variable_at, 2), num_workers=1) as loader:
         monkeypatch.setenv("DPEX_TEST_VARIABLE", "2")
         assert [int(batch) for batch in loader] == [2, 2]
 

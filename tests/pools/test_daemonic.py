@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from families import Of
+from torch.utils.data import DataLoader, IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
 
@@ -50,19 +51,14 @@ def test_auto_stays_in_the_process(data: Any, options: dict[str, Any]) -> None:
     assert in_daemon(passes, data, num_workers="auto", **options) == [list(range(12))] * 2
 
 
-class Outer(Dataset[Any]):
+def outer_at(index: int) -> Any:
     """Sample: all of a loader's."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(passes(NUMBERS, num_workers="auto"))
+    return torch.tensor(passes(NUMBERS, num_workers="auto"))
 
 
 @pytest.mark.parametrize("kind", [DataLoader, DpexDataLoader])
 def test_a_loader_within_a_dataset_within_a_worker(kind: Any) -> None:
-    assert next(iter(kind(Outer(), None, num_workers=1))).tolist() == [list(range(12))] * 2
+    assert next(iter(kind(Of(outer_at, 1), None, num_workers=1))).tolist() == [list(range(12))] * 2
 
 
 def refused(kind: Any, **options: Any) -> str:

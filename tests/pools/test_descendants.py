@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import descriptors
+from families import Of, descriptors
 from pairs import LARGE, Pair
-from torch.utils.data import Dataset
 from waiting import until
 
 from dpex import DpexDataLoader
@@ -180,16 +179,12 @@ def test_a_slot_of_a_forking_worker_is_held_until_the_child_ends(pair: Pair) -> 
 # -- with workers ------------------------------------------------------------------------------------------------------
 
 
-class Numbers(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 120
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((LARGE,), float(index))
+def numbers_at(index: int) -> torch.Tensor:
+    return torch.full((LARGE,), float(index))
 
 
 def test_a_forked_process_keeps_the_batch_it_was_given() -> None:
-    iterator = iter(DpexDataLoader(Numbers(), batch_size=1, num_workers=1))
+    iterator = iter(DpexDataLoader(Of(numbers_at, 120), batch_size=1, num_workers=1))
     batch = next(iterator)
     unchanged: list[bool] = []
     go, gone_on = multiprocessing.Pipe()
@@ -212,7 +207,7 @@ def test_a_forked_process_keeps_the_batch_it_was_given() -> None:
 
 def test_dpex_s_own_processes_hold_nothing() -> None:
     """The template of the second iterator is forked while a batch of the first is in use."""
-    loader = DpexDataLoader(Numbers(), batch_size=1, num_workers=1)
+    loader = DpexDataLoader(Of(numbers_at, 120), batch_size=1, num_workers=1)
     first = iter(loader)
     batch = next(first)
     second = iter(loader)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
+from families import Of
 from waiting import until
 from workload import wait_as_work
 
@@ -39,18 +39,13 @@ def test_nothing_that_waits_goes_by_the_wall_clock() -> None:
     assert found == WALL_CLOCK
 
 
-class Greedy(Dataset[torch.Tensor]):
+def greedy_at(index: int) -> torch.Tensor:
     """One sample asks for more memory than there can be."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.empty(1 << 60 if index == 3 else 1, dtype=torch.uint8).fill_(index)
+    return torch.empty(1 << 60 if index == 3 else 1, dtype=torch.uint8).fill_(index)
 
 
 def test_a_sample_that_finds_no_memory_is_the_error_of_its_batch() -> None:
-    with DpexDataLoader(Greedy(), batch_size=2, num_workers=1) as loader:
+    with DpexDataLoader(Of(greedy_at, 8), batch_size=2, num_workers=1) as loader:
         batches = iter(loader)
         got = [next(batches).flatten().tolist()]
         with pytest.raises(RuntimeError):

@@ -17,6 +17,7 @@ import pytest
 import torch
 from families import (
     Augmented,
+    Of,
     WhoMadeIt,
     assert_same,
     is_alive,
@@ -184,24 +185,19 @@ def test_a_worker_that_exits_is_replaced_and_its_exit_code_named(tmp_path: Any) 
     assert got.tolist() == list(range(20))
 
 
-class Poisoned(Dataset[int]):
+def poisoned_at(index: int) -> int:
     """Sample 11 kills whoever makes it."""
+    if index == 11:
+        import os
+        import signal
 
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> int:
-        if index == 11:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
+        os.kill(os.getpid(), signal.SIGKILL)
+    return index
 
 
 @pytest.mark.parametrize(("seeding", "workers"), [("batch", 3), ("worker", 1), ("worker", 3)])
 def test_a_ticket_that_always_kills_is_given_up(seeding: Any, workers: int) -> None:
-    loader = DpexDataLoader(Poisoned(), batch_size=2, num_workers=workers, seeding=seeding)
+    loader = DpexDataLoader(Of(poisoned_at, 40), batch_size=2, num_workers=workers, seeding=seeding)
     iterator = iter(loader)
     got = [next(iterator).tolist() for _ in range(5)]
     with pytest.raises(WorkerDiedError, match=r"indices \[10, 11\].*3 workers"):

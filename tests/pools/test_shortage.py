@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import descriptors, no_descriptor_left
+from families import Of, descriptors, no_descriptor_left
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
@@ -32,12 +32,8 @@ class Growing(Dataset[torch.Tensor]):
         return torch.full((index + 1, 1 << 16), float(index))
 
 
-class OneLarge(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((LARGE_BYTES if index == 3 else 1 << 16,), index, dtype=torch.uint8)
+def one_large_at(index: int) -> torch.Tensor:
+    return torch.full((LARGE_BYTES if index == 3 else 1 << 16,), index, dtype=torch.uint8)
 
 
 class ShortInWorker(Growing):
@@ -119,7 +115,7 @@ def test_no_descriptor_left_in_the_trainer(seeding: Any) -> None:
 
 
 def test_no_address_space_left_in_the_trainer() -> None:
-    iterator = iter(DpexDataLoader(OneLarge(), batch_size=1, num_workers=1))
+    iterator = iter(DpexDataLoader(Of(one_large_at, COUNT), batch_size=1, num_workers=1))
     got = numbers([next(iterator)])
     before = descriptors()
     with lowered(resource.RLIMIT_AS, address_space() + LARGE_BYTES // 2):

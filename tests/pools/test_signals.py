@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, assert_same, kill, seeded, stacked, template_pid, worker_pids
+from families import Augmented, Of, assert_same, kill, seeded, stacked, template_pid, worker_pids
 from torch.utils.data import IterableDataset, get_worker_info
 from workload import wait_as_work
 
@@ -48,41 +48,33 @@ def busy_with_signals() -> Iterator[None]:
         theirs.close()
 
 
-class Seen:
+def seen_at(index: int) -> torch.Tensor:
     """Sample: how many of the trainer's handlers, wake-up descriptors and blocked signals its worker has, and how many
     signals it survives."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        handlers = sum(signal.getsignal(number) is handler for number in HANDLED)
-        blocked = len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-        survives = sum(signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN) for number in SENT)
-        return torch.tensor([handlers, signal.set_wakeup_fd(-1) != -1, blocked, survives])
+    handlers = sum(signal.getsignal(number) is handler for number in HANDLED)
+    blocked = len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    survives = sum(signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN) for number in SENT)
+    return torch.tensor([handlers, signal.set_wakeup_fd(-1) != -1, blocked, survives])
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_have_none_of_the_trainer_s_handlers(busy_with_signals: None, method: str) -> None:
-    loader = DpexDataLoader(Seen(), num_workers=1, multiprocessing_context=method)
+    loader = DpexDataLoader(Of(seen_at, 4), num_workers=1, multiprocessing_context=method)
     assert [batch.tolist() for batch in loader] == [[[0, 0, 0, len(SENT)]]] * 4
 
 
-class Ignores:
+def ignores_at(index: int) -> bool:
     """Sample: True if its worker ignores SIGUSR1, as programs that the sample starts would."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> bool:
-        return signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    return signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_ignore_what_the_trainer_ignores(method: str) -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        assert list(DpexDataLoader(Ignores(), batch_size=None, num_workers=1, multiprocessing_context=method)) == [True]
+        assert list(
+            DpexDataLoader(Of(ignores_at, 1), batch_size=None, num_workers=1, multiprocessing_context=method)
+        ) == [True]
     finally:
         signal.signal(signal.SIGUSR1, before)
 

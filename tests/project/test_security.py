@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import kept, leaves
-from torch.utils.data import Dataset
+from families import Of
 
 from dpex import DpexDataLoader, MetricsConfig, StateError
 from dpex.options import WorkerConfig
@@ -24,12 +24,8 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux who listens where")
 
 
-class Numbers(Dataset[Any]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(())
+def numbers_at(index: int) -> Any:
+    return index, torch.rand(())
 
 
 def listening(pids: list[int]) -> list[str]:
@@ -60,7 +56,7 @@ def _sockets(pid: int) -> Iterator[str]:
 )
 def test_nothing_listens_beyond_this_machine(metrics: MetricsConfig | None, addresses: int, tmp_path: Path) -> None:
     mine = set(listening([os.getpid()]))
-    with DpexDataLoader(Numbers(), num_workers=2, metrics_config=metrics) as loader:
+    with DpexDataLoader(Of(numbers_at, 12), num_workers=2, metrics_config=metrics) as loader:
         batches = iter(loader)
         next(batches)
         found = listening([os.getpid(), *(worker.pid for worker in batches._workers if worker.pid)])
@@ -108,7 +104,7 @@ def test_a_state_runs_no_code(tmp_path: Path) -> None:
 
     def loader() -> DpexDataLoader[Any]:
         return DpexDataLoader(
-            Numbers(), shuffle=True, num_workers=1, worker_config=WorkerConfig(snapshot_every_n_steps=1)
+            Of(numbers_at, 12), shuffle=True, num_workers=1, worker_config=WorkerConfig(snapshot_every_n_steps=1)
         )
 
     with loader() as first:

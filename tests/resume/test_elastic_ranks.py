@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import kept
-from torch.utils.data import Dataset, DistributedSampler
+from families import Of
+from torch.utils.data import DistributedSampler
 from trainers import Forker
 
 from dpex import DpexDataLoader, StateError, batch_seed
@@ -21,18 +22,13 @@ GLOBAL = 12
 """Samples of all ranks in a step."""
 
 
-class Noisy(Dataset[Any]):
+def noisy_at(index: int) -> tuple[int, float]:
     """A sample's augmentation depends on the step and the sample, not on the rank that has it."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> tuple[int, float]:
-        return index, np.random.default_rng((batch_seed(), index)).random()
+    return index, np.random.default_rng((batch_seed(), index)).random()
 
 
 def ranks(world: int, *, batch: int | None = None) -> list[DpexDataLoader[Any]]:
-    dataset = Noisy()
+    dataset = Of(noisy_at, SIZE)
     samplers = [DistributedSampler(dataset, world, rank, seed=5) for rank in range(world)]
     each = GLOBAL // world if batch is None else batch
     return [DpexDataLoader(dataset, batch_size=each, sampler=sampler, seeding="batch") for sampler in samplers]

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from families import worker_pids
-from torch.utils.data import Dataset
+from families import Of, worker_pids
 from waiting import until
 
 from dpex import DpexDataLoader
@@ -102,37 +101,27 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-class Parses(Dataset[int]):
+def parses_at(index: int) -> int:
     """Sample: bytes that the process has. Making sample 4 takes `SPIKE_BYTES` for a moment, in small pieces."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        if index == 4:
-            pieces = [bytes(2000) for _ in range(SPIKE_BYTES // 2000)]
-            del pieces
-        return resident_bytes()
+    if index == 4:
+        pieces = [bytes(2000) for _ in range(SPIKE_BYTES // 2000)]
+        del pieces
+    return resident_bytes()
 
 
 def test_a_worker_gives_back_what_one_unusual_sample_took() -> None:
-    sizes = [int(batch) for batch in DpexDataLoader(Parses(), batch_size=1, num_workers=1)]
+    sizes = [int(batch) for batch in DpexDataLoader(Of(parses_at, 8), batch_size=1, num_workers=1)]
     assert max(sizes[4:]) - max(sizes[:4]) < SPIKE_BYTES // 2
 
 
-class Large(Dataset[torch.Tensor]):
+def large_at(index: int) -> torch.Tensor:
     """Sample: 4 MB."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((1 << 20,), float(index))
+    return torch.full((1 << 20,), float(index))
 
 
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 def test_a_worker_without_work_gives_back_what_batches_need(seeding: Any) -> None:
-    with DpexDataLoader(Large(), 10, num_workers=1, persistent_workers=True, seeding=seeding) as loader:
+    with DpexDataLoader(Of(large_at, 40), 10, num_workers=1, persistent_workers=True, seeding=seeding) as loader:
         iterator = iter(loader)
         first = next(iterator)
         (pid,) = worker_pids(iterator)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from families import Of
+from torch.utils.data import DataLoader, RandomSampler
 
 from dpex import OptionError
 
@@ -19,16 +20,11 @@ from thread_pool import ThreadedLoader
 pytestmark = pytest.mark.timeout(60)
 
 
-class Squares(Dataset[Any]):
+def squares_at(index: int) -> Any:
     """Sample: float32 (1,) and float32 (1,): a number, and its square."""
-
-    def __len__(self) -> int:
-        return 96
-
-    def __getitem__(self, index: int) -> Any:
-        if index < 0:
-            raise IndexError(index)
-        return torch.tensor([index / 96]), torch.tensor([(index / 96) ** 2])
+    if index < 0:
+        raise IndexError(index)
+    return torch.tensor([index / 96]), torch.tensor([(index / 96) ** 2])
 
 
 def seeded() -> torch.Generator:
@@ -37,14 +33,14 @@ def seeded() -> torch.Generator:
 
 def threaded(workers: int = 3, **options: Any) -> ThreadedLoader:
     options = {"batch_size": 8, "seeding": "batch", **options}
-    return ThreadedLoader(options.pop("dataset", Squares()), num_workers=workers, **options)
+    return ThreadedLoader(options.pop("dataset", Of(squares_at, 96)), num_workers=workers, **options)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_torchs(persistent: bool) -> None:
     """The sampler has its own generator: a loader with persistent workers draws one base seed for all epochs."""
-    torchs = DataLoader(Squares(), batch_size=8, sampler=RandomSampler(Squares(), generator=seeded()))
-    sampler = RandomSampler(Squares(), generator=seeded())
+    torchs = DataLoader(Of(squares_at, 96), batch_size=8, sampler=RandomSampler(Of(squares_at, 96), generator=seeded()))
+    sampler = RandomSampler(Of(squares_at, 96), generator=seeded())
     with threaded(sampler=sampler, persistent_workers=persistent) as loader:
         for _ in range(2):
             wanted, got = [torch.cat(pair, 1) for pair in torchs], [torch.cat(pair, 1) for pair in loader]
