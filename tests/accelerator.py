@@ -1,7 +1,5 @@
 """An accelerator that is not there: torch believes in one, and pinning is a copy that tells which thread made it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

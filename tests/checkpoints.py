@@ -1,7 +1,5 @@
 """Save and load a loader's state as a checkpoint does that runs no code."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A decision of the tuner, for tests of what becomes of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dpex.autotune.types import Decision

@@ -1,7 +1,5 @@
 """An engine's state on fake pools, driven as the engine drives it, in steps that a test chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,11 +31,7 @@ class Driver:
         self.now, self.prefetch = 0.0, prefetch
         rules = PrefetchRules(logical=logicals > 0, may_group=False, memory_budget=None)
         self.state = EngineState(
-            logicals=logicals,
-            iterable=iterable,
-            in_order=in_order,
-            rules=rules,
-            settings=self.settings(local, remote),
+            logicals=logicals, iterable=iterable, in_order=in_order, rules=rules, settings=self.settings(local, remote)
         )
         self.performer = Pools(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.by_name  # type: ignore[assignment]

@@ -10,8 +10,6 @@ A logical worker's random state is the number of tickets that it has made since 
 (`Work`), so that a test sees whether it was made with the right one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

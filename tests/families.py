@@ -3,8 +3,6 @@
 The datasets' naps are what makes work take a while.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

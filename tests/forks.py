@@ -1,7 +1,5 @@
 """Work in a forked child of the test's process, as of a training that forks."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A virtual environment that holds one wheel, and of all else only what the wheel declares to need."""
 
-from __future__ import annotations
-
 import email
 import os
 import subprocess

@@ -4,8 +4,6 @@
 commits have changed `dpex/` since.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

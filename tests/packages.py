@@ -3,8 +3,6 @@
 Every process of a run imports all modules of tests: those with large packages import these where they are used.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """Both ends of the codec in one process, and batches to try it with."""
 
-from __future__ import annotations
-
 import marshal
 from collections import namedtuple
 from typing import Any

@@ -4,8 +4,6 @@ A quarantined test still runs, and its failure fails nothing. `make test` prints
 than `MOST` entries or one that is older than `MOST_DAYS`.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import date
 from pathlib import Path

@@ -5,8 +5,6 @@ agents of one test are parked for the next one: starting agents is most of what 
 nodes, or need another Ray, leave this one first (`SharedRay.leave`); the next test that needs it joins it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

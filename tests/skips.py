@@ -4,8 +4,6 @@ A skipped test proves nothing, and a run without Prometheus or Chromium skips do
 skip into a failure unless its reason is in `ALLOWED`; continuous integration sets it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """A pool that makes nothing: it takes down what it is told, and says what a test has it say."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any

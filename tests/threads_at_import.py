@@ -1,7 +1,5 @@
 """A module as clients of storages and tokenizers are: its threads start at its import. A fork has none of them."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 POOL = ThreadPoolExecutor(1)

@@ -1,7 +1,5 @@
 """Print what each module of tests cost in the last run of `make test` or `make test-long`, slowest first."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree

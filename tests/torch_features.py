@@ -1,7 +1,5 @@
 """What came after torch 2.4, the oldest that dpex supports: tests of it are skipped where torch lacks it."""
 
-from __future__ import annotations
-
 import inspect
 from multiprocessing.reduction import ForkingPickler
 from typing import Any

@@ -1,7 +1,5 @@
 """How tests wait for what other threads and processes do: they look again and again, with a deadline."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -6,8 +6,6 @@ no virtual time. To wait until something has happened use `waiting.until`; where
 time, `waiting.meet`. ruff fails on every other sleep in the tests (`ruff.toml`).
 """
 
-from __future__ import annotations
-
 import time
 
 wait_as_work = time.sleep

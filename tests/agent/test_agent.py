@@ -1,7 +1,5 @@
 """The loader with workers of agents: the batches of local workers, whatever happens to an agent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Frames between an agent and its trainer, and the trainer's end of the connection, over sockets of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import socket

@@ -1,7 +1,5 @@
 """The loader behind a link with a rate and a delay, in network namespaces of this machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,7 @@ from benchmarks.drills.watched import AFTER, Watched
 from benchmarks.network.links import Link, Network, why_not
 from dpex.system.clock import monotonic
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 SIZE = 12_800

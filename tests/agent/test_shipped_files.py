@@ -1,7 +1,5 @@
 """What was shipped to a node stays until it is forgotten, in whatever order the calls are carried out."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

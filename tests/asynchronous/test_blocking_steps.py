@@ -1,7 +1,5 @@
 """Asynchronous datasets: code that blocks the event loop is found by its place, and computing is not taken for it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A worker that makes several batches at the same time dies: all of them are lost at once, and made again."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Asynchronous datasets: a misuse of the event loop is named with its remedy, and costs its own batch only."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -13,9 +11,7 @@ from dpex import AsyncError, DpexDataLoader, SamplePolicy
 from tests.asynchronous.test_samples import IN, Wrapper
 from tests.asynchronous.works import Indices, indices
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")]
 
 
 class Misuses(Indices):

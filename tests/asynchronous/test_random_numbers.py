@@ -1,7 +1,5 @@
 """Asynchronous datasets: a sample's random numbers depend on its seed, and not on which answer comes first."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

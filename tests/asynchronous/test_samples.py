@@ -1,7 +1,5 @@
 """Asynchronous datasets: order, errors, cancellation, policies, the samples at the same time, and the loop's life."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator
@@ -150,9 +148,6 @@ def test_a_sample_that_blocks_the_loop_ends_its_worker() -> None:
     assert found == [0, 1, 2, 4, 4, 5, 6, 7, *range(8, 16)]
 
 
-# -- samples at the same time ------------------------------------------------------------------------------------------
-
-
 class Meets(Indices):
     """A sample waits until ``together`` samples are open in its process. Sample: the most that were."""
 
@@ -185,9 +180,6 @@ def test_a_given_prefetch_is_kept() -> None:
     with DpexDataLoader(Indices(640), batch_size=8, num_workers=1, prefetch_factor=3, collate_fn=list) as loader:
         next(iter(loader))
         assert loader.stats().in_flight + loader.stats().ready <= 3
-
-
-# -- the loop and its clients ------------------------------------------------------------------------------------------
 
 
 class Closes(Indices):
@@ -258,9 +250,6 @@ class ReadsItself(AsyncDataset, Indices):
 def test_a_loop_is_not_made_to_wait_for_itself() -> None:
     with pytest.raises(AsyncError, match="await it there"):
         indices(ReadsItself())
-
-
-# -- the mixin ---------------------------------------------------------------------------------------------------------
 
 
 class Mixed(AsyncDataset, Indices):

@@ -1,7 +1,5 @@
 """The loop of an asynchronous worker, with a socket of the test and no dataset."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from types import SimpleNamespace

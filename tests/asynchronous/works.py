@@ -1,7 +1,5 @@
 """Asynchronous datasets of the tests, and how their samples wait without a clock."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Beside programs that keep all CPUs busy, queueing for one is not taken for waiting, and waiting still is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

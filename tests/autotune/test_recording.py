@@ -1,7 +1,5 @@
 """Real runs are recorded, each into a file of its own, and nothing about that can disturb training."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
@@ -36,9 +34,6 @@ def slow_work(**options: Any) -> Any:
 
 def has_lines(path: Path, count: int) -> Callable[[], bool]:
     return lambda: path.exists() and path.read_bytes().count(b"\n") >= count
-
-
-# -- real runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
@@ -139,16 +134,7 @@ def test_a_file_that_is_gone_does_not_disturb_training(tmp_path: Path, caplog: p
     assert not path.exists()
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("missing/trace.jsonl", "there is no folder"),
-        (".", "is no file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "problem"), [("missing/trace.jsonl", "there is no folder"), (".", "is no file")])
 @pytest.mark.parametrize("by_option", [True, False])
 def test_a_bad_name_is_refused_before_training(
     name: str, problem: str, by_option: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,5 @@
 """The bridge between a running loader and the law: what is measured, what is carried out, and what stays."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
@@ -51,9 +49,6 @@ def train(loader: Any, enough: Callable[[], Any], step_s: float = 0.0) -> Any:
     iterator = iter(loader)
     train_until(enough, loader, iterator, step_s=step_s)
     return iterator
-
-
-# -- a real loader -----------------------------------------------------------------------------------------------------
 
 
 def test_work_that_waits_grows_far_beyond_the_cores() -> None:
@@ -126,9 +121,6 @@ def test_frozen(options: dict[str, Any]) -> None:
         assert loader._current_settings() == Settings(local=loader.num_workers, prefetch=2 * loader.num_workers)
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
 def test_auto_with_worker_seeds_is_a_number() -> None:
     loader = DpexDataLoader([1, 2], num_workers="auto", seeding="worker")
     assert loader._tuning() is None
@@ -166,9 +158,6 @@ def test_there_is_always_a_worker(config: AutotuneConfig, remote: bool, least: t
 def test_tuning_without_a_worker_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         DpexDataLoader([1, 2], **options)
-
-
-# -- life --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_thread_lives_as_long_as_iterators() -> None:
@@ -244,9 +233,6 @@ def test_a_budget_of_the_loader_is_its_tuners() -> None:
     tuner = DpexDataLoader([1, 2], num_workers="auto", worker_config=WorkerConfig(memory_budget=2_000))._tuning()
     assert tuner is not None
     assert tuner._limits.batch_budget == 2_000
-
-
-# -- what the tuner reads ----------------------------------------------------------------------------------------------
 
 
 def test_an_engine_shows_where_time_went() -> None:

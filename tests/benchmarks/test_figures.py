@@ -1,7 +1,5 @@
 """Published figures: how courses become rates and ratios, what may be kept, and the tables. Nothing is timed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -63,9 +61,6 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-# -- rates -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_clock_starts_before_iter(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: now[0])
@@ -89,9 +84,6 @@ def test_a_whole_course_has_the_start_and_its_settled_half_not() -> None:
     assert counted.settled_rate == pytest.approx(10)
 
 
-# -- ratios ------------------------------------------------------------------------------------------------------------
-
-
 def test_ratios_are_taken_within_rounds_that_both_have() -> None:
     found = result({DPEX[2]: [10.0, 40.0, 95.0, 7.0], TORCH[2]: [10.0, 50.0, 100.0]})
     ratio = found.ratio(DPEX[2], TORCH[2])
@@ -109,9 +101,6 @@ def test_the_best_of_each_side_and_the_oracle() -> None:
     assert (found.oracle(), found.best_dpex()) == (BATCH, AUTO)
     later = result({TORCH[0]: course(50, 50), TORCH[8]: course(40, 60), AUTO: course(30, 57)})
     assert (later.oracle(), later.oracle("settled")) == (TORCH[0], TORCH[8])
-
-
-# -- what may be kept --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,9 +140,6 @@ def test_a_kept_run_is_reported_without_incomplete_rows(
     assert "old" not in text
     keep.write(kept, tmp_path / "again.json")
     assert keep.kept_runs(tmp_path)[0].rows == kept.rows
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_headline_compares_whole_auto_with_settled_torch() -> None:

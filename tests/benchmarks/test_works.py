@@ -1,7 +1,5 @@
 """Works of the benchmark give batches of one shape, from files that are made once, and a measurement of them counts."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """`dpex.cached` with real workers and trainings: torch's batches, one copy for all, and each fault of a cache."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -223,9 +221,6 @@ def test_a_second_preparation_counts_against_no_limit(limit: dict[str, Any], mon
     monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.1 if "timeout" in limit else 1000.0)
     loader = DpexDataLoader(cached(Of(late_at, 4)), batch_size=1, num_workers=2, **limit)
     assert torch.cat(list(loader)).tolist() == list(range(4))
-
-
-# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

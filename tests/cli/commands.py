@@ -1,7 +1,5 @@
 """Runs the command in a process of its own, as a user would."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

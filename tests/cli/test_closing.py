@@ -1,7 +1,5 @@
 """What `dpex run` says at the end, of loaders whose measurements are given."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`dpex cluster`: what it shows, of values and of a real cluster, and what it says where there is none."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dpex demo`, shortened: what it shows with Ray, and how it ends on Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

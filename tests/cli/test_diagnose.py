@@ -1,7 +1,5 @@
 """``dpex diagnose``: the cause of the wait, the report and its files. `test_run_training` has what the scripts see."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A recorded run is explained, and decided again as it was."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -77,9 +75,6 @@ def shown(*arguments: Any) -> tuple[int, list[str]]:
     return code, "\n".join(lines).split("\n")
 
 
-# -- the same again ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", sorted({scenario.family for scenario in scenarios().values()}))
 def test_scenarios_are_decided_again_as_they_were(family: str, tmp_path: Path) -> None:
     scenario = next(each for each in scenarios().values() if each.family == family)
@@ -111,9 +106,6 @@ def test_each_law_is_made_anew_where_it_was(renewed: Path) -> None:
     assert any("limits: local=3, least_local=3" in text for text in lines)
 
 
-# -- explained ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_is_explained(shift: Path) -> None:
     trace = load(str(shift))
     code, lines = shown(shift)
@@ -128,9 +120,6 @@ def test_a_run_is_explained(shift: Path) -> None:
         assert f"why {decision.text}" in words
     assert "replayed the same" in words
     assert lines[-1] == "This version of dpex decides the same on these windows."
-
-
-# -- otherwise ---------------------------------------------------------------------------------------------------------
 
 
 def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +144,6 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
         "    replayed  nothing",
     ]
     assert any("recorded under the recorded settings" in text for text in lines)
-
-
-# -- refused -----------------------------------------------------------------------------------------------------------
 
 
 def test_unreadable_traces_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """``dpex run`` beside ``python``: exit codes, tracebacks, arguments, stdin, and the processes that a script starts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Plain PyTorch scripts below ``dpex run`` and ``dpex diagnose``: they see what they see under Python, made by dpex."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

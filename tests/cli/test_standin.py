@@ -1,7 +1,5 @@
 """What a loader's stand-in takes over, when dpex cannot stand in, and when a stand-in ends."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`dpex top`: the reports of processes that answer, that do not, and that are gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -36,9 +34,6 @@ def shown(*found: Report, width: int = 120) -> str:
     out = StringIO()
     Console(file=out, width=width).print(screen(found, "/place"))
     return out.getvalue()
-
-
-# -- whom it asks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -138,9 +133,6 @@ def test_targets_are_in_rank_order_without_invalid_files(directory: Path) -> Non
     own = directory / f"dpex-{socket.gethostname()}-{os.getpid()}-{started_at(os.getpid())}.json"
     own.write_text(json.dumps([{"targets": ["h:1"], "labels": {"run_id": "0", "__scheme__": "https"}}]))
     assert (targets(directory)[0].url, targets(directory)[0].gone) == ("https://h:1", False)
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@
 ``--launched`` it is a script below torchrun, which trains once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Datasets with a planted bottleneck, and training loops that run into it: real work, real waiting."""
 
-from __future__ import annotations
-
 import os
 import time
 import zlib
@@ -239,10 +237,7 @@ CASES: dict[str, Case] = {
     "consumer": Case(dataset=partial(Planted, 200, wait_s=0.002), accepted=("consumer",), step_s=0.02),
     "reading": Case(dataset=partial(Planted, 400, wait_s=0.02), accepted=("storage",), where="dataset"),
     "computing": Case(
-        dataset=partial(Planted, 800, cpu_s=0.005),
-        accepted=("cpu",),
-        where="dataset",
-        options={"num_workers": 2},
+        dataset=partial(Planted, 800, cpu_s=0.005), accepted=("cpu",), where="dataset", options={"num_workers": 2}
     ),
     "collating": Case(
         dataset=partial(Planted, 800),
@@ -251,9 +246,7 @@ CASES: dict[str, Case] = {
         options={"num_workers": 2, "collate_fn": computing_collate},
     ),
     "large objects": Case(
-        dataset=partial(Wordy, 600),
-        accepted=("transfer",),
-        options={"collate_fn": as_they_are, "num_workers": 2},
+        dataset=partial(Wordy, 600), accepted=("transfer",), options={"collate_fn": as_they_are, "num_workers": 2}
     ),
     "stragglers": Case(
         dataset=partial(Planted, 480, wait_s=0.001, every=32, slow_s=0.15),

@@ -1,7 +1,5 @@
 """The verdict on a job of four real ranks, whose loading is planted to be slow in several ways; see `job_ranks`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

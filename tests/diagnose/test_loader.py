@@ -1,7 +1,5 @@
 """`DpexDataLoader.diagnose`: what is counted, from when on, and what is said when nothing is."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -3,8 +3,6 @@
 Other programs may run beside them: `check` accepts what they cause, if the workers were truly kept waiting for a CPU.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.diagnose.planted import CASES, check

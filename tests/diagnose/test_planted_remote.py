@@ -1,7 +1,5 @@
 """Planted bottlenecks with workers on a Ray cluster: three raylets on this machine, the trainer's without CPUs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,11 +21,7 @@ from tests.diagnose.test_transforms import check_dear
 from tests.shared_ray import SharedRay, by_value
 
 pytest.importorskip("ray")
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.ray,
-    pytest.mark.usefixtures("shared_ray"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 SLOW_NODE = "aside"
 """Resource of the node that is slow in `Uneven`."""
 

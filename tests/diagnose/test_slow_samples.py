@@ -1,7 +1,5 @@
 """Slow samples are found by their index wherever batches are made, and batches stay what they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Transforms in real loaders: the dear one is named wherever batches are made, and batches stay what they are."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Iterator
@@ -224,9 +222,6 @@ def test_only_what_came_since_a_reset_is_told() -> None:
         * transforms(first)["Dear"].wall_s
         / sum(one.wall_s for one in first.transforms if not one.is_collating)
     )
-
-
-# -- what is concluded -------------------------------------------------------------------------------------------------
 
 
 def steps(**cpu_s: float) -> dict[str, StepSums]:

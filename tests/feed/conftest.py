@@ -1,7 +1,5 @@
 """A device that copies late, for tests of the feed without a GPU."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Iterator

@@ -30,9 +30,6 @@ def hold_copies(gpu: AsyncDevice) -> None:
     gpu.held = set(gpu.streams) - {gpu.training}
 
 
-# -- in order ----------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_read_without_waiting_is_caught(gpu: AsyncDevice, feed: Feed) -> None:
     arrival = launched(feed, torch.arange(4.0))
     arrival.batch.sum()
@@ -110,9 +107,6 @@ def test_what_is_counted(gpu: AsyncDevice, feed: Feed) -> None:
     assert feed.late == 1
 
 
-# -- what a type does by itself ----------------------------------------------------------------------------------------
-
-
 class Graph:
     """A batch that moves itself, and whose tensors only it knows."""
 
@@ -150,9 +144,6 @@ def test_a_batch_that_moves_itself(gpu: AsyncDevice, feed: Feed, kind: type[Grap
     assert gpu.hazards == []
     assert lent == ([gpu.training] * 4 if kind is Lender else [])
     assert feed.copied_bytes == 4 * 256
-
-
-# -- which device ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["gpu", "", 1, 1.5, ["cuda"], "meta", "cuda:x"])

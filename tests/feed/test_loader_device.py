@@ -1,7 +1,5 @@
 """`DpexDataLoader(..., device="cuda")` on a stand-in: the same batches, on the device, ahead of need, ended cleanly."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -44,9 +42,6 @@ class Stream(IterableDataset[torch.Tensor]):
 LARGE = Augmented(40, extra=2000)
 
 
-# -- the same batches --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Augmented(40), LARGE, Stream()], ids=["small", "large", "stream"])
@@ -65,11 +60,7 @@ def test_same_batches_in_the_same_order(gpu: AsyncDevice, dataset: Any, workers:
 @pytest.mark.parametrize(
     "options",
     [
-        *(
-            {"persistent_workers": True},
-            {"pin_memory": True},
-            {"worker_config": WorkerConfig(memory_budget=100_000)},
-        ),
+        *({"persistent_workers": True}, {"pin_memory": True}, {"worker_config": WorkerConfig(memory_budget=100_000)}),
         *(
             {"device_config": DeviceConfig(budget_bytes=1)},
             {"prefetch_factor": 1},
@@ -110,9 +101,6 @@ def test_on_the_cpu_nothing_is_added(device: Any) -> None:
         assert iterator._engine._plan.pinner is None
         assert iterator._feed is None
         assert next(iterator).device.type == "cpu"
-
-
-# -- copies in flight --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -164,9 +152,6 @@ def test_so_many_copies_are_begun_ahead_of_need(gpu: AsyncDevice, budget: int, a
         until(lambda: gpu.uploads >= delivered + ahead)  # noqa: B023
         assert gpu.uploads <= delivered + max(ahead, 2 if delivered == 2 else ahead)
     del iterator
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def failing_at(index: int) -> torch.Tensor:
@@ -250,9 +235,6 @@ def test_a_device_that_is_not_there_is_told_at_iter(workers: int | str) -> None:
 def test_a_loader_with_a_device_can_be_pickled() -> None:
     loader = pickle.loads(pickle.dumps(DpexDataLoader([1, 2], device="cuda:1")))
     assert loader.device == torch.device("cuda", 1)
-
-
-# -- ends --------------------------------------------------------------------------------------------------------------
 
 
 def _break() -> None:

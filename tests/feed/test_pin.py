@@ -3,8 +3,6 @@
 `parity.test_pinning` compares errors, timeouts and the device with torch's, and `test_leftovers` has all ways to end.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import threading
@@ -48,9 +46,6 @@ def pin_threads() -> list[threading.Thread]:
 def pinning(dataset: Any, workers: int = 2, **options: Any) -> DpexDataLoader[Any]:
     options = {"pin_memory": True, "generator": seeded(), **options}
     return DpexDataLoader(dataset, num_workers=workers, **options)
-
-
-# -- the same batches --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,9 +110,6 @@ def test_a_killed_worker_s_warning_points_at_the_user_s_line(accelerator: Accele
         rest = stacked(iterator)
     assert rest[:, 0].tolist() == list(range(2, 60))
     assert {Path(warning.filename).name for warning in said} & {Path(__file__).name, "families.py"}
-
-
-# -- how far ahead -----------------------------------------------------------------------------------------------------
 
 
 def collected(iterator: Any, count: int) -> None:
@@ -195,9 +187,6 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
     assert (stats.batches, stats.first_batch_s, stats.wait_s, stats.work_s) == (2, 100, 100, 100 * USUAL)
 
 
-# -- interruptions -----------------------------------------------------------------------------------------------------
-
-
 def _opened(gate: threading.Event) -> None:
     assert gate.wait(60.0)
 
@@ -273,9 +262,6 @@ def test_a_batch_whose_reading_was_interrupted_is_read_again(accelerator: Accele
     pinner.close(nothing)
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
-
-
 def test_no_thread_is_left_when_it_still_had_work(accelerator: Accelerator) -> None:
     """What was handed over is not pinned any more once the iterator is closed."""
     gate = threading.Event()
@@ -344,9 +330,6 @@ def test_a_forked_trainer(accelerator: Accelerator) -> None:
 
     in_a_child(start_anew)
     assert stacked([first, *iterator])[:, 0].tolist() == list(range(30))
-
-
-# -- the rest ----------------------------------------------------------------------------------------------------------
 
 
 def test_torch_without_a_common_name_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:

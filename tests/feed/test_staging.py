@@ -1,7 +1,5 @@
 """Slots that the device reads by itself: locked once, unlocked before they are unmapped, and copied once."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

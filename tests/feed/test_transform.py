@@ -1,7 +1,5 @@
 """`DeviceConfig.transform`: queued behind the copy, ahead of need, and with random numbers that belong to the batch."""
 
-from __future__ import annotations
-
 import gc
 import random
 import signal

@@ -1,7 +1,5 @@
 """A trainer of Lightning that is quiet and uses CPUs, and a module whose loss is given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ writes a file into the folder: a rank a `Seen` for each framework and each way t
 the examples print.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -189,8 +187,6 @@ FRAMEWORKS: dict[str, Callable[[str, list[Any]], tuple[Any, Any]]] = {
     "Accelerate": accelerate,
     "Trainer": transformers,
 }
-
-# -- one after the other -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -3,8 +3,6 @@
 Used by `test_framework_streams` in one process, and by `ranks` in each of two ranks.
 """
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Iterator
@@ -65,9 +63,6 @@ def loader_of(dataset: Any, *, is_auto: bool, **options: Any) -> Any:
 def read(loader: Any) -> Read:
     """Return all batches."""
     return [str(batch) for batch in loader]
-
-
-# -- ways: each returns what it read -----------------------------------------------------------------------------------
 
 
 def webdataset(urls: list[str], rank: int, *, is_auto: bool) -> Read:

@@ -1,7 +1,5 @@
 """Accelerate: what it prepares is served with all options, and the tracker writes what it does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import psutil

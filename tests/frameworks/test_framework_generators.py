@@ -1,7 +1,5 @@
 """MONAI and albumentations: their own generators are reseeded for each batch, by their own interface."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Streams of webdataset and Hugging Face, and as Lightning and Accelerate read them: what torch yields with as many
 workers. `test_two_ranks` does the same on two ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A real Jupyter kernel: classes of a notebook in local workers, spawned ones and Ray's, and what it shows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

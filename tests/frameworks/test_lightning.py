@@ -1,7 +1,5 @@
 """Lightning and Fabric: "auto", the class imported late, and the callback."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 import weakref

@@ -1,7 +1,5 @@
 """Ray Train on two CPU ranks: batches, `"auto"`, metrics, and what is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """What is logged of a loader, and where it is written."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

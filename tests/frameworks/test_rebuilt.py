@@ -3,8 +3,6 @@
 Here the attributes are copied as frameworks copy them; with the frameworks themselves it is tried beside this file.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -295,9 +293,6 @@ def test_the_loader_behind_wrappers_is_found() -> None:
         assert loader_behind(nothing) is None
 
 
-# -- what cannot be served ---------------------------------------------------------------------------------------------
-
-
 class OwnIterators(DataLoader[Any]):
     """Makes torch's iterators itself, as torchdata's `StatefulDataLoader` does."""
 
@@ -345,9 +340,6 @@ assert _BaseDataLoaderIter.__init__ is init
 
 def test_torch_is_untouched_until_there_is_a_loader() -> None:
     subprocess.run([sys.executable, "-c", UNTOUCHED], check=True, timeout=60)
-
-
-# -- a number that is set later ----------------------------------------------------------------------------------------
 
 
 def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:

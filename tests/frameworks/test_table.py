@@ -1,7 +1,5 @@
 """The table of frameworks: each cell is shown by a test."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

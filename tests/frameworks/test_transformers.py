@@ -1,7 +1,5 @@
 """The Hugging Face Trainer: the callback has its loader served, and logs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two ranks on CPUs: batches, `"auto"`, figures and leftovers in each framework, and the examples; see `ranks`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

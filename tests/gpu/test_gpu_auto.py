@@ -17,10 +17,7 @@ from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 STEP_S = 0.02
 MOST = 8
 SECONDS = 12.0

@@ -23,10 +23,7 @@ from dpex.device.devices import QueueDevice, opened
 from dpex.options import DeviceConfig
 from dpex.transport.arena import Arena
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 MB = 1 << 20
 
 

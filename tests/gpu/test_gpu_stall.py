@@ -24,10 +24,7 @@ from dpex import DpexDataLoader
 from dpex.system.gpu.nvml import Gpus, process_gpus
 from dpex.system.gpu.stall import SHARE, cuda_stall
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 0.02
 STEPS = 60
@@ -152,10 +149,7 @@ def test_batches_made_in_the_training_process(spin: Callable[[float], None], tmp
 
 def test_the_stream_that_training_uses_is_measured(spin: Callable[[float], None], tmp_path: Path) -> None:
     """And not the default one, which has nothing to do all the time."""
-    with (
-        torch.cuda.stream(torch.cuda.Stream()),
-        DpexDataLoader(Paced(STEPS, WAIT_S), num_workers=1) as loader,
-    ):
+    with torch.cuda.stream(torch.cuda.Stream()), DpexDataLoader(Paced(STEPS, WAIT_S), num_workers=1) as loader:
         stall, seen = train(loader, lambda: spin(1.2 * WAIT_S), tmp_path)
     assert seen.idle == pytest.approx(0.0, abs=PLANTED)
     assert stall == pytest.approx(seen.stall, abs=POINTS)

@@ -14,10 +14,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 WAIT_S = 0.01
 
 

@@ -4,8 +4,6 @@ CPython 3.11 does so as a function begins, after a call and at each jump back. A
 chance.
 """
 
-from __future__ import annotations
-
 import dis
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A worker pool in this process, so that a renewal costs no process: its workers make all tickets when it is polled."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The iterator, the engine, the schedule and the samplers are the real ones. `test
 signals, as each costs new processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from dpex.pools.factory import PoolFactory
 from dpex.schedule.schedule import Schedule
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator was just being closed
 ]
 ROWS = 400
 STREAM_BATCHES = 50

@@ -4,8 +4,6 @@ A real signal is raised where dpex calls the k-th function inside ``next()``, fo
 `test_fast_sweep` and `test_sweep` raise one at every place where CPython looks for signals.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle
@@ -33,7 +31,7 @@ from dpex.worker.batch_seeding import InProcessMaker
 from dpex.worker.setup import modes_here
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator was just being closed
 ]
 PACKAGE = str(Path(dpex.__file__).parent)
 ROWS = 120
@@ -267,9 +265,6 @@ def test_a_handler_that_closes_the_loader_ends_the_loop_in_order() -> None:
     finally:
         sys.settrace(None)
         signal.signal(signal.SIGUSR1, former)
-
-
-# -- the tools ---------------------------------------------------------------------------------------------------------
 
 
 def raising(*_: Any) -> None:

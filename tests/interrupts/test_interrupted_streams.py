@@ -1,7 +1,5 @@
 """An exception of a signal handler inside ``next()`` of a stream, with a state and without one."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

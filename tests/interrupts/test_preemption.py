@@ -1,7 +1,5 @@
 """A scheduler preempts a job: its signal comes to every process, the training saves its state, a later run resumes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

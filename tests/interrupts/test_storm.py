@@ -1,7 +1,5 @@
 """A real timer whose handler raises inside ``next()`` every two milliseconds: each sample comes once, and in order."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Signals at each place where CPython looks for them inside ``next()``, one after the other: nothing is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch.utils.data import IterableDataset
 from dpex import DpexDataLoader
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator was just being closed
 ]
 ROWS = 120
 TICKS = 120

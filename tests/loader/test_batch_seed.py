@@ -1,7 +1,5 @@
 """`dpex.batch_seed`: the same wherever a batch is made, and an error where none is."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -14,10 +12,7 @@ from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import current
 
 LENGTH = 6
-MADE_BY: dict[str, dict[str, Any]] = {
-    "the training process": {"num_workers": 0},
-    "processes": {"num_workers": 2},
-}
+MADE_BY: dict[str, dict[str, Any]] = {"the training process": {"num_workers": 0}, "processes": {"num_workers": 2}}
 
 
 @pytest.fixture(autouse=True)

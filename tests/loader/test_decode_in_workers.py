@@ -1,7 +1,5 @@
 """A stream that some workers read and others decode: what it yields, who decodes, and what follows from failures."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -56,9 +54,6 @@ def by_torch(dataset: Any, **options: Any) -> list[Any]:
 
 def ours(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
     return DpexDataLoader(dataset, num_workers=2, seeding="batch", **options)
-
-
-# -- what it yields ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,9 +137,6 @@ def test_streams_that_share_a_process_have_a_source_each(dataset: Any) -> None:
     assert made == [[2, 4], [3, 5], [6, 8], [7, 9]]
 
 
-# -- who decodes -------------------------------------------------------------------------------------------------------
-
-
 def decoded_together(place: Path, many: int, raw: bytes) -> int:
     """Decode only once so many workers decode at the same time."""
     meet(place, many)
@@ -169,9 +161,6 @@ def test_auto_chooses_streams_and_tunes_the_decoding_workers(monkeypatch: pytest
         text = loader.decisions[0].text
     assert "read in 2 streams, as the dataset names 2 shards" in text
     assert "Other workers, whose number is tuned, decode" in text
-
-
-# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 def die_once(mark: Path, raw: bytes) -> torch.Tensor:
@@ -225,9 +214,6 @@ def test_an_error_of_decoding_costs_its_batch_alone() -> None:
     expected = [ValueError if [4] in batch else batch for batch in every]
     with ours(decode_in_workers(Shards(), fail), batch_size=2) as loader:
         assert outcomes(loader) == expected
-
-
-# -- the parts ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_memory_budget_counts_what_tickets_carry() -> None:

@@ -1,7 +1,5 @@
 """Tickets made in the training process: as in a worker, with nothing left behind, whatever else the process is at."""
 
-from __future__ import annotations
-
 import random
 import threading
 import warnings
@@ -50,9 +48,6 @@ def as_seeded(number: int) -> tuple[float, ...]:
     found = three()
     before.put_back()
     return found
-
-
-# -- the process is left as it was -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -143,9 +138,6 @@ def test_loaders_in_two_threads_yield_the_batches_of_one_alone() -> None:
         thread.join()
     assert len(found) == 2
     assert all(torch.equal(*pair) for batches in found.values() for pair in zip(batches, expected, strict=True))
-
-
-# -- what torch's results depend on ------------------------------------------------------------------------------------
 
 
 def standardised_at(index: int) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Many at once: loaders in one process, and ranks on one machine. All batches are right, and nothing stays or grows."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing
@@ -94,8 +92,6 @@ def test_eight_ranks_on_one_machine_get_all_samples_once(tmp_path: Path) -> None
     assert [one["indices"] for one in found] == [list(range(rank, 320, RANKS)) for rank in range(RANKS)]
     assert [one["deaths"] for one in found] == [0] * RANKS
 
-
-# -- soaking -----------------------------------------------------------------------------------------------------------
 
 FLAT = [
     Look(batches=100 * at, memory_mb=300.0 + at % 3, descriptors=20.0, threads=2.0, processes=1.0) for at in range(40)

@@ -1,7 +1,5 @@
 """Datasets that raise what torch does not ask for, or have threads that a fork does not copy: all samples come."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from typing import Any

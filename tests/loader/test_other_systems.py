@@ -1,7 +1,5 @@
 """Where PyTorch's own iterators do the local work, as on macOS: batches are PyTorch's, and nothing is resized."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

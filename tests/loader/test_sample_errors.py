@@ -1,7 +1,5 @@
 """Samples that cannot be loaded, or whose loading hangs: batches stay full, and the user hears of it."""
 
-from __future__ import annotations
-
 import re
 import threading
 import warnings
@@ -89,9 +87,6 @@ def expected(**instead: Any) -> list[list[int]]:
     return [numbers[at : at + 4] for at in range(0, COUNT, 4)]
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dataset", [Numbers(), InBulk()], ids=["one by one", "in bulk"])
 def test_a_sample_that_fails_is_skipped_and_its_batch_stays_full(place: str, dataset: Any) -> None:
@@ -134,9 +129,6 @@ def test_more_errors_than_are_allowed_end_the_pass(place: str) -> None:
         TooManySampleErrors, match=r"SamplePolicy\(max_errors=0\.2\) allows 20.* sample \d+ \(ValueError"
     ):
         batches_of(Numbers(bad=bad), sample_policy=SamplePolicy(on_error="skip", max_errors=0.2), **PLACES[place])
-
-
-# -- samples that hang -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{"seeding": "batch"}, {"seeding": "worker"}], ids=["any worker", "its worker"])
@@ -242,9 +234,6 @@ def test_reported_stack_begins_at_the_dataset(no_exit: list[int], monkeypatch: p
     assert stack.startswith('  File "')
 
 
-# -- one batch ---------------------------------------------------------------------------------------------------------
-
-
 def guard_of(dataset: Any, on_error: Any = "skip") -> SampleGuard:
     return SampleGuard(dataset, SamplePolicy(on_error=on_error), seed=1)
 
@@ -278,9 +267,6 @@ def test_what_hung_is_not_loaded_again() -> None:
     assert guard.samples(LeavingOut(index=[7, 8], places={ALL_AT_ONCE: "all hung"})) == [7, 8]
     index = LeavingOut(index=[4, (5, 6)], places={1: "it hung"})
     assert index_of(kept(plain_index(index))) == index, "it can be kept in a state"
-
-
-# -- what is kept and what is refused ----------------------------------------------------------------------------------
 
 
 class Stream(IterableDataset[int]):

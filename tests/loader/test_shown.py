@@ -1,7 +1,5 @@
 """A loader in a terminal, in a notebook, and below progress bars."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

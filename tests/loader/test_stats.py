@@ -1,7 +1,5 @@
 """``stats()`` speaks of the latest iterator, and keeps its figures however that ends."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -4,8 +4,6 @@ A dataset that names its shards has a stream for each, at most one for each CPU.
 the number of workers to give.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator
@@ -51,9 +49,6 @@ class Numbers(IterableDataset[torch.Tensor]):
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda count: monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: count)
-
-
-# -- the rule ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,9 +143,6 @@ def test_the_urls_of_a_pipeline_are_its_shards_per_rank(stages: list[Any], count
     assert named_shards(Pipeline(*stages), ranks=2) == count
     chosen = choose_streams(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
     assert chosen.count == (1 if count is None else count)
-
-
-# -- the loader --------------------------------------------------------------------------------------------------------
 
 
 def test_auto_has_a_stream_for_each_shard_at_most_for_each_cpu(cpus: Any) -> None:
@@ -291,9 +283,6 @@ def test_no_warning_where_the_number_is_known(kind: Any) -> None:
         list(auto(NamesShards()))
 
 
-# -- a later run -------------------------------------------------------------------------------------------------------
-
-
 class Stateful(Plain):
     def __init__(self) -> None:
         self.at = self.begin = 0
@@ -393,12 +382,7 @@ def test_a_stream_that_others_decode_goes_on_in_one() -> None:
         assert samples(loader) == list(range(12, LENGTH))
 
 
-# -- who else reads streams --------------------------------------------------------------------------------------------
-
-
-def test_torchs_workers_read_one_stream_unless_shards_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torchs_workers_read_one_stream_unless_shards_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Named(SplitsAtOnce):
         num_shards = 2
 

@@ -1,7 +1,5 @@
 """``seeding="batch"``: the states each ticket begins with, and what the training process notices of it: nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Iterator
@@ -55,9 +53,6 @@ def half_a_pair() -> None:
     """Leave a normal number in each library's keeping."""
     two_normals()
     torch.randn(())
-
-
-# -- one ticket --------------------------------------------------------------------------------------------------------
 
 
 def states() -> tuple[Any, ...]:
@@ -115,8 +110,6 @@ def test_seeds_computed_together_equal_those_computed_singly() -> None:
     for epoch, number in [(0, 0), (0, 255), (0, 256), (0, 3), (1, 3), (1, 2**40), (0, 700), (0, 699), (0, 511)]:
         assert seeds.of(number, epoch) == ticket_seed(epoch_key(-(2**63), epoch), number)
 
-
-# -- the quality of the numbers ----------------------------------------------------------------------------------------
 
 TICKETS = 20_000
 CELLS = 64

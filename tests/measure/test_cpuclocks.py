@@ -1,7 +1,5 @@
 """What a batch costs is counted with the threads that libraries start for it, in every pool."""
 
-from __future__ import annotations
-
 import threading
 import time
 import zlib
@@ -13,11 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.worker.fetch import (
-    CPU_CLOCK_EVERY,
-    TINY_S,
-    SampledCpu,
-)
+from dpex.worker.fetch import CPU_CLOCK_EVERY, TINY_S, SampledCpu
 
 BLOCKS = 4
 
@@ -72,9 +66,6 @@ def test_threads_of_a_library_are_counted(name: str) -> None:
         found = loader.stats().pools[pool]
     assert found.tickets == 60
     assert 0.6 * used_s < found.cpu_s < 1.5 * used_s + 0.1
-
-
-# -- tiny tickets ------------------------------------------------------------------------------------------------------
 
 
 class Clock:

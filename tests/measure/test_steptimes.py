@@ -1,7 +1,5 @@
 """Transforms timed where they are: what is found, that batches and objects stay as they are, and when it is done."""
 
-from __future__ import annotations
-
 import functools
 import random
 import sys
@@ -387,9 +385,6 @@ def test_the_steps_of_albumentations_are_those_that_run() -> None:
     assert drawing >= {"RandomResizedCrop", "ColorJitter"}
 
 
-# -- random numbers ----------------------------------------------------------------------------------------------------
-
-
 RNG = np.random.default_rng(1)
 
 
@@ -529,9 +524,6 @@ def test_only_the_costliest_of_very_many_are_told() -> None:
     steps = [type(f"Step{number}", (Jitter,), {})() for number in range(100)]
     found = rows(Pictures(*steps))
     assert len(found) == live_timer.MOST_ROWS + 2
-
-
-# -- when --------------------------------------------------------------------------------------------------------------
 
 
 def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[int], float]:

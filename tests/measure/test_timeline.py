@@ -1,7 +1,5 @@
 """`DpexDataLoader.timeline`: the recording of a real run is a valid trace of what happened."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What tests with Ray define travels to workers by value: these cannot import modules of tests."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

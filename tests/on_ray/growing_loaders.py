@@ -3,8 +3,6 @@
 `test_ray_heads` runs this in a process of its own, without the shared Ray.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

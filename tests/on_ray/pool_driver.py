@@ -1,7 +1,5 @@
 """Drive the pool of remote workers with tickets, without a loader: datasets, a driver, and ways to be connected."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

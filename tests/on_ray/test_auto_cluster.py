@@ -6,8 +6,6 @@ too. What they do have is room: a sample here waits for 10 ms (as for a storage)
 are waited for.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

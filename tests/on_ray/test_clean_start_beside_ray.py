@@ -1,7 +1,5 @@
 """The server that local workers are forked from under Ray, with a real cluster whose workers deliver meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import islice

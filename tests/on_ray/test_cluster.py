@@ -1,7 +1,5 @@
 """The loader on a real Ray cluster of several raylets: same batches, whatever happens to it."""
 
-from __future__ import annotations
-
 import os
 import types
 import uuid
@@ -33,12 +31,7 @@ def epochs(loader: Any, count: int = 1) -> list[torch.Tensor]:
 
 def remote(dataset: Any, **options: Any) -> DpexDataLoader[torch.Tensor]:
     """All batches come from the cluster."""
-    return DpexDataLoader(
-        dataset,
-        distribute_mode=True,
-        generator=seeded(),
-        **options,
-    )
+    return DpexDataLoader(dataset, distribute_mode=True, generator=seeded(), **options)
 
 
 def assert_same(expected: list[torch.Tensor], got: list[torch.Tensor]) -> None:
@@ -148,9 +141,6 @@ def test_a_stream_read_here_and_decoded_remotely_is_resumed() -> None:
     with DpexDataLoader(dataset, distribute_mode=False, generator=seeded(), **options) as loader:
         loader.load_state_dict(state)
         assert_same(got[3:], epochs(loader))
-
-
-# -- while workers start -----------------------------------------------------------------------------------------------
 
 
 def until_all_run(loader: Any, iterator: Iterator[Any]) -> list[Any]:

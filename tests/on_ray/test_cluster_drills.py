@@ -1,7 +1,5 @@
 """What nodes of a Ray cluster may suffer, as the loader sees it: same batches, whatever happens."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

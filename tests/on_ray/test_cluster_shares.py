@@ -1,7 +1,5 @@
 """Several trainings on one Ray cluster, each a process: they have equal shares, and one that dies leaves all."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

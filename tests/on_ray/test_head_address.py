@@ -1,7 +1,5 @@
 """`head_address` names the cluster that a loader uses. Another cluster than the connected one is an error."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """An exception inside ``next()`` with workers on a Ray cluster: the room on the nodes stays, agents are replaced."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import islice
 from typing import Any

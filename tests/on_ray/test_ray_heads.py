@@ -4,8 +4,6 @@ Ray reads once in a process whether calls carry a token. A head that asks for no
 takes that for dead, and ends its actors as soon as they are made.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -11,17 +11,7 @@ import numpy as np
 import pytest
 import torch
 from families import is_alive
-from pool_driver import (
-    DEADLINE_S,
-    Driver,
-    HeldBack,
-    NodeBound,
-    Numbers,
-    grouped,
-    key_of,
-    new_agents,
-    same,
-)
+from pool_driver import DEADLINE_S, Driver, HeldBack, NodeBound, Numbers, grouped, key_of, new_agents, same
 from waiting import until
 
 from dpex.errors import ShippingError

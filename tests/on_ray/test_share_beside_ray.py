@@ -1,7 +1,5 @@
 """Loaders that share batches in a process that is connected to Ray, whose threads make forking it unsafe."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

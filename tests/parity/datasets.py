@@ -1,7 +1,5 @@
 """Small datasets and samplers for the scripts; at module level, so that every start method can send them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

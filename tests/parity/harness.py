@@ -13,8 +13,6 @@ same random state.
 `DPEX_PARITY_CLASS=module:Name` points the suite at another class.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc
@@ -215,17 +213,8 @@ FORMS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     ((int, float, complex), lambda v: (name_of(type(v)), repr(v))),
     ((torch.dtype, torch.Size, range, slice), repr),
     (tuple, lambda v: (name_of(type(v)), *map(normal, v))),
-    (
-        list,
-        lambda v: [normal(x) for x in v] if type(v) is list else (name_of(type(v)), *map(normal, v), extra(v)),
-    ),
-    (
-        Mapping,
-        lambda v: {
-            "": (name_of(type(v)), list(map(normal, v)), extra(v)),
-            **{str(k): normal(v[k]) for k in v},
-        },
-    ),
+    (list, lambda v: [normal(x) for x in v] if type(v) is list else (name_of(type(v)), *map(normal, v), extra(v))),
+    (Mapping, lambda v: {"": (name_of(type(v)), list(map(normal, v)), extra(v)), **{str(k): normal(v[k]) for k in v}}),
     ((set, frozenset), lambda v: (name_of(type(v)), sorted(map(repr, map(normal, v))))),
     (type, name_of),
     (BaseException, lambda v: normal_caught(Caught(v))),

@@ -1,7 +1,5 @@
 """Attributes, their freezing, copies and pickles, subclasses."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import pickle
@@ -31,22 +29,11 @@ PUBLIC = (
 )
 PRIVATE = ("_iterator", "_dataset_kind", "_auto_collation", "_IterableDataset_len_called")
 FROZEN = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
-FREE = (
-    *(name for name in PUBLIC if name not in FROZEN),
-    "generator",
-    "multiprocessing_context",
-    "anything_else",
-)
+FREE = (*(name for name in PUBLIC if name not in FROZEN), "generator", "multiprocessing_context", "anything_else")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "workers": {
-        "num_workers": 2,
-        "prefetch_factor": 5,
-        "persistent_workers": True,
-        "in_order": False,
-        "timeout": 3,
-    },
+    "workers": {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True, "in_order": False, "timeout": 3},
     "single": {"batch_size": None},
     "batch_sampler": {"batch_sampler": [[1, 2]]},
     "callables": {"collate_fn": as_is, "worker_init_fn": print, "num_workers": 1},
@@ -174,11 +161,7 @@ def test_copies_of_a_loader_that_was_used(cls: Loader) -> Any:
 def test_a_loader_with_live_persistent_workers_is_not_picklable(cls: Loader) -> Any:
     loader = cls(MAP, num_workers=1, persistent_workers=True)
     list(loader)
-    return [
-        caught(pickle.dumps, loader),
-        caught(copy.deepcopy, loader),
-        type(loader._iterator) is type(iter(loader)),
-    ]
+    return [caught(pickle.dumps, loader), caught(copy.deepcopy, loader), type(loader._iterator) is type(iter(loader))]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

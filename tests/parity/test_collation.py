@@ -1,7 +1,5 @@
 """Structures that cross from a worker: types, dtypes, strides, sharing, writability."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

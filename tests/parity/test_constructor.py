@@ -1,7 +1,5 @@
 """The constructor: its signature, every refusal with its words, and what it does not do."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -67,10 +65,7 @@ REFUSED: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "stream and shuffle": lambda: (STREAM, {"shuffle": True}),
     "stream and sampler": lambda: (STREAM, {"sampler": 3}),
     "stream and batch_sampler": lambda: (STREAM, {"batch_sampler": 3}),
-    "stream is checked before the combination": lambda: (
-        STREAM,
-        {"shuffle": True, "sampler": 3, "batch_size": 0},
-    ),
+    "stream is checked before the combination": lambda: (STREAM, {"shuffle": True, "sampler": 3, "batch_size": 0}),
     "start method unknown": lambda: (MAP, {"num_workers": 1, "multiprocessing_context": "bad"}),
     "context of a wrong type": lambda: (MAP, {"num_workers": 1, "multiprocessing_context": 5}),
     "context without workers": lambda: (MAP, {"multiprocessing_context": "fork"}),
@@ -156,21 +151,8 @@ def test_defaults_that_depend_on_others(cls: Loader) -> Any:
     working = cls(MAP, num_workers=1)
     batched = cls(MAP, batch_sampler=batches_of_three())
     return [
-        (
-            loader.prefetch_factor,
-            loader.batch_size,
-            loader.drop_last,
-            type(loader.sampler),
-            type(loader.batch_sampler),
-        )
-        for loader in (
-            plain,
-            working,
-            batched,
-            cls(MAP, batch_size=None),
-            cls(MAP, shuffle=True),
-            cls(STREAM),
-        )
+        (loader.prefetch_factor, loader.batch_size, loader.drop_last, type(loader.sampler), type(loader.batch_sampler))
+        for loader in (plain, working, batched, cls(MAP, batch_size=None), cls(MAP, shuffle=True), cls(STREAM))
     ]
 
 

@@ -398,8 +398,7 @@ def silence(worker: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "words"),
-    [(vanish, "exited unexpectedly"), (fall_over, "is killed by signal: Segmentation fault")],
+    ("end", "words"), [(vanish, "exited unexpectedly"), (fall_over, "is killed by signal: Segmentation fault")]
 )
 @parity
 def test_a_sample_that_ends_every_worker(cls: Loader, end: Any, words: str) -> Any:

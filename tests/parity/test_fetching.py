@@ -10,16 +10,7 @@ from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, Stack
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
-from .datasets import (
-    Bulk,
-    Counting,
-    Of,
-    Stream,
-    as_is,
-    as_tensor,
-    epochs,
-    pair,
-)
+from .datasets import Bulk, Counting, Of, Stream, as_is, as_tensor, epochs, pair
 from .harness import PASSES, WORKERS, Loader, caught, drain, parity
 
 
@@ -179,10 +170,7 @@ def test_a_stream_that_is_its_own_iterator(cls: Loader, workers: int, persistent
 @WORKERS
 @parity
 def test_an_ended_iterator_stays_ended(cls: Loader, workers: int) -> Any:
-    iterator, stream = (
-        iter(cls(Counting(2), num_workers=workers)),
-        iter(cls(Stream(pair, 1), num_workers=workers)),
-    )
+    iterator, stream = (iter(cls(Counting(2), num_workers=workers)), iter(cls(Stream(pair, 1), num_workers=workers)))
     return [
         drain(iterator),
         [caught(next, iterator) for _ in range(3)],
@@ -227,14 +215,7 @@ def test_torch_s_own_datasets(cls: Loader, workers: int) -> Any:
 def test_plain_python_objects_as_datasets(cls: Loader, workers: int) -> Any:
     return [
         list(cls(dataset, batch_size=2, num_workers=workers))
-        for dataset in (
-            [1, 2, 3],
-            (1.5, 2.5),
-            range(5),
-            "abc",
-            {0: "x", 1: "y"},
-            torch.arange(6).reshape(3, 2),
-        )
+        for dataset in ([1, 2, 3], (1.5, 2.5), range(5), "abc", {0: "x", 1: "y"}, torch.arange(6).reshape(3, 2))
     ]
 
 

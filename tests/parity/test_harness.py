@@ -1,7 +1,5 @@
 """The harness must be able to fail: each wrong loader below is caught, and torch's own passes."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable, Iterator

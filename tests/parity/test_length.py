@@ -1,7 +1,5 @@
 """`len(loader)`, `len(iter(loader))`, and the warning of a stream that gives more than it announced."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -12,19 +12,7 @@ from torch_features import needs_in_order
 
 from dpex import DpexDataLoader
 
-from .datasets import (
-    Counting,
-    Gated,
-    GatedStream,
-    Of,
-    Recording,
-    Stream,
-    as_is,
-    epochs,
-    pair,
-    take,
-    worker_id,
-)
+from .datasets import Counting, Gated, GatedStream, Of, Recording, Stream, as_is, epochs, pair, take, worker_id
 from .harness import PASSES, WORKERS, Loader, caught, parity
 
 
@@ -265,14 +253,7 @@ def test_the_persistent_iterator_is_one_object(cls: Loader) -> Any:
     second = iter(loader)
     b = take(second, 1)
     third = iter(loader)
-    return [
-        a,
-        b,
-        first is second is third is loader._iterator,
-        list(third),
-        caught(next, first),
-        list(loader),
-    ]
+    return [a, b, first is second is third is loader._iterator, list(third), caught(next, first), list(loader)]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])

@@ -1,7 +1,5 @@
 """Pinning, with an accelerator that is only pretended: what a user could tell of the thread that does it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

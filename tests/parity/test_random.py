@@ -1,7 +1,5 @@
 """Who draws which random numbers, when: this process's generators, the loader's, and those in the workers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

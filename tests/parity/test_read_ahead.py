@@ -1,7 +1,5 @@
 """With a number of workers a batch is at most as old as torch's prefetch, whatever the dataset reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 With torch it arrives wherever it lies, as workers get the first index of an epoch at its `iter()`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from typing import Any

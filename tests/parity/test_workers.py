@@ -1,7 +1,5 @@
 """What code finds around it in a worker, and what happens here without workers."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
@@ -138,14 +136,7 @@ class Shares(Counting):
 
 def share_out(worker: int) -> None:
     info: Any = get_worker_info()
-    info.dataset.share = (
-        worker,
-        info.id,
-        info.num_workers,
-        random.random(),
-        np.random.rand(),
-        torch.rand(1).item(),
-    )
+    info.dataset.share = (worker, info.id, info.num_workers, random.random(), np.random.rand(), torch.rand(1).item())
 
 
 @pytest.mark.smoke
@@ -154,11 +145,7 @@ def share_out(worker: int) -> None:
 def test_worker_init_fn(cls: Loader, workers: int, persistent: bool) -> Any:
     dataset = Shares(5)
     loader = cls(
-        dataset,
-        num_workers=workers,
-        worker_init_fn=share_out,
-        persistent_workers=persistent,
-        collate_fn=as_is,
+        dataset, num_workers=workers, worker_init_fn=share_out, persistent_workers=persistent, collate_fn=as_is
     )
     return [epochs(loader, 2), dataset.share]
 
@@ -183,11 +170,7 @@ def test_worker_init_fn_is_a_method_of_the_dataset(cls: Loader, workers: int, pe
     """Called once per worker process: in each epoch anew, or once for persistent workers."""
     dataset = Counted(6)
     loader = cls(
-        dataset,
-        num_workers=workers,
-        worker_init_fn=dataset.begin,
-        persistent_workers=persistent,
-        collate_fn=as_is,
+        dataset, num_workers=workers, worker_init_fn=dataset.begin, persistent_workers=persistent, collate_fn=as_is
     )
     return [epochs(loader, 2), dataset.calls]
 
@@ -329,13 +312,7 @@ def test_nothing_leaves_this_process_without_workers(cls: Loader) -> Any:
     loader = cls(dataset, collate_fn=lambda batch: batch, batch_size=1)
     batches = list(loader)
     single = next(iter(cls(dataset, batch_size=None)))
-    return [
-        kept,
-        [b[0] is tensor for b in batches],
-        single is tensor,
-        loader.dataset is dataset,
-        get_worker_info(),
-    ]
+    return [kept, [b[0] is tensor for b in batches], single is tensor, loader.dataset is dataset, get_worker_info()]
 
 
 @WORKERS

@@ -3,8 +3,6 @@
 ``python -c`` stands for the notebook: neither has a script that a worker could import.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

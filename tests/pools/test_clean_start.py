@@ -1,7 +1,5 @@
 """Local workers where Ray is connected: they come from a clean server, for whose start nobody waits."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -178,9 +176,7 @@ def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("seems_connected")
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
-def test_a_failed_start_of_all_workers_raises_and_resize_retries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_start_of_all_workers_raises_and_resize_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable in BROKEN.values():
         loader = local()
         iterator = iter_with(executable, loader, monkeypatch)

@@ -1,7 +1,5 @@
 """`dpex.compact` in workers of dpex's and of PyTorch's loader."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

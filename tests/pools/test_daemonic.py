@@ -1,7 +1,5 @@
 """Loaders in a process that may not have children: of a pool, or a worker of torch's."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a forked process still reads is not overwritten; what it does not read comes back; nobody else pays."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -174,9 +172,6 @@ def test_a_slot_of_a_forking_worker_is_held_until_the_child_ends(pair: Pair) -> 
     assert held(pair) == 1
     child.end()
     assert held(pair) == 0
-
-
-# -- with workers ------------------------------------------------------------------------------------------------------
 
 
 def numbers_at(index: int) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Faults that no other module has."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Local workers that come, go and die while the epoch runs: the batches stay what they were, each exactly once."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing
@@ -207,9 +205,6 @@ def test_a_ticket_that_always_kills_is_given_up(seeding: Any, workers: int) -> N
     assert loader.stats().deaths == 3
 
 
-# -- seeding="worker": torch's own bits --------------------------------------------------------------------------------
-
-
 def torchs(dataset: Any, workers: int, epochs: int = 1, **options: Any) -> torch.Tensor:
     return driven(DataLoader(dataset, num_workers=workers, generator=seeded(), **options), {}, epochs)
 
@@ -271,9 +266,6 @@ def test_another_number_of_workers_is_refused_with_the_remedy() -> None:
     loader.resize(local=2)
     loader.resize(prefetch=9)
     assert_same(torch.cat([first, *iterator]), torchs(Augmented(40), 2, batch_size=2))
-
-
-# -- growing and shrinking ---------------------------------------------------------------------------------------------
 
 
 def test_workers_that_leave_finish_what_they_hold_and_end() -> None:
@@ -343,9 +335,6 @@ def test_resize_before_the_first_epoch_and_between_epochs() -> None:
     assert stacked(iterator)[:, 0].tolist() == list(range(80))
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
-
-
 class Streams(IterableDataset[int]):
     """Worker w of the loader yields 1000 w + 0 … 49."""
 
@@ -372,9 +361,6 @@ def test_the_other_streams_go_on_after_one_failed() -> None:
     assert failures == 1
     assert len(whole) == 1
     assert len(set(got)) == len(got)
-
-
-# -- batches that are kept ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("extra", [0, pytest.param(700, marks=pytest.mark.smoke)], ids=["small", "over 4 KB"])

@@ -1,7 +1,5 @@
 """A trainer that forks in its loop: the child cannot touch the parent's iterators, and makes its own."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

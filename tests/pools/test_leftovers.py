@@ -1,7 +1,5 @@
 """However a training script ends, nothing of dpex stays: no process, no shared memory, no thread, no message."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

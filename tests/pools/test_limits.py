@@ -1,7 +1,5 @@
 """Limits of the system: workers without descriptors are refused, and memory comes without memfd_create."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The pool of this machine with real worker processes, driven with tickets, without a loader."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import mmap

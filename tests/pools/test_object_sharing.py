@@ -1,7 +1,5 @@
 """Loaders whose workers share the objects of the dataset."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """Under ``-X dev`` neither the training process nor its workers leave a socket or file to the garbage collector."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

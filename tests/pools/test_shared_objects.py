@@ -1,7 +1,5 @@
 """The search for objects to share, on each version of Python that has immortal objects: see `shared_object_cases`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

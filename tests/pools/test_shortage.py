@@ -1,7 +1,5 @@
 """Want of descriptors or memory: an error that says so, no batch lost, and all is well once it is over."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """What a trainer does with signals stays in the trainer, and what it ignores does not blind the template."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A dataset that a spawned worker cannot receive: the warning names the part and a remedy that helps."""
 
-from __future__ import annotations
-
 import threading
 from pickle import PicklingError
 from types import SimpleNamespace

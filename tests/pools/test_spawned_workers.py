@@ -1,7 +1,5 @@
 """Workers of the start methods "spawn" and "forkserver": each imports the script and unpickles for itself."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -138,9 +136,6 @@ def test_a_dead_worker_is_replaced_and_the_batches_are_the_same(method: str) -> 
     assert not is_alive(second)
     with DpexDataLoader(Augmented(40), 4, num_workers=1, generator=seeded(), persistent_workers=True) as loader:
         assert_same(torch.cat(got), torch.cat([stacked(loader), stacked(loader)]))
-
-
-# -- the pool by itself ------------------------------------------------------------------------------------------------
 
 
 class CannotBeUnpickled(Augmented):

@@ -1,7 +1,5 @@
 """What the consumer sleeps on."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The names of tests, which reports of a run and the tables of docs/ show in one line, and of classes."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

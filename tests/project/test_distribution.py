@@ -3,8 +3,6 @@
 Ray is not among these needs, so the environment shows as well that nothing local wants it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,9 +66,6 @@ def session(fresh: FreshEnvironment) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-# -- the files ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(distributions: tuple[Path, Path]) -> None:
     package = {
         str(path.relative_to(ROOT))
@@ -107,9 +102,6 @@ def test_the_licence_is_named_and_ray_is_an_extra(distributions: tuple[Path, Pat
     with_ray = {one.name for one in fresh_environment.declared(needs, ["ray"])}
     assert with_ray - plain == {"ray"}
     assert plain == {"cloudpickle", "numpy", "nvidia-ml-py", "prometheus-client", "psutil", "rich", "torch"}
-
-
-# -- in a fresh environment --------------------------------------------------------------------------------------------
 
 
 def test_the_fresh_environment_has_no_ray(fresh: FreshEnvironment) -> None:
@@ -173,9 +165,6 @@ def test_a_users_type_checker_sees_the_types(fresh: FreshEnvironment) -> None:
     assert (done.returncode, done.stdout) == (0, "0 errors, 0 warnings, 0 informations\n"), done.stdout + done.stderr
 
 
-# -- before a commit ---------------------------------------------------------------------------------------------------
-
-
 def _linters_of_make() -> Iterator[str]:
     told_by_make = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "VENV"}
     told = subprocess.run(
@@ -196,9 +185,6 @@ def test_pre_commit_runs_the_linters_of_make_lint() -> None:
     hooks = repos[0]["hooks"]
     assert [hook["entry"] for hook in hooks] == list(_linters_of_make())
     assert {(hook["language"], hook["pass_filenames"]) for hook in hooks} == {("system", False)}
-
-
-# -- documents ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_contributors_are_told_to_open_is_there() -> None:

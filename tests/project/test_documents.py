@@ -8,8 +8,6 @@ a block:
     <!-- example setup: dataset = [1, 2] -->  a statement that is run before the block, so that a page can be short
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import doctest
@@ -116,9 +114,6 @@ def ray_where_needed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("dpex.pools.ray.cluster.has_started_ray", lambda: True)
 
 
-# -- examples ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", with_examples())
 def test_the_examples_of_a_page_run(path: Path, tidy: dict[str, Any], ray_where_needed: None) -> None:
     for block in blocks(path):
@@ -192,9 +187,6 @@ def test_the_examples_of_docstrings_run(module: str, tidy: dict[str, Any]) -> No
         assert runner.run(test, out=told.append, clear_globs=False).failed == 0, "".join(told)
 
 
-# -- links -------------------------------------------------------------------------------------------------------------
-
-
 def anchors(path: Path) -> set[str]:
     """Of the headings, as GitHub and MkDocs name them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
@@ -210,9 +202,6 @@ def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
         there = (path.parent / file).resolve() if file else path
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
-
-
-# -- lists -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_reference_lists_public_names_stable_or_provisional() -> None:

@@ -1,7 +1,5 @@
 """The examples, with this machine's workers and small limits, each forked from one process that has imported torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

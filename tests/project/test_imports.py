@@ -1,8 +1,6 @@
 """What importing dpex and making a plain loader must not do, looked at in new processes: each module costs start-up
 time. `lint-imports` checks which module imports which."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -61,9 +59,6 @@ def test_making_a_loader_starts_nothing() -> None:
     """Tasks and descriptors are left out: torch's libraries bring their own."""
     state = after(LOADER)
     assert (state["threads"], state["handlers"], state["children"]) == ([], 0, [])
-
-
-# -- which modules of dpex are loaded ----------------------------------------------------------------------------------
 
 
 FOR_THE_CLASS = (

@@ -78,9 +78,6 @@ def test_the_version_is_the_projects() -> None:
     assert dpex.__version__ == project[1]
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 PUBLIC = [value for value in vars(errors).values() if inspect.isclass(value)]
 
 

@@ -1,7 +1,5 @@
 """What docs/explanation/security.md says of listening and of states holds."""
 
-from __future__ import annotations
-
 import base64
 import os
 import pickle
@@ -50,9 +48,7 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "addresses"),
-    [(None, 0), (MetricsConfig(), 1)],
-    ids=["workers alone", "with metrics"],
+    ("metrics", "addresses"), [(None, 0), (MetricsConfig(), 1)], ids=["workers alone", "with metrics"]
 )
 def test_nothing_listens_beyond_this_machine(metrics: MetricsConfig | None, addresses: int, tmp_path: Path) -> None:
     mine = set(listening([os.getpid()]))
@@ -68,9 +64,6 @@ def test_agents_of_a_private_ray_connect_by_loopback_alone(monkeypatch: pytest.M
     pytest.importorskip("ray")
     monkeypatch.setattr(cluster, "_current", cluster.Cluster("a session", private=True))
     assert cluster.trainer_address() == "127.0.0.1"
-
-
-# -- states ------------------------------------------------------------------------------------------------------------
 
 
 class Bomb:

@@ -1,7 +1,5 @@
 """Private names of torch and of Ray have the shape that dpex relies on, in the releases that are installed."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A dataset is asked for its state once somebody can use that, and not before."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The loader under one key of `torch.distributed.checkpoint`, in real process groups of 4 ranks and then 2 or 8."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 from typing import Any

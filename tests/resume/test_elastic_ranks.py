@@ -1,7 +1,5 @@
 """An epoch that is resumed by another number of ranks, with the global batch kept: each sample is trained on once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

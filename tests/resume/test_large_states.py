@@ -1,7 +1,5 @@
 """Datasets with large states: no message of a worker has a limit, and snapshots do not take a worker's time."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from typing import Any

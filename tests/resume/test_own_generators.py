@@ -1,7 +1,5 @@
 """Random generators that a dataset has of its own: which are found, and what is drawn from them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """`state_dict` and `load_state_dict`: a later run gets the batches that follow, each once and bit for bit."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -270,9 +268,6 @@ def test_batches_delivered_ahead_are_skipped_inline_in_each_run(steps: int) -> N
         assert seen + resumed(loader, state) == [wanted[2], *wanted[5:]]
 
 
-# -- samplers ----------------------------------------------------------------------------------------------------------
-
-
 class Counting(Sampler[int]):
     """A generator of Python, with a draw of its own for each index and a state."""
 
@@ -372,9 +367,6 @@ def test_nothing_is_read_of_what_was_delivered() -> None:
         loader.load_state_dict(state)
         next(iter(loader))
     assert read == [18, 19, 20]
-
-
-# -- what the state is, and what is refused ----------------------------------------------------------------------------
 
 
 def test_the_state_is_small_plain_and_a_copy() -> None:

@@ -67,12 +67,7 @@ class OwnIterator(IterableDataset[Any]):
 
 def loader_of(dataset: Any, seed: int = 0, **options: Any) -> DpexDataLoader[Any]:
     return DpexDataLoader(
-        dataset,
-        batch_size=4,
-        num_workers=2,
-        collate_fn=list,
-        generator=torch.Generator().manual_seed(seed),
-        **options,
+        dataset, batch_size=4, num_workers=2, collate_fn=list, generator=torch.Generator().manual_seed(seed), **options
     )
 
 

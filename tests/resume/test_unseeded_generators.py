@@ -1,7 +1,5 @@
 """Under ``seeding="worker"`` a resumed run continues generators without a seed in the dataset."""
 
-from __future__ import annotations
-
 import random
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks of one job that share: those with the same ``share_rank``, as real processes and in real process groups."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

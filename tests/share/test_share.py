@@ -1,7 +1,5 @@
 """Trainings that share batches, as real processes: each batch made once, the same for all, whoever is late or dies."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -186,9 +184,6 @@ def test_error_of_a_sample_comes_to_all(begin: Begin, notes: Path) -> None:
         with pytest.raises(LookupError, match=f"no sample {BATCH}"):
             training.end()
     assert _calls(notes)[BATCH] == 1
-
-
-# -- what is not the same ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Trainings that share batches, each a process of its own that does what it is told, and the data that they read."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -149,12 +147,7 @@ class Training:
 
 
 def _train(
-    conn: Connection,
-    other: Connection,
-    dataset: Any,
-    epochs: int,
-    environ: Mapping[str, str],
-    options: dict[str, Any],
+    conn: Connection, other: Connection, dataset: Any, epochs: int, environ: Mapping[str, str], options: dict[str, Any]
 ) -> None:
     other.close()
     os.environ |= environ

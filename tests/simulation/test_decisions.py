@@ -1,7 +1,5 @@
 """What the law decides in simulated worlds, on virtual time: the step of its decisions, and what it expects."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.simulation.generate import generate

@@ -1,7 +1,5 @@
 """The search for the best fixed setting: it finds what formulas and trying everything say; and what is kept of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -80,9 +78,6 @@ def test_nobody_does_better_than_the_best_with_the_same_draws() -> None:
     scenario = replace(generate(1, 18), judged_at=(0.0,))
     best = truths(scenario, with_cheapest=False)[0].best
     assert Search(scenario, 0.0, scenario.seconds).simulate(best.settings, scenario.seconds) == best
-
-
-# -- what is kept ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("of", SETS)

@@ -1,7 +1,5 @@
 """The controller in every scenario of both sets, against the best fixed settings; and the scenarios themselves."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -36,9 +34,6 @@ def test_the_controller_achieves_exactly_the_recorded_baseline(of: str, name: st
 @pytest.mark.parametrize("of", SETS)
 def test_nothing_is_on_record_of_scenarios_that_are_gone(of: str) -> None:
     assert recorded(of).keys() <= load(of).keys(), f"run {RECORD}"
-
-
-# -- scenarios ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("of", "name"), ALL)

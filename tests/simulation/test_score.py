@@ -1,7 +1,5 @@
 """A search that missed a setting is found out; what is recorded of scores, and what is said when that differs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -54,8 +52,6 @@ def test_a_search_that_missed_a_better_setting_is_found_out() -> None:
     assert play(scenario, [truth]).doubts == []
 
 
-# -- what is on record -------------------------------------------------------------------------------------------------
-
 KEPT = Achieved(regrets=(0.02, 0.06), missed={"regret": 0.06, "decisions": 4.0})
 
 
@@ -76,19 +72,10 @@ def test_the_worst_figure_of_each_missed_target_is_kept() -> None:
         (replace(KEPT, regrets=(0.03, 0.06)), ["worse: the regret of interval 0 is 3.00% instead of 2.00%"]),
         (replace(KEPT, regrets=(0.02, 0.05)), ["better: the regret of interval 1 is 5.00% instead of 6.00%"]),
         (replace(KEPT, regrets=(0.02,)), ["the record is out of date: it has 2 intervals, the scenario 1"]),
-        (
-            replace(KEPT, missed={**KEPT.missed, "settle": 7.5}),
-            ["worse: settle is missed (7.5) and was met"],
-        ),
+        (replace(KEPT, missed={**KEPT.missed, "settle": 7.5}), ["worse: settle is missed (7.5) and was met"]),
         (replace(KEPT, missed={"regret": 0.06}), ["better: decisions is met and was missed (4)"]),
-        (
-            replace(KEPT, missed={**KEPT.missed, "decisions": 5.0}),
-            ["worse: decisions is missed by 5 instead of 4"],
-        ),
-        (
-            replace(KEPT, missed={**KEPT.missed, "decisions": 3.5}),
-            ["better: decisions is missed by 3.5 instead of 4"],
-        ),
+        (replace(KEPT, missed={**KEPT.missed, "decisions": 5.0}), ["worse: decisions is missed by 5 instead of 4"]),
+        (replace(KEPT, missed={**KEPT.missed, "decisions": 3.5}), ["better: decisions is missed by 3.5 instead of 4"]),
     ],
 )
 def test_every_difference_is_said(now: Achieved, said: list[str]) -> None:

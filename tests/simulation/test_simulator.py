@@ -1,7 +1,5 @@
 """The simulated loader against what is known of such systems: bottlenecks, and lost nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

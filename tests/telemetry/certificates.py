@@ -1,7 +1,5 @@
 """Certificates that the tests make themselves."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The committed dashboard as tests read it: its panels, and their queries as Grafana would send them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

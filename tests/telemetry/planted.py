@@ -3,8 +3,6 @@
 It says its port first, and ``done`` once a line has taken effect. At the end of its input it ends.
 """
 
-from __future__ import annotations
-
 import select
 import sys
 

@@ -3,8 +3,6 @@
 The linter's rules (grafana/dashboard-linter) are written again here, as the linter itself is not at hand everywhere.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -35,17 +33,11 @@ def named_in(expr: str) -> set[str]:
     return {metric_of(selector.name) for selector, _ in selectors(expr)}
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_file_is_what_the_script_makes() -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk needs Python 3.11")
     from dashboards.contents import dashboard as made
 
     assert (FOLDER / "dpex.json").read_text() == made(), "python -m dashboards"
-
-
-# -- the linter's rules ------------------------------------------------------------------------------------------------
 
 
 @EVERY_QUERY
@@ -94,9 +86,6 @@ def test_every_metric_is_on_a_panel() -> None:
     assert {metric.name for metric in METRICS} - shown == set(NOT_SHOWN)
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
-
-
 def test_rules_name_what_exists() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for rule in rules():
@@ -125,9 +114,6 @@ def test_panels_that_runbooks_name_exist() -> None:
     for rule in rules():
         text = rule.get("annotations", {}).get("runbook", "")
         assert set(re.findall(r'"([^"]+)"', text)) <= titles
-
-
-# -- files around it ---------------------------------------------------------------------------------------------------
 
 
 def loaded(name: str) -> Json:

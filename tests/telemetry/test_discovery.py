@@ -1,7 +1,5 @@
 """Processes are found by their files, and nobody is found who is no more."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -119,8 +117,6 @@ def test_a_zombie_process_counts_as_ended() -> None:
     assert process.returncode is None  # nobody has waited for it: it is a zombie
     process.wait()
 
-
-# -- directories -------------------------------------------------------------------------------------------------------
 
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 SOMEBODY = 12345

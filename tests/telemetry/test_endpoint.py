@@ -1,7 +1,5 @@
 """The endpoint as Prometheus sees it: scraped over HTTP while a real loader trains."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -87,9 +85,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared queue": {"num_workers": 2, "seeding": "batch"},
     "tuned": {"num_workers": "auto"},
 }
-
-
-# -- what is seen ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,9 +207,6 @@ def test_two_loaders_share_an_endpoint(caplog: pytest.LogCaptureFixture, capsys:
         assert {dict(labels).get("loader") for name, labels in scrape() if name == "dpex_batches_total"} == {"train"}
 
 
-# -- coming and going --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.smoke
 def test_it_ends_with_the_last_loader(tmp_path: Path) -> None:
     loaders = [DpexDataLoader([1, 2, 3], metrics_port=0) for _ in range(2)]
@@ -312,9 +304,6 @@ def test_a_forked_child_does_not_serve_and_frees_the_port(tmp_path: Path) -> Non
     loader.close()
 
 
-# -- TLS ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     for name in ("server", "client"):
@@ -345,9 +334,6 @@ def test_a_certificate_that_is_not_there_is_named() -> None:
     loader = DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=files))
     with pytest.raises(OptionError, match=r"TLSConfig\(certfile='/nowhere\.pem'.*No such file.* Give PEM files"):
         iter(loader)
-
-
-# -- off ---------------------------------------------------------------------------------------------------------------
 
 
 def test_off_costs_nothing() -> None:

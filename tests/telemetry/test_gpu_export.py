@@ -4,8 +4,6 @@ The driver is `nvml_stub.c`, and so that a torch without CUDA believes in a GPU,
 stream, too, is a stand-in: nothing is queued on it, so it misses all of every stay in ``next()``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

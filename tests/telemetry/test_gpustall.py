@@ -202,8 +202,6 @@ def test_a_gpu_error_ends_only_the_stall_measurement(inside: bool) -> None:
     assert training.stream.asked == 2
 
 
-# -- a share of the visits ---------------------------------------------------------------------------------------------
-
 MARK_S = 12e-6
 
 
@@ -295,9 +293,6 @@ def test_a_pass_that_ends_with_skipped_visits_counts_them() -> None:
     assert training.gpu.stall_s == pytest.approx(10 * 0.0001, rel=0.2)
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("step", "took_ms"),
     [
@@ -361,9 +356,6 @@ def test_marks_that_do_not_follow_each_other_make_no_step(trouble: str, monkeypa
     training.clock.advance(4 * MS)
     training.end()
     assert training.gpu.steps.seconds <= (4 + 4) * MS
-
-
-# -- in a loader -------------------------------------------------------------------------------------------------------
 
 
 class HostStream(Stream):

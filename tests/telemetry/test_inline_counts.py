@@ -1,7 +1,5 @@
 """What is counted of batches that are made in the training process: everything adds up, and nothing ever shrinks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -89,15 +87,7 @@ def counts(sums: Sums) -> list[float]:
     pool = sums.pools["inline"]
     parts = (pool.tickets, pool.load_s, pool.load_cpu_s, pool.collate_s, pool.collate_cpu_s)
     histograms = (*sums.waits, *sums.steps, *pool.services, sums.waited_s)
-    return [
-        *sums.causes.values(),
-        sums.transfer_s,
-        sums.work_s,
-        sums.batches,
-        sums.samples,
-        *parts,
-        *histograms,
-    ]
+    return [*sums.causes.values(), sums.transfer_s, sums.work_s, sums.batches, sums.samples, *parts, *histograms]
 
 
 class Watch:

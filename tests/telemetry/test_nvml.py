@@ -1,7 +1,5 @@
 """What is read from NVML: the real pynvml on a stand-in for the driver's library, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -69,9 +67,6 @@ def run(script: str, library: Path | None, prelude: str = PRELUDE) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-# -- what a GPU says ---------------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_offers_everything(library: Path) -> None:
@@ -161,9 +156,6 @@ def test_pcie_counts_of_both_widths_are_read(library: Path, kind: int, field: in
     assert run(f'say(0, "type", {kind}); say(0, "rx", {field}); answer = read()[0]["pcie_rx_bytes"]', library) == field
 
 
-# -- which GPU ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("uuid", "found"),
     [(SECOND, [f"GPU-{SECOND}"]), (f"GPU-{SECOND}", [f"GPU-{SECOND}"]), ("0" * 8, [])],
@@ -195,8 +187,6 @@ answer = read() + read()
         }
 
 
-# -- nothing there -----------------------------------------------------------------------------------------------------
-
 NO_STUB = PRELUDE.replace('stub = ctypes.CDLL("libnvidia-ml.so.1")', "")
 ABSENT = "answer = read(), read(), gpus._is_hopeless, len(notes)"
 
@@ -224,9 +214,6 @@ def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert cuda_devices() == {3: "uuid-3", 5: "uuid-5"}
     cuda.is_initialized = lambda: False
     assert cuda_devices() == {}
-
-
-# -- who reads ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_reading_is_cached_and_blocks_no_other_thread() -> None:

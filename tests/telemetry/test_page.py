@@ -1,7 +1,5 @@
 """The page in a real Chromium, while a script trains whose wait is planted."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -168,12 +166,7 @@ def test_how_it_is_known_now_and_in_the_whole_run(training: Training, opened: Ca
     seen.page.wait_for_selector("#evidence:not([hidden])")
     assert not seen.page.is_visible("#sections")
     seen.page.click("summary")
-    for part in (
-        "timed around every next()",
-        "What a batch takes",
-        "instead of 0",
-        "What was not measured",
-    ):
+    for part in ("timed around every next()", "What a batch takes", "instead of 0", "What was not measured"):
         assert part in seen.text("#sections")
     assert "latest stretch" in seen.text("#verdict-about") or "so far" in seen.text("#verdict-about")
     seen.page.check("[name=stretch][value=run]")
@@ -198,14 +191,7 @@ def test_the_network_from_machines_of_the_cluster_is_shown(training: Training, o
     assert seen.page.is_hidden("#network")
     seen.page.route("**/api/state*", with_machines)
     seen.page.wait_for_selector("#network:not([hidden])")
-    for part in (
-        "42 MB/s",
-        "110 MB/s",
-        "50 ms",
-        "1.0 %",
-        SHOWN.partition(" ")[0],
-        "1 node of the cluster gets",
-    ):
+    for part in ("42 MB/s", "110 MB/s", "50 ms", "1.0 %", SHOWN.partition(" ")[0], "1 node of the cluster gets"):
         assert part in seen.text("#network")
     assert seen.page.locator("img").count() == 1
     assert seen.complaints == []

@@ -5,8 +5,6 @@ GPU that misses a quarter of the time; another one is announced but lives no mor
 Grafana's interval, the recording rules' minute and the alerts' patience are shortened to match.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -48,9 +46,6 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
 
-# -- promtool ----------------------------------------------------------------------------------------------------------
-
-
 def promtool(*arguments: str, given: str = "") -> str:
     done = subprocess.run(
         ["promtool", *arguments], input=given, capture_output=True, text=True, timeout=60, check=False
@@ -74,9 +69,6 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
     said = promtool("check", "config", "--lint=all", "--lint-fatal", str(tmp_path / "prometheus.yml"))
     assert "prometheus.yml is valid" in said
     assert "WARNING" not in said
-
-
-# -- Prometheus and what it looks at -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +197,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     assert [path.name for path in (folder / "targets").iterdir()] == [DEAD]
 
 
-# -- what is seen ------------------------------------------------------------------------------------------------------
-
-
 NEEDS_MORE = {
     "Bytes of the cache",
     "Feeding the device",
@@ -263,9 +252,6 @@ def test_variables_offer_what_there_is(world: World) -> None:
     assert offered["rank"] == ["0", "1"]
     assert offered["loader"] == ["train"]
     assert len(offered["instance"]) == 3
-
-
-# -- alerts ------------------------------------------------------------------------------------------------------------
 
 
 @needs_prometheus

@@ -1,7 +1,5 @@
 """The endpoint's HTTP: what is served where, and that nobody holds it up."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import importlib
@@ -63,9 +61,6 @@ def raw(server: Server, data: bytes) -> bytes:
         while part := client.recv(65536):
             found += part
         return found
-
-
-# -- what is served ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PAGE)
@@ -162,9 +157,6 @@ def test_a_version_that_is_no_number_is_a_bad_request(accept: str) -> None:
     app = importlib.import_module("prometheus_client").make_wsgi_app(registry)
     site = Site(app, HistorySampler(list, {}))
     assert site(Request("/metrics", "", {"Accept": accept})).status == 400
-
-
-# -- the server itself -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ seconds waited so far, seconds in all. KIND "fixed" has one worker; "tuned" as m
 for a GPU that misses a quarter of the time.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

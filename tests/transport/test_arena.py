@@ -1,7 +1,5 @@
 """Shared-memory slots: lent until both sides have let go, never longer and never shorter."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -61,9 +59,6 @@ def place(arena: Arena, value: int, nbytes: int = BIG) -> tuple[np.ndarray[Any, 
     return base, ref
 
 
-# -- size classes ------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 1 << 40))
 def test_size_classes_are_whole_pages_with_bounded_waste(nbytes: int) -> None:
     size = slot_class(nbytes)
@@ -71,9 +66,6 @@ def test_size_classes_are_whole_pages_with_bounded_waste(nbytes: int) -> None:
     assert size % PAGE_BYTES == 0
     assert size - nbytes <= max(nbytes // (8 if nbytes < 1 << 20 else 32), PAGE_BYTES - 1)
     assert slot_class(size) == size
-
-
-# -- who holds a slot --------------------------------------------------------------------------------------------------
 
 
 def test_a_slot_is_reused_only_when_both_sides_let_go(arena: Arena, taker: Taker) -> None:
@@ -129,9 +121,6 @@ def test_whatever_views_the_slot_holds_it(arena: Arena, taker: Taker, derive: An
     assert segment.is_free(ref.slot)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
 def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Taker) -> None:
     base, ref = place(arena, 5)
     arena.hand_over(ref)
@@ -161,9 +150,6 @@ def test_private_memory_is_announced_to_nobody(taker: Taker) -> None:
     assert descriptors() == before
     del base
     assert arena._segments[ref.segment].is_free(ref.slot)
-
-
-# -- growing and shrinking ---------------------------------------------------------------------------------------------
 
 
 def test_batches_that_are_kept_take_the_memory_of_their_slots(arena: Arena, taker: Taker) -> None:

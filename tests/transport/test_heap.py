@@ -3,8 +3,6 @@
 The scripts are processes of their own, in which nobody has allocated and freed anything large before.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """What PyTorch alone can take apart travels by value: complete when it arrives, and no larger than what is viewed."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import pickle
@@ -173,9 +171,6 @@ def test_modules_and_storages(pair: Pair) -> None:
     assert (typed.dtype, typed._untyped_storage.nbytes()) == (torch.float32, 12)
 
 
-# -- what is shared ----------------------------------------------------------------------------------------------------
-
-
 def test_what_shares_memory_shares_it_afterwards(pair: Pair) -> None:
     base = torch.arange(100.0)
     mine = [base[:50], labelled(base[40:60]), base[90:], base[45:46].detach().requires_grad_(), base.untyped_storage()]
@@ -197,9 +192,6 @@ def test_views_far_apart_share_a_storage_as_torchs_do(pair: Pair) -> None:
         [*range(60_000, 60_010)],
         [*range(30_000, 30_010, 3)],
     ]
-
-
-# -- no more than what is viewed ---------------------------------------------------------------------------------------
 
 
 def test_views_of_a_large_tensor_bring_their_spans_only(pair: Pair) -> None:
@@ -229,9 +221,6 @@ def test_slots_come_back(pair: Pair) -> None:
         del batch
         gc.collect()
         assert pair.slots_held() == 0
-
-
-# -- with workers ------------------------------------------------------------------------------------------------------
 
 
 class Kinds(Dataset[Any]):

@@ -1,7 +1,5 @@
 """What a local worker sends: as few messages as it can."""
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import math

@@ -1,7 +1,5 @@
 """Tests of this folder start no process, so that `make check` runs them all. The layout is that of `dpex/`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """dpex's own options: what is refused and how, what "auto" means, and that a rebuilt loader keeps all of them."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re
@@ -108,9 +106,6 @@ def pairs(values: dict[Any, tuple[Any, ...]]) -> list[tuple[Any, Any]]:
     return [(name, value) for name, refused in values.items() for value in refused]
 
 
-# -- each option alone -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "value"), pairs(REFUSED), ids=str)
 def test_a_refusal_names_option_value_and_remedy(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=re.escape(f"{name}={value!r}: give ")) as caught:
@@ -207,9 +202,6 @@ def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
         DpexDataLoader(DATA, cluster_config=ClusterConfig(compression="zstd"))
 
 
-# -- options together --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
@@ -251,9 +243,6 @@ def test_an_address_that_has_no_effect_is_warned_of() -> None:
         DpexDataLoader([1, 2], num_workers=2, head_address="local")
 
 
-# -- the declaration ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_signature_is_the_declaration(name: str) -> None:
     parameter = inspect.signature(DpexDataLoader).parameters[name]
@@ -282,9 +271,6 @@ def test_unknown_argument_gets_a_hint(name: str, hint: str) -> None:
 def test_unknown_argument_like_no_other_is_refused() -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
         DpexDataLoader(DATA, zzz=1)  # type: ignore[call-arg]
-
-
-# -- "auto" ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [-1, "auto"])
@@ -319,8 +305,6 @@ def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (loader._is_auto, loader.num_workers, loader.seeding) == (True, 5, "batch")
 
 
-# -- rebuilding --------------------------------------------------------------------------------------------------------
-
 LOADERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto": {"num_workers": "auto"},
@@ -336,11 +320,7 @@ LOADERS: dict[str, dict[str, Any]] = {
         ),
     },
     "metrics": {"metrics_config": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
-    "functions": {
-        "distribute_mode": "auto",
-        "collate_fn": list,
-        "worker_init_fn": abs,
-    },
+    "functions": {"distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},
 }
 
 

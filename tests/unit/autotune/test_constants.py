@@ -1,7 +1,5 @@
 """The constants of the law are few, and the page that tells of them is up to date."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from benchmarks.simulation.constants import PAGE, WRITE, meanings, page, read

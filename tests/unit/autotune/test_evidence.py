@@ -1,7 +1,5 @@
 """Means of the measurements over windows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -60,9 +58,6 @@ def test_the_link_rate_is_that_of_full_windows_with_idle_workers() -> None:
     assert seen.link == pytest.approx(6.0)
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
 def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Sample:
     """A window of 0.23 s: four batches, and four steps of 50 ms and a part of the fifth."""
     machine = MachineSample(cpus=2.0, trainer_queued_s=queued_s)
@@ -86,9 +81,6 @@ def test_waiting_for_a_cpu_is_counted_beside_the_step() -> None:
     seen = WorkEstimate()
     seen.add(ended_steps(0.23, steps=4, queued_s=0.046))
     assert (seen.step.value, seen.step_queued.value) == pytest.approx((0.8 * 0.0501, 0.2 * 0.0501))
-
-
-# -- changes -----------------------------------------------------------------------------------------------------------
 
 
 def alarms(cusum: Cusum, *seconds: float) -> bool:

@@ -1,7 +1,5 @@
 """By which clock a window is judged, and what of the training loop's wait the GPU feels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -55,10 +53,7 @@ def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
     assert by_events(stuck) == stuck
 
 
-@pytest.mark.parametrize(
-    ("busy", "lost"),
-    [(0.0, 0.7), (0.3, 0.7), (0.6, 0.4), (1.0, 0.0)],
-)
+@pytest.mark.parametrize(("busy", "lost"), [(0.0, 0.7), (0.3, 0.7), (0.6, 0.4), (1.0, 0.0)])
 def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) -> None:
     felt, window = LossClock(), replace(WINDOW, gpu_busy=busy)
     seen = [felt.of(window) for _ in range(2 + int(LOOK_S))]

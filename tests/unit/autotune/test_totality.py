@@ -1,7 +1,5 @@
 """The law takes any sequence of legal samples: it raises nothing, stays within its limits, and recovers."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -171,9 +169,6 @@ def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bo
         turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
     (history,) = simulate(WAITS, [After(turns)], 240)
     assert history.rate(180, 240) > 0.9 / 0.0203
-
-
-# -- what is a measurement ---------------------------------------------------------------------------------------------
 
 
 def sample(**changes: object) -> Sample:

@@ -1,7 +1,5 @@
 """What is written is read again exactly, and what cannot be read is refused by name and line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -97,9 +95,6 @@ def strict(text: bytes) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-# -- a round trip ------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(SAMPLES, min_size=1, max_size=3))
 def test_samples_come_back(samples: list[Sample]) -> None:
     lines = record(samples, [None] * len(samples))
@@ -162,9 +157,6 @@ def test_a_sample_that_breaks_the_law_is_the_last_line() -> None:
     assert read(lines, "t").samples == [sample(1.0)]
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
-
-
 def test_wherever_a_run_dies_what_is_whole_is_read() -> None:
     text = b"".join(a_trace())
     header = text.index(b"\n") + 1
@@ -218,9 +210,6 @@ def test_nonsense_is_named(change: dict[str, Any], message: str) -> None:
 def test_what_is_no_trace_is_refused(lines: list[bytes], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         read(lines, "t")
-
-
-# -- versions ----------------------------------------------------------------------------------------------------------
 
 
 def with_header(**changes: Any) -> list[bytes]:

@@ -1,7 +1,5 @@
 """The tuner without its thread over a loader that a few formulae stand for, on virtual time: windows, limits, law."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace
@@ -176,9 +174,6 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, Loader, Listener]:
     monkeypatch.setattr("dpex.autotune.runtime.tuner.Law", Listener)
     tuner, loader = tuned()
     return tuner, loader, tuner._law  # type: ignore[return-value]
-
-
-# -- windows -----------------------------------------------------------------------------------------------------------
 
 
 def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> None:
@@ -431,9 +426,6 @@ def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
     assert (len(loader.requests), tuner.is_frozen) == (requests, True)
 
 
-# -- with its law ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 8), (8, 4, 2), (2, 8, 1)])
 def test_it_starts_with_the_cpus_of_the_rank_and_at_most_eight(cpus: float, ranks: int, local: int) -> None:
     assert cold_start(cpus, ranks, 1e12) == Settings(local=local, prefetch=2 * local)
@@ -461,9 +453,6 @@ def test_tuning_reaches_the_needed_workers_in_few_decisions() -> None:
     run(tuner, loader, 60.0)
     assert len(tuner.decisions) <= before + 2  # what is not at work may be given back
     assert loader.workers >= 8
-
-
-# -- limits ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -580,9 +569,6 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
     tuner.watch(loader)
     tuner.leave(loader)
     assert cluster.rests == 2
-
-
-# -- nothing it is shown breaks it -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

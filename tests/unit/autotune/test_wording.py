@@ -1,7 +1,5 @@
 """Each text of a decision says once what changes, why, on what evidence, and what is expected."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """An attribute that is set after samples were cached is an error that names it; other changes give right samples."""
 
-from __future__ import annotations
-
 import threading
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A deterministic dataset is prepared once; generators and samples are those of the dataset without a cache."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
@@ -226,9 +224,6 @@ def test_a_random_step_of_a_call_by_name_is_named() -> None:
         cached(photos)[3]
 
 
-# -- what is random ----------------------------------------------------------------------------------------------------
-
-
 class OwnGenerator:
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -342,9 +337,6 @@ def test_what_is_loaded_together_must_be_a_list() -> None:
 
 def random_seed() -> int:
     return uuid.uuid4().int % 1000
-
-
-# -- budgets and options -----------------------------------------------------------------------------------------------
 
 
 def test_the_log_says_how_much_fits(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,5 @@
 """Samples become bytes and come back bit for bit; two samples are compared bit for bit."""
 
-from __future__ import annotations
-
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A fingerprint changes with the state and the code of a dataset, and with nothing else that differs between runs."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The two stores of encoded samples: what they keep, what they refuse, and what is left of damaged and cut files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -96,9 +94,6 @@ def test_a_store_of_no_samples_is_described(tmp_path: Path) -> None:
     assert (stored.samples, stored.kept, stored.nbytes) == (0, 0, 0)
 
 
-# -- in memory ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_held_file_outlives_its_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_store, "memory_folder", lambda: tmp_path / "own")
     path = memory_store.path_of("key")
@@ -165,9 +160,6 @@ def test_a_folder_that_others_can_change_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(CacheError, match="other users can change"):
         MemoryStore(folder / "key.samples", MANY, 1 << 20, "Data")
-
-
-# -- on disk -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

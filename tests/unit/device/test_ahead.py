@@ -1,7 +1,5 @@
 """How many batches wait on the device."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpex.device.feed import JUDGED, MOST, SMALL_BYTES, USUAL, Ahead

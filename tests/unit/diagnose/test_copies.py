@@ -1,7 +1,5 @@
 """The warning that workers copy the objects of the dataset."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The verdict on a job, from waits of its ranks that are made up."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

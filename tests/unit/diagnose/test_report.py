@@ -1,7 +1,5 @@
 """What people and programs are shown: complete, escaped, and without anything from elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each verdict from measurements made by hand, and how sure it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -65,11 +63,7 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
     "consumer": ("consumer", "", facts({"read": 0.2})),
     "reading": ("storage", "the dataset", facts({"read": 6.0, "transform": 0.1})),
     "computing": ("cpu", "the dataset", facts({"read": 0.1, "transform": 6.0}, COMPUTING)),
-    "computing in this process": (
-        "cpu",
-        "the dataset",
-        facts({"read": 0.1, "transform": 5.9}, pools={"inline": HERE}),
-    ),
+    "computing in this process": ("cpu", "the dataset", facts({"read": 0.1, "transform": 5.9}, pools={"inline": HERE})),
     "queueing for CPUs": ("cpu", "the dataset", facts({"read": 4.5, "transform": 1.5}, QUEUEING, cpus=2.0)),
     "collating": ("cpu", "the collate function", facts({"transform": 0.6, "collate": 5.4}, COLLATING)),
     "waiting while collating": (
@@ -93,11 +87,7 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
     "something else": ("unknown", "", facts({"unknown": 4.0, "read": 0.5})),
     "CPUs that others hold": ("crowding", "", facts({"unknown": 3.0, "read": 0.2}, loop_queued_s=2.9)),
     "start": ("startup", "", facts({"startup": 5.0, "read": 0.3})),
-    "read and compute": (
-        "mixed",
-        "",
-        facts({"read": 3.0, "transform": 2.6}, pool(load_s=40.0, load_cpu_s=19.0)),
-    ),
+    "read and compute": ("mixed", "", facts({"read": 3.0, "transform": 2.6}, pool(load_s=40.0, load_cpu_s=19.0))),
     "compute and stragglers": ("mixed", "", facts({"transform": 3.0, "straggler": 3.0}, COMPUTING, head_idle_s=2.25)),
     "too few batches": ("too-early", "", facts({"read": 6.0}, batches=49)),
     "too few long batches": ("too-early", "", facts({"read": 9.0}, work_s=6.0, batches=19)),
@@ -239,9 +229,6 @@ def test_two_causes_alike_are_never_told_apart_with_confidence(share: float) -> 
     assert judge(measured).cause == "mixed"
 
 
-# -- counts ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("pool_name", "running", "requested", "workers"),
     [("local", 0, 2, 2), ("local", 1, 4, 4), ("local", 3, 2, 3), ("remote", 1, 4, 1)],
@@ -253,8 +240,6 @@ def test_workers_counts_starting_local_and_serving_remote_ones(
     sums = Sums(batches=1, pools={pool_name: PoolStats(running=running, requested=requested)})
     assert facts_of(sums, Subject()).workers == workers
 
-
-# -- the GPU's side ----------------------------------------------------------------------------------------------------
 
 COPYING: dict[str, Any] = {"feed_copy_s": 9.8, "feed_transform_s": 0.0, "feed_wait_s": 6.0}
 TRANSFORMING: dict[str, Any] = {"feed_copy_s": 1.0, "feed_transform_s": 8.8, "feed_wait_s": 6.0}

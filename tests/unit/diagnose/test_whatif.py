@@ -1,7 +1,5 @@
 """Predictions and advice from known work, where it is clear what must come out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -89,9 +87,6 @@ def predicted(measured: Facts, workers: int) -> Prediction:
 
 def told(found: Diagnosis) -> str:
     return " ".join(str(found).split())
-
-
-# -- predictions -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("headroom", [1.0, 1.3])
@@ -199,9 +194,6 @@ def test_nothing_is_predicted_from_nothing() -> None:
     assert (found.predictions, found.predict(Settings(local=2, prefetch=4))) == ((), None)
 
 
-# -- advice ------------------------------------------------------------------------------------------------------------
-
-
 COMPOSE = ("Compose", "decode", "RandomCrop", "normalise")
 SECONDS = {"D.__getitem__": 0.2, **{f"D.__getitem__ > {name}": 0.0 for name in ("Compose", "target")}}
 SECONDS |= {
@@ -265,12 +257,7 @@ def test_a_second_worker_is_advised_before_a_cache_on_two_cpus() -> None:
     """Random transforms that are called by name, one worker, and a CPU that is idle."""
     drawn = {"Photos": 3.0, "Photos > Compose": 0.0, "Photos > Compose > Crop": 0.5, "Photos > Compose > Flip": 0.0}
     made = pool(
-        tickets=120,
-        running=1,
-        load_s=6.7,
-        load_cpu_s=6.7,
-        services_s=(0.056,) * 64,
-        steps=timed(drawn, "Crop"),
+        tickets=120, running=1, load_s=6.7, load_cpu_s=6.7, services_s=(0.056,) * 64, steps=timed(drawn, "Crop")
     )
     values: dict[str, Any] = {"batches": 120, "work_s": 0.6, "cpus": 2.0, "prefetch": 2, "trainer_cpu_s": 0.1}
     found = diagnose(facts({"transform": 6.1}, made, compose=("Compose", "Crop", "Flip"), **values))
@@ -370,9 +357,6 @@ def test_without_workers_some_are_advised() -> None:
     assert best.change == "num_workers=2 instead of 0"
 
 
-# -- CPUs that others hold ---------------------------------------------------------------------------------------------
-
-
 def held(**changes: Any) -> Facts:
     """Steps of 7 ms that take 24 ms."""
     values = {"cpus": 2.0, "trainer_cpu_s": 2.6, "trainer_queued_s": 7.2, "others_s": 15.0} | changes
@@ -403,9 +387,6 @@ def test_a_gpu_that_is_busy_all_the_same_lacks_no_cpu() -> None:
 
     busy = GpuUse.of_window(1.0, 0.97, is_supplied=True)
     assert diagnose(held(gpu_use=busy)).verdict.cause == "consumer"
-
-
-# -- the tuner's own ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

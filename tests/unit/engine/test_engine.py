@@ -1,7 +1,5 @@
 """The engine with a pool that makes nothing by itself: what it asks for, drops, counts and raises."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -107,9 +105,6 @@ def test_free_lanes_of_workers_count_as_idle(pool: StubPool, lanes: int, idle_ra
     assert engine.read_ahead() is not None
     assert engine._tally.idle_ratio == idle_ratio
     engine.close()
-
-
-# -- errors are counted by kind ----------------------------------------------------------------------------------------
 
 
 def errors(engine: Engine) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """The counts of the machine grow only while a pass runs."""
 
-from __future__ import annotations
-
 import pytest
 from waiting import ManualClock
 
@@ -33,9 +31,7 @@ class Training:
         self.in_passes_s += seconds
 
 
-def test_machine_counters_rest_between_persistent_epochs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_machine_counters_rest_between_persistent_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     training, counters = Training(monkeypatch), LoaderCounters()
     counters.open(training)
 

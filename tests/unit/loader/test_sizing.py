@@ -1,7 +1,5 @@
 """What a loader's arguments say of its workers and its prefetch, without a loader."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import warnings
@@ -173,9 +171,6 @@ def test_reading_and_decoding_workers_share_the_memory_budget() -> None:
     loader.dataset, loader.worker_config = decode_in_workers(Numbers(), int), WorkerConfig(memory_budget=1000)
     reading, decoding = _reading(loader), _decoding(loader, 1)
     assert (reading.worker_config.memory_budget, decoding.worker_config.memory_budget) == (250, 750)
-
-
-# -- iterators that run ------------------------------------------------------------------------------------------------
 
 
 class Running:

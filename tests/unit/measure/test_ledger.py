@@ -1,7 +1,5 @@
 """Counts outlive iterators, never shrink, and leave out what nobody can tell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -120,9 +118,6 @@ def test_decisions_by_knob_and_direction_and_what_they_brought() -> None:
     assert found.counters["dpex_tuner_undone_total",] == 1
     assert found.gauges["dpex_tuner_predicted_wait_ratio",] == 0.0
     assert found.gauges["dpex_tuner_measured_wait_ratio",] == 0.3
-
-
-# -- the collector -----------------------------------------------------------------------------------------------------
 
 
 def samples(collector: Collector) -> dict[tuple[str, frozenset[Any]], float]:

@@ -1,7 +1,5 @@
 """Every field of a record says what it counts and how it adds up; whatever is told of a run agrees with that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -98,9 +96,6 @@ def test_what_is_new_is_never_below_zero() -> None:
 def test_at_rest_nothing_goes_on() -> None:
     found = ONE.at_rest()
     assert (found.ready, found.seconds, found.inner["a"]) == (0, 2.0, Inner(made=4))
-
-
-# -- what is declared --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -1,7 +1,5 @@
 """Values that one thread changes together are read together, even by a reader that comes in the middle of a change."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """How long batches were on their way from a remote worker, by the trainer's clock alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Wall time is split into wait, transfer and work, and the wait by cause: nothing twice, nothing lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -85,9 +83,6 @@ class Consumer:
         return self.tally.sums(self.clock()).wall_s
 
 
-# -- the rule ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_wait_is_split_in_proportion_to_the_batchs_stages() -> None:
     assert dict(split(2.0, MAKING)) == pytest.approx(
         {READ: 0.6, TRANSFORM: 0.2, COLLATE: 0.2, ENCODE: 0.4, TRANSIT: 0.6}
@@ -109,9 +104,6 @@ def test_the_parts_add_up(waited_s: float, making: BatchTimes) -> None:
     parts = split(waited_s, making)
     assert sum(part for _, part in parts) == pytest.approx(waited_s)
     assert all(part >= 0 for _, part in parts)
-
-
-# -- the tally ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_cause_gets_what_was_planted() -> None:

@@ -1,7 +1,5 @@
 """Waits by batch: numbers stay right when old ones are dropped, iterators follow, or a count begins anew."""
 
-from __future__ import annotations
-
 import pytest
 
 from dpex.measure import waits

@@ -1,7 +1,5 @@
 """A pool of the user's own behind `DpexDataLoader.local_pool`: the example's, whose workers are threads."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What may happen in fake pools, as rules of a Hypothesis machine."""
 
-from __future__ import annotations
-
 from driver import Driver
 from fake_pool import FakePool
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Which datasets are asynchronous, and how many batches a worker of one makes at the same time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ The model: batch *i* of an epoch is made of what the sampler gave as its *i*-th 
 and, with logical workers, by logical worker ``i % count``, whose random state is the number of tickets it made before.
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections.abc import Callable

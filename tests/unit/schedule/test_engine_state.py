@@ -1,7 +1,5 @@
 """What the engine's state answers to each event: lists of instructions, compared whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -108,9 +106,6 @@ def shortened(answer: list[Any]) -> list[Any]:
 
 def made(number: int, *, epoch: int = 0, value: Any = None, **more: Any) -> TicketMade:
     return TicketMade(epoch, number, 0, value or (lambda: f"batch {number}"), **more)
-
-
-# -- the start, and sizes ----------------------------------------------------------------------------------------------
 
 
 def test_a_resize_scales_present_pools_and_creates_wanted_ones() -> None:
@@ -223,9 +218,6 @@ def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any]
     assert isinstance(instruction, Raise)
     assert isinstance(instruction.error, WorkerDiedError)
     assert str(instruction.error) == text
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def test_tickets_are_sent_singly_until_they_are_known_to_be_tiny() -> None:
@@ -388,9 +380,6 @@ def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
     assert table.state.logicals.untold == (set() if iterable else {1})
 
 
-# -- logical workers ---------------------------------------------------------------------------------------------------
-
-
 def test_a_logical_worker_waits_a_bounded_time_for_its_worker() -> None:
     table = Table(logicals=2)
     table.report("local", (0,))
@@ -496,9 +485,6 @@ def test_the_death_of_a_stream_without_tickets_ends_the_epoch() -> None:
     table.tell(made(0))
     (instruction,) = table.dies(0)
     assert isinstance(instruction, Raise)
-
-
-# -- ends of workers ---------------------------------------------------------------------------------------------------
 
 
 def test_tickets_of_a_dead_worker_are_remade_and_counted() -> None:

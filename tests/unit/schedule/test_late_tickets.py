@@ -1,7 +1,5 @@
 """Tickets that another machine owes for too long."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

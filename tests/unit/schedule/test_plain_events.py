@@ -1,20 +1,10 @@
 """Events of a pool travel between machines as plain values."""
 
-from __future__ import annotations
-
 import marshal
 
 import pytest
 
-from dpex.schedule.events import (
-    Notice,
-    PoolEvent,
-    Snapshot,
-    WorkerGone,
-    WorkerUp,
-    event_of,
-    plain,
-)
+from dpex.schedule.events import Notice, PoolEvent, Snapshot, WorkerGone, WorkerUp, event_of, plain
 
 
 @pytest.mark.parametrize(

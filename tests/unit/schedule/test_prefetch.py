@@ -2,13 +2,7 @@
 
 import pytest
 
-from dpex.schedule.prefetch import (
-    LARGEST_GROUP,
-    REMOTE_BYTES,
-    REMOTE_PREFETCH,
-    PrefetchRules,
-    Settings,
-)
+from dpex.schedule.prefetch import LARGEST_GROUP, REMOTE_BYTES, REMOTE_PREFETCH, PrefetchRules, Settings
 
 MB = 1 << 20
 

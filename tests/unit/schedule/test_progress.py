@@ -1,7 +1,5 @@
 """What is kept of a logical worker, for a death and for a later run."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from hypothesis import given
@@ -59,9 +57,6 @@ def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     assert log.point(1, 0) == LogicalPoint()
 
 
-# -- tickets of a stream in few words ----------------------------------------------------------------------------------
-
-
 def stream_tickets(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
     return [MadeTicket(epoch, number, [None, None]) for number in numbers]
 
@@ -77,9 +72,7 @@ def test_equal_steps_are_one_run() -> None:
     ]
 
 
-@given(
-    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.booleans()), max_size=60),
-)
+@given(steps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.booleans()), max_size=60))
 def test_they_are_those_of_a_deque(steps: list[tuple[int, int, bool]]) -> None:
     """0 begins an epoch, 4 takes the first away, all else is a step to the next."""
     plain: deque[MadeTicket] = deque()

@@ -1,7 +1,5 @@
 """What follows where a sample takes too long: made again elsewhere, then without the sample, or given up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

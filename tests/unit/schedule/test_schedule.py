@@ -1,7 +1,5 @@
 """The schedule against a model that knows nothing of how it is done, under any interleaving of calls."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -244,9 +242,6 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 ScheduleMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestScheduleMachine = ScheduleMachine.TestCase
-
-
-# -- single rules, with numbers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [{"prefetch": 0}, {"queues": -1}, {"max_tries": 0}])

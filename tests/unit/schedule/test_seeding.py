@@ -1,7 +1,5 @@
 """Seeds: the published generator, its range, and values that must never change."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

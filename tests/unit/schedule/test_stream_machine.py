@@ -4,8 +4,6 @@ The model: streams are read in turn, the ended ones are passed over, and batch *
 that *i* batches left. Their datasets have a state, so that they survive deaths and are resumed elsewhere.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -42,22 +40,14 @@ class StreamMachine(PoolMachine):
         self.lengths = lengths
         self.expected = in_turn(lengths)
         self.delivered = 0
-        self.options = {
-            "prefetch": max(prefetch, len(lengths)),
-            "starts_slowly": starts_slowly,
-        }
+        self.options = {"prefetch": max(prefetch, len(lengths)), "starts_slowly": starts_slowly}
         self.begin(local, 0, None)
 
     def begin(self, local: int, remote: int, point: ResumePoint | None) -> None:
         """A process begins, or goes on where another one stood; each stream tells its state before its first batch."""
         streams = len(self.lengths)
         self.driver = Driver(
-            logicals=streams,
-            iterable=True,
-            make=self.batch_of,
-            local=local,
-            remote=remote,
-            **self.options,
+            logicals=streams, iterable=True, make=self.batch_of, local=local, remote=remote, **self.options
         )
         self.driver.begin(INDICES, point)
         for logical in range(streams if point is None else 0):

@@ -1,7 +1,5 @@
 """How many CPUs and how much memory there are, read from folders that look like a cgroup tree."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

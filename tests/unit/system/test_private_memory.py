@@ -1,7 +1,5 @@
 """The memory that processes have for themselves."""
 
-from __future__ import annotations
-
 import os
 
 from dpex.system.machine import private_bytes

@@ -1,7 +1,5 @@
 """Waiting for a CPU, as the kernel tells of it by thread."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

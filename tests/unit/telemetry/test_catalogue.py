@@ -1,7 +1,5 @@
 """The catalogue keeps Prometheus's rules to the letter, and the documentation is made from it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

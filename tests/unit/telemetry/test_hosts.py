@@ -1,7 +1,5 @@
 """The host names under which the endpoint can be addressed."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterable
 
@@ -41,9 +39,7 @@ STRANGE += ["evil.example:port", "user@localhost", "[::1", "localhost/x", "a b",
 
 
 @pytest.mark.parametrize("is_loopback", [True, False])
-def test_only_addresses_localhost_and_local_names_are_allowed(
-    is_loopback: bool,
-) -> None:
+def test_only_addresses_localhost_and_local_names_are_allowed(is_loopback: bool) -> None:
     hosts = _Hosts(["metrics.example.org", ".example.net"], is_loopback=is_loopback)
     assert [host for host in EVERYWHERE if not hosts.allow(host)] == []
     assert [host for host in LOCAL if hosts.allow(host)] == ([] if is_loopback else LOCAL)

@@ -1,7 +1,5 @@
 """Loaders with odd names: nothing that is exported, served, shown, announced or recorded is broken by one."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import urllib.request

@@ -1,7 +1,5 @@
 """Frames are differences that add up, histories forget, diagnoses are about a stretch; on a clock moved by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -211,9 +209,6 @@ def test_a_new_loader_of_a_removed_ones_name_starts_empty(world: World) -> None:
     world.ledgers = []
     world.sampler.turn()
     assert world.state()["loaders"] == []
-
-
-# -- diagnoses ---------------------------------------------------------------------------------------------------------
 
 
 def test_now_is_half_a_minute_and_the_run_all_of_it(world: World) -> None:

@@ -1,7 +1,5 @@
 """Batches there and back: what they are, what they share, and that no slot stays behind."""
 
-from __future__ import annotations
-
 import gc
 import marshal
 import math
@@ -17,14 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pairs import LARGE, Pair, Point
 
-from dpex.transport.codec import (
-    _DTYPES,
-    _PICKLE,
-    INLINE_BYTES,
-    LONG_LEAF,
-    MANY_OBJECTS,
-    MESSAGE_BYTES,
-)
+from dpex.transport.codec import _DTYPES, _PICKLE, INLINE_BYTES, LONG_LEAF, MANY_OBJECTS, MESSAGE_BYTES
 
 
 @dataclass
@@ -71,8 +62,6 @@ def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     described = (a.dtype, a.shape, a.requires_grad) == (b.dtype, b.shape, b.requires_grad)
     return described and (a.numel() == 0 or (strides(a) == strides(b) and raw(a) == raw(b)))
 
-
-# -- any tree ----------------------------------------------------------------------------------------------------------
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as made": lambda t: t,
@@ -143,9 +132,6 @@ def test_any_tree_arrives_as_it_was_and_leaves_no_slot_behind(tree: Any) -> None
     assert pair.slots_held() == 0
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("nbytes", [48, LARGE])
 def test_every_number_type(pair: Pair, dtype: torch.dtype, nbytes: int) -> None:
@@ -195,9 +181,6 @@ def test_a_default_device_around_the_loop_changes_nothing(pair: Pair, make: Any)
         assert all(tensor.device.type == "cpu" for tensor in tensors)
 
 
-# -- what is shared ----------------------------------------------------------------------------------------------------
-
-
 VIEWS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
     "second inside the first": lambda t: [t, t[3:9]],
     "first inside the second": lambda t: [t[3:9], t],
@@ -224,9 +207,6 @@ def test_tensors_that_share_memory_share_it_afterwards(pair: Pair, kind: str, co
     assert all(map(same, again, tensors))
     pointers = [t.data_ptr() - tensors[0].data_ptr() for t in tensors]
     assert [t.data_ptr() - again[0].data_ptr() for t in again] == pointers
-
-
-# -- messages, slots, spilling -----------------------------------------------------------------------------------------
 
 
 def test_small_batches_need_no_memory(pair: Pair) -> None:
@@ -328,9 +308,6 @@ def test_nbytes_counts_buffers_of_the_last_batch(pair: Pair) -> None:
     assert pair.encoder.nbytes == LARGE + 10
     pair([1])
     assert pair.encoder.nbytes == 0
-
-
-# -- objects -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [MANY_OBJECTS // 8, 3 * MANY_OBJECTS])

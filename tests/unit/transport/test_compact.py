@@ -1,7 +1,5 @@
 """`dpex.compact`: items, lookups, copies and errors."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Mapping, Sequence

@@ -1,19 +1,11 @@
 """Buffers are compressed and come back bit for bit, or not at all: never beyond their memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpex.transport.frames import (
-    SMALLEST_BYTES,
-    Compressed,
-    CompressionError,
-    compress,
-    decompress,
-)
+from dpex.transport.frames import SMALLEST_BYTES, Compressed, CompressionError, compress, decompress
 
 GUARD = 64
 DATA = np.random.default_rng(0).integers(0, 4, 800_017, np.uint8).tobytes()

@@ -1,7 +1,5 @@
 """What the law makes of work by formulae, through the tuner: how far it jumps, what it takes back, and that it ends."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -80,9 +78,6 @@ def test_growth_is_judged_by_lanes_and_queues_of_before() -> None:
     assert not law._is_slow(replace(trial, wall_s=0.2), grown), "before, batches waited for a CPU, too"
 
 
-# -- jump --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_jump_is_bounded() -> None:
     (first, *_) = TunedLoader(1.0).run(10.0)
     assert (first.reason, first.new.local) == ("too few", CONSTANTS.jump * 8)
@@ -125,9 +120,6 @@ def test_no_more_remote_workers_than_the_link_keeps_busy() -> None:
     assert decision is not None
     assert decision.new.remote == 1
     assert "the network brings no more batches" in decision.text
-
-
-# -- growth that fails -------------------------------------------------------------------------------------------------
 
 
 def test_growth_that_only_makes_batches_slower_is_taken_back() -> None:
@@ -190,9 +182,6 @@ def test_growth_that_was_not_to_blame_is_no_failure() -> None:
     decisions = loader.run(20.0)
     assert [decision.reason for decision in decisions[:2]] == ["undo", "too few"]
     assert decisions[1].new.local == many < loader.workers
-
-
-# -- fewer -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_release_that_was_reversed_delays_the_next_release() -> None:

@@ -1,7 +1,5 @@
 """The model of the law: what it answers by hand, and what holds of any work."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -42,9 +40,6 @@ def model(
 
 def workers(local: int, remote: int = 0) -> Settings:
     return Settings(local=local, remote=remote, prefetch=8)
-
-
-# -- by hand -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,8 +114,6 @@ def test_what_ends_the_stall() -> None:
     assert found.cost == pytest.approx(16 / 36.85)
     assert (found.workers, found.stage) == (37, ("load", 0.61))
 
-
-# -- of any work -------------------------------------------------------------------------------------------------------
 
 seconds = st.floats(1e-5, 100.0)
 

@@ -1,7 +1,5 @@
 """Who connects to the trainer: strangers, floods of them, agents of other versions, and agents."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket
@@ -74,9 +72,6 @@ def is_closed(connection: socket.socket) -> bool:
 def gets_in(target: TrainerAddress) -> bool:
     connect(target).close()
     return True
-
-
-# -- the greeting ------------------------------------------------------------------------------------------------------
 
 
 class Ends:
@@ -182,9 +177,6 @@ def test_only_who_knows_the_secret_is_let_in(server: Server) -> None:
     until(lambda: not threads_of_servers())
     with pytest.raises(OSError, match=r"\S"):
         connect(target)
-
-
-# -- floods ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_flood_costs_few_threads_and_an_agent_gets_in(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """A pool of agents, with an agent that a test plays, over a socket of this process."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -99,9 +97,7 @@ def test_a_connection_that_was_full_wakes_nobody_for_ever(play: Callable[[bool],
     assert not poller.poll(0)
 
 
-def test_a_death_before_the_agent_got_the_epoch_returns_tickets(
-    play: Callable[[bool], Played],
-) -> None:
+def test_a_death_before_the_agent_got_the_epoch_returns_tickets(play: Callable[[bool], Played]) -> None:
     one = play(False)
     (worker,) = one.pool.workers()
     one.pool.new_epoch(1)

@@ -1,7 +1,5 @@
 """What the kernel counts of a TCP connection."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from dataclasses import replace

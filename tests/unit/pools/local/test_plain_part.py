@@ -1,7 +1,5 @@
 """The part of a dataset that is unpickled once for all workers: what belongs to it, and what comes out at the end."""
 
-from __future__ import annotations
-
 import collections
 import copyreg
 import datetime

@@ -1,7 +1,5 @@
 """An address at which no Ray cluster answers is an error within seconds, as Ray itself tries for minutes."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

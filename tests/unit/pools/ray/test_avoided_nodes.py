@@ -1,7 +1,5 @@
 """Which nodes get no workers, and for how long: on a clock that the tests set."""
 
-from __future__ import annotations
-
 from dpex.pools.ray.cluster import FAILURES, PAUSE_S, WITHIN_S, AvoidedNodes
 
 

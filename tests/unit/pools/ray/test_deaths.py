@@ -1,7 +1,5 @@
 """Ray's own errors: what is said of each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

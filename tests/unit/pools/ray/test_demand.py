@@ -1,21 +1,10 @@
 """When a cluster is asked to grow, and when what was asked for goes back: a table of looks, one a second."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from dpex.pools.ray.demand import (
-    LACKING_S,
-    NODE_S,
-    PAUSE_S,
-    SPARE_S,
-    UNTAKEN_S,
-    Demand,
-    DemandChange,
-    Places,
-)
+from dpex.pools.ray.demand import LACKING_S, NODE_S, PAUSE_S, SPARE_S, UNTAKEN_S, Demand, DemandChange, Places
 
 NOTHING = DemandChange()
 

@@ -1,7 +1,5 @@
 """The nodes of a cluster and the pools that use them one after the other, without a cluster."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

@@ -1,20 +1,12 @@
 """Who gets which part of a cluster: equal or by weight, within every limit, settled soon, and free of who has gone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.pools.ray.shares import (
-    CAPACITY_S,
-    FORGOTTEN_S,
-    Claim,
-    ClusterShares,
-    fair_shares,
-)
+from dpex.pools.ray.shares import CAPACITY_S, FORGOTTEN_S, Claim, ClusterShares, fair_shares
 
 
 @pytest.mark.parametrize(
@@ -42,10 +34,7 @@ from dpex.pools.ray.shares import (
             id="no hunger",
         ),
         pytest.param(
-            12,
-            {"a": Claim(useful=2, most=64), "b": Claim(useful=4, most=64)},
-            {"a": 6, "b": 6},
-            id="surplus",
+            12, {"a": Claim(useful=2, most=64), "b": Claim(useful=4, most=64)}, {"a": 6, "b": 6}, id="surplus"
         ),
         pytest.param(4, {"a": Claim(useful=0, most=64), "b": Claim(useful=9, most=64)}, {"a": 0, "b": 4}, id="no use"),
         pytest.param(4, {"a": Claim(useful=0, most=64)}, {"a": 4}, id="no use for what is free"),
@@ -64,11 +53,7 @@ def test_shares(capacity: float, claims: dict[str, Claim], shares: dict[str, int
 
 
 claims = st.builds(
-    Claim,
-    useful=st.integers(0, 60),
-    most=st.integers(0, 40),
-    weight=st.floats(0.1, 10),
-    running=st.integers(0, 40),
+    Claim, useful=st.integers(0, 60), most=st.integers(0, 40), weight=st.floats(0.1, 10), running=st.integers(0, 40)
 )
 
 

@@ -1,7 +1,5 @@
 """Who wants which batch, and which are kept: a table of questions and answers, without processes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

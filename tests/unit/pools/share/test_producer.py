@@ -1,7 +1,5 @@
 """Which trainings the process that makes shared batches accepts, and what they must have alike, without workers."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket
@@ -73,9 +71,7 @@ def test_nothing_is_read_of_a_process_of_another_user(
         producer[1].sendall(b"more")
 
 
-def test_only_the_training_with_unreadable_indices_is_refused(
-    producer: tuple[Producer, socket.socket],
-) -> None:
+def test_only_the_training_with_unreadable_indices_is_refused(producer: tuple[Producer, socket.socket]) -> None:
     (training,) = heard(*producer, b"cno_such_module\nIndex\n.")
     assert "this training yields: ModuleNotFoundError: No module named 'no_such_module'" in training.refused
     training.close()
