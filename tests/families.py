@@ -159,6 +159,19 @@ def train_until(enough: Callable[[], Any], loader: Any, iterator: Any, *, step_s
     return got
 
 
+def outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
+    """Return all batches, and in the place of a batch the type of the error that came instead."""
+    found: list[Any] = []
+    for _ in range(most):
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+    raise AssertionError(f"the iterator does not end after {most} items")
+
+
 def stacked(batches: Iterable[torch.Tensor]) -> torch.Tensor:
     """All batches of an epoch, one after the other."""
     return torch.cat(list(batches))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from async_device import AsyncDevice, DeviceTensor
-from families import Augmented, Of, assert_same, seeded, stacked
+from families import Augmented, Of, assert_same, outcomes, seeded, stacked
 from torch.utils.data import IterableDataset, get_worker_info
 from waiting import until
 
@@ -167,14 +167,7 @@ def test_errors_come_in_their_place_and_it_goes_on(gpu: AsyncDevice) -> None:
 
     gpu.before_pin = pin
     iterator = iter(on_gpu(Of(failing_at, 6)))
-    seen: list[Any] = []
-    while True:
-        try:
-            seen.append(next(iterator)[0, 0].item())
-        except StopIteration:
-            break
-        except Exception as error:
-            seen.append(type(error))
+    seen = [one if isinstance(one, type) else one[0, 0].item() for one in outcomes(iterator)]
     assert seen == [0, 1, KeyError, 3, OSError, 5]
 
 

@@ -12,7 +12,7 @@ import pytest
 from accelerator import pretended
 from fake_pool import Work
 from families import seeded
-from places import Swept, raising_handler, swept
+from places import Swept, swept
 from prompt_pool import PromptPool
 from torch.utils.data import IterableDataset
 
@@ -47,13 +47,11 @@ class Stream(IterableDataset[int]):
 
 
 @pytest.fixture(autouse=True)
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(_: PoolFactory, _name: str, count: int, setup: Any, shared_queue: bool) -> PromptPool:
         return PromptPool(count, shared=shared_queue, make=part_of_stream if setup.iterable else tuple)
 
     monkeypatch.setattr(PoolFactory, "__call__", make)
-    with raising_handler():
-        yield
 
 
 def part_of_stream(work: Work) -> tuple[Any, ...]:

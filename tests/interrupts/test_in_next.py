@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, Of, assert_same, seeded, stacked
+from places import TickError
 from torch.utils.data import Dataset
 from waiting import until
 
@@ -40,10 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "batch": {"num_workers": 2, "seeding": "batch"},
     "out of order": {"num_workers": 2, "seeding": "batch", "in_order": False},
 }
-
-
-class TickError(Exception):
-    """What a signal handler raises."""
 
 
 def loader_of(kind: str, **options: Any) -> DpexDataLoader[Any]:
@@ -75,22 +72,10 @@ class Ticking:
         return None
 
 
-@pytest.fixture
-def handler() -> Iterator[None]:
-    def raise_tick(_signal: int, _frame: Any) -> None:
-        raise TickError
-
-    former = signal.signal(signal.SIGUSR1, raise_tick)
-    yield
-    sys.settrace(None)
-    signal.signal(signal.SIGUSR1, former)
-
-
 DEATH = 48
 """Calls in which the pool takes in the death of a worker, and starts another one."""
 
 
-@pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("kind", ["worker", "batch"])
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 def test_every_batch_comes_once_if_a_death_report_is_interrupted(kind: str) -> None:
@@ -115,7 +100,6 @@ def test_every_batch_comes_once_if_a_death_report_is_interrupted(kind: str) -> N
         assert_same(torch.cat(got), wanted)
 
 
-@pytest.mark.usefixtures("handler")
 def test_an_epoch_is_whole_after_an_interrupted_iter() -> None:
     def interrupt(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_name == "_new_draws":
@@ -140,7 +124,6 @@ def fingerprints() -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("handler")
 def test_an_interrupt_restores_generators_and_thread_counts() -> None:
     process = InProcessMaker(7, modes_here())
     threads = torch.get_num_threads()

@@ -8,19 +8,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from places import TickError, raising_handler
+from places import TickError
 from torch.utils.data import IterableDataset
 
 from dpex import DpexDataLoader, InterruptedStreamError, decode_in_workers
 from dpex.engine.engine import Engine
 
 ROWS = 40
-
-
-@pytest.fixture(autouse=True)
-def handler() -> Iterator[None]:
-    with raising_handler():
-        yield
 
 
 class Stateless(IterableDataset[int]):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerator import pretended
 from families import Augmented, assert_same, seeded, stacked
-from places import raising_handler, swept
+from places import swept
 from torch.utils.data import IterableDataset
 
 from dpex import DpexDataLoader
@@ -27,12 +27,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "stream": {"num_workers": 2},
     "in the training process": {"num_workers": 0, "seeding": "batch"},
 }
-
-
-@pytest.fixture(autouse=True)
-def handler() -> Iterator[None]:
-    with raising_handler():
-        yield
 
 
 class Counting(IterableDataset[torch.Tensor]):
