@@ -340,7 +340,7 @@ def test_a_stream_that_has_ended_takes_no_more() -> None:
     table.send(4)
     table.tell(made(1, stream_end=True))
     assert [t.number for t in table.state.schedule.issued()] == [0, 2]
-    table.tell(WorkerGone("local", 1, 0, (), None, False, "killed"))  # nothing of it is lost
+    assert table.tell(WorkerGone("local", 1, 0, (), None, False, "killed")) == []  # nothing of it is lost
     assert table.result() is None
 
 
