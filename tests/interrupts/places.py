@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch.utils.data
+from torch.utils.data import IterableDataset
 
 import dpex
 from dpex.engine.engine import Engine
@@ -93,6 +94,25 @@ class Tick:
     def _end_of_renewal(self, _frame: FrameType, event: str, _: Any) -> Any:
         self._is_renewing = event != "return"
         return self._end_of_renewal
+
+
+class Counted(IterableDataset[int]):
+    """Numbers below ``rows``, with a state."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.rows:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
 class Swept(NamedTuple):

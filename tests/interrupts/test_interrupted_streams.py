@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from places import TickError
+from places import Counted, TickError
 from torch.utils.data import IterableDataset
 
 from dpex import DpexDataLoader, InterruptedStreamError, decode_in_workers
@@ -20,22 +20,6 @@ ROWS = 40
 class Stateless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(ROWS)
-
-
-class Stateful(IterableDataset[int]):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < ROWS:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 def interrupt_in(code: Any, call: Any) -> None:
@@ -62,9 +46,9 @@ def rest_of(iterator: Iterator[Any]) -> list[int]:
     return [int(number) for batch in iterator for number in batch]
 
 
-@pytest.mark.parametrize("kind", [Stateless, Stateful])
-def test_a_short_stream_goes_on(kind: Any) -> None:
-    with DpexDataLoader(kind(), batch_size=4, num_workers=1) as loader:
+@pytest.mark.parametrize("stream", [Stateless(), Counted(ROWS)], ids=["without a state", "with one"])
+def test_a_short_stream_goes_on(stream: Any) -> None:
+    with DpexDataLoader(stream, batch_size=4, num_workers=1) as loader:
         iterator = iter(loader)
         seen = next(iterator).tolist()
         interrupt_in(FILLING, lambda: next(iterator))
@@ -72,13 +56,13 @@ def test_a_short_stream_goes_on(kind: Any) -> None:
 
 
 def test_the_state_of_a_stream_after_an_interrupt_has_the_batch() -> None:
-    with DpexDataLoader(Stateful(), batch_size=4, num_workers=1) as loader:
+    with DpexDataLoader(Counted(ROWS), batch_size=4, num_workers=1) as loader:
         loader.state_dict()
         iterator = iter(loader)
         seen = next(iterator).tolist()
         interrupt_in(FILLING, lambda: next(iterator))
         state = loader.state_dict()
-    with DpexDataLoader(Stateful(), batch_size=4, num_workers=1) as loader:
+    with DpexDataLoader(Counted(ROWS), batch_size=4, num_workers=1) as loader:
         loader.load_state_dict(state)
         assert seen + rest_of(iter(loader)) == list(range(ROWS))
 
@@ -99,7 +83,7 @@ def test_the_state_of_a_decoded_stream_after_an_interrupted_read() -> None:
     """The reading starts anew behind the batches that were decoded and delivered, not behind those that were read."""
 
     def loader() -> DpexDataLoader[Any]:
-        stream = decode_in_workers(Stateful(), int)
+        stream = decode_in_workers(Counted(ROWS), int)
         return DpexDataLoader(stream, batch_size=4, num_workers=1, seeding="batch")
 
     def trace(frame: FrameType, _event: str, _: Any) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from families import Of
-from places import WITHIN, TickError
-from torch.utils.data import IterableDataset
+from places import WITHIN, Counted, TickError
 
 from dpex import DpexDataLoader
 
@@ -44,26 +42,6 @@ def storm() -> Iterator[Storm]:
     signal.signal(signal.SIGALRM, former)
 
 
-def numbers_at(index: int) -> int:
-    return index
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < ROWS:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 CASES: dict[str, dict[str, Any]] = {
     "two workers": {"num_workers": 2},
     "any worker": {"num_workers": 2, "seeding": "batch"},
@@ -76,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_sample_comes_once_in_a_storm_of_signals(case: str, storm: Storm) -> None:
-    dataset: Any = Stream() if case == "stream" else Of(numbers_at, ROWS)
+    dataset: Any = Counted(ROWS) if case == "stream" else range(ROWS)
     with DpexDataLoader(dataset, batch_size=1, collate_fn=list, **CASES[case]) as loader:
         iterator = iter(loader)
         got: list[list[int]] = []
