@@ -1,12 +1,11 @@
 """A recorded run is explained, and decided again as it was."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import ran
 
 from benchmarks.simulation.scenarios import load as scenarios
 from benchmarks.simulation.score import cold_start
@@ -162,8 +161,4 @@ def test_the_command_needs_no_torch(shift: Path) -> None:
         "assert main(['replay', sys.argv[1]]) == 0\n"
         "assert not {'torch', 'numpy', 'ray'} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(shift)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Decisions: " in done.stdout
+    assert "Decisions: " in ran("-c", code, shift).stdout

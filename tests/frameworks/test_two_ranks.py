@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packages import need
+from programs import ran
 
 from tests.frameworks.stream_ways import WAYS as STREAMS
 from tests.frameworks.stream_ways import write_shards
@@ -32,15 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written = tmp_path_factory.mktemp("ranks")
     if all(map(find_spec, ("datasets", "webdataset"))):
         write_shards(written)
-    done = subprocess.run(
-        [sys.executable, str(HERE / "ranks.py"), str(written)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(HERE.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=350,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(HERE.parents[1])}
+    ran(HERE / "ranks.py", written, env={**os.environ, **environment}, timeout=350)
     return written
 
 

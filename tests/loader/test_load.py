@@ -4,8 +4,6 @@ import gc
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from families import Augmented, WhoMadeIt, assert_same, seeded, stacked
+from programs import ran
 from torch.utils.data import DistributedSampler
 from waiting import until
 
@@ -108,7 +107,5 @@ def test_the_soak_finds_what_rises(name: str) -> None:
 @pytest.mark.long
 def test_a_short_soak_is_flat() -> None:
     """In a process of its own, whose memory is nobody else's."""
-    command = [sys.executable, "-m", "benchmarks.soak", "--batches", "60000", "--resize-every", "80"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ran("-m", "benchmarks.soak", "--batches", 60000, "--resize-every", 80, timeout=200)
     assert "0 deaths" in done.stdout

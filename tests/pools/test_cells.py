@@ -4,11 +4,10 @@
 """
 
 import json
-import subprocess
-import sys
 from functools import cache
 
 import pytest
+from programs import ran
 
 CELL = """
 import dataclasses, json, multiprocessing, sys
@@ -99,11 +98,7 @@ EXPECTED = {
 
 @cache
 def found(context: str) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-c", CELL, context], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(ran("-c", CELL, context, timeout=200).stdout)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])

@@ -1,11 +1,10 @@
 """Limits of the system: workers without descriptors are refused, and memory comes without memfd_create."""
 
 import platform
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from programs import ran
 
 SCRIPT = """
 import ctypes, os, resource, struct, sys, warnings
@@ -38,9 +37,7 @@ def numbers(loader):
 
 
 def output_of(body: str) -> str:
-    command = [sys.executable, "-c", SCRIPT + body]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = ran("-c", SCRIPT + body)
     return done.stdout + done.stderr
 
 

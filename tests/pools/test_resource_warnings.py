@@ -1,9 +1,7 @@
 """Under ``-X dev`` neither the training process nor its workers leave a socket or file to the garbage collector."""
 
-import subprocess
-import sys
-
 import pytest
+from programs import ran
 
 SCRIPT = """
 import sys, warnings
@@ -24,7 +22,4 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_no_resource_is_left_to_the_collector(method: str) -> None:
-    code = [sys.executable, "-W", "always::ResourceWarning", "-c", SCRIPT, method]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "ResourceWarning" not in done.stderr
+    assert "ResourceWarning" not in ran("-W", "always::ResourceWarning", "-c", SCRIPT, method).stderr

@@ -2,12 +2,11 @@
 time. `lint-imports` checks which module imports which."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from programs import ran
 
 ROOT = Path(__file__).parents[2]
 REPORT = """
@@ -31,9 +30,7 @@ LOADER = "from dpex.dataloader import DpexDataLoader; DpexDataLoader([1, 2], num
 @cache
 def after(statement: str) -> dict[str, list[str] | int]:
     """Describe a new interpreter once it has run ``statement``."""
-    command = [sys.executable, "-c", REPORT.format(statement=statement)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=60)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(ran("-c", REPORT.format(statement=statement)).stdout)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +118,7 @@ print(json.dumps({
 @cache
 def loaded() -> dict[str, list[str]]:
     """Names of modules in a new process and in its workers, at several moments."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, cwd=ROOT, timeout=120)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(ran("-c", SCRIPT).stdout)  # type: ignore[no-any-return]
 
 
 def is_listed(module: str, allowed: tuple[str, ...]) -> bool:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from nvmlstub import built_in
+from programs import ran
 from waiting import ManualClock
 
 from dpex.system.gpu.nvml import PERIOD_S, TRIES, Gpus, cuda_devices
@@ -57,15 +57,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(script: str, library: Path | None, prelude: str = PRELUDE) -> Any:
     """What ``script`` puts into ``answer``, in a new process with that library (None: an empty folder)."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library or "/nonexistent")}
-    done = subprocess.run(
-        [sys.executable, "-c", f"{prelude}\n{script}\nprint(json.dumps(answer))"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran("-c", f"{prelude}\n{script}\nprint(json.dumps(answer))", env=environment)
     return json.loads(done.stdout)
 
 

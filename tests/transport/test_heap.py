@@ -7,8 +7,6 @@ import json
 import mmap
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import psutil
 import pytest
 import torch
 from families import Of, worker_pids
+from programs import ran
 from waiting import until
 
 from dpex import DpexDataLoader
@@ -79,16 +78,7 @@ def test_a_batch_causes_no_page_faults_unless_trimming_is_set(
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     environment = os.environ | {"GLIBC_TUNABLES": tunables}
-    done = subprocess.run(
-        [sys.executable, str(script), seeding],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    faults = json.loads(done.stdout)
+    faults = json.loads(ran(script, seeding, env=environment).stdout)
     assert (faults < 300) == learns, faults
 
 
