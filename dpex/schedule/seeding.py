@@ -11,25 +11,25 @@ from __future__ import annotations
 
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 """Seeds are integers of 64 bits."""
-GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 """The increment of SplitMix64: 2^64 over the golden ratio, made odd (Steele, Lea and Flood, 2014)."""
-MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SEEDINGS = ("worker", "batch")
 
 
 def mix64(value: int) -> int:
     """Finaliser of SplitMix64, of the lower 64 bits of ``value``: a bijection; each bit in reaches each bit out."""
     value &= _MASK64
-    value = ((value ^ (value >> 30)) * MIX[0]) & _MASK64
-    value = ((value ^ (value >> 27)) * MIX[1]) & _MASK64
+    value = ((value ^ (value >> 30)) * _MIX[0]) & _MASK64
+    value = ((value ^ (value >> 27)) * _MIX[1]) & _MASK64
     return value ^ (value >> 31)
 
 
 def epoch_key(base_seed: int, epoch: int) -> int:
     """64-bit key of one pass over the data; ``base_seed`` is the signed 64-bit integer drawn at ``iter()``."""
-    return mix64(mix64(base_seed) + (epoch + 1) * GOLDEN_GAMMA)
+    return mix64(mix64(base_seed) + (epoch + 1) * _GOLDEN_GAMMA)
 
 
 def ticket_seed(key: int, number: int) -> int:
     """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, as every generator wants it."""
-    return mix64(key + (number + 1) * GOLDEN_GAMMA) >> 1
+    return mix64(key + (number + 1) * _GOLDEN_GAMMA) >> 1

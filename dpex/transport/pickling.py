@@ -43,11 +43,7 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.reductions import rebuild_typed_storage, reduce_tensor
 
-from dpex._torch import (
-    DisableTorchFunctionSubclass,
-    rebuild_from_type,
-    rebuild_sparse_tensor,
-)
+from dpex._torch import DisableTorchFunctionSubclass, rebuild_from_type, rebuild_sparse_tensor
 from dpex.errors import ShippingError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -219,7 +215,6 @@ class _BatchPickler(ForkingPickler):
         self._memories = memories
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `BufferTable.reduce`."""
         reduced = self._memories.reduce(obj)
         return _by_name(obj) if reduced is NotImplemented else reduced
 

@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from dpex.errors import NoBatchError
-from dpex.schedule.seeding import GOLDEN_GAMMA, MIX, epoch_key
+from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.setup import Modes
 from dpex.worker.states import KeptStates
 
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 _TORCHS_BITS = 31
 """The lower bits of a seed, which torch takes. NumPy takes the other 32."""
-_AT_ONCE = 256
-"""Seeds of consecutive tickets that NumPy computes together. Python takes as long for one seed as NumPy for 20."""
 
 Result = TypeVar("Result")
 _numpy_random: Any = np.random
@@ -79,29 +77,15 @@ class TicketSeeds:
 
     def __init__(self, base_seed: int) -> None:
         self._base_seed = base_seed
-        self._epoch = -1
-        self._first = 0
-        self._seeds: list[int] = []
+        self._keys: dict[int, int] = {}
 
     def of(self, number: int, epoch: int) -> int:
         """Return the seed of ticket ``number``."""
-        at = number - self._first
-        if epoch != self._epoch or not 0 <= at < _AT_ONCE:
-            first = number - number % _AT_ONCE
+        key = self._keys.get(epoch)
+        if key is None:
             key = epoch_key(self._base_seed, epoch)
-            seeds = _ticket_seeds(key, first)
-            self._epoch, self._first, self._seeds = epoch, first, seeds  # at once: see `dpex.system.signals`
-            at = number - first
-        return self._seeds[at]
-
-
-def _ticket_seeds(key: int, first: int) -> list[int]:
-    """Return `ticket_seed` of `_AT_ONCE` numbers from ``first`` on. Integers of 64 bits overflow as intended."""
-    values: Any = np.arange(first + 1, first + 1 + _AT_ONCE, dtype=np.uint64) * GOLDEN_GAMMA + np.uint64(key)
-    values = (values ^ (values >> 30)) * MIX[0]
-    values = (values ^ (values >> 27)) * MIX[1]
-    seeds: list[int] = ((values ^ (values >> 31)) >> 1).tolist()
-    return seeds
+            self._keys = {epoch: key}
+        return ticket_seed(key, number)
 
 
 # -- the batch that is being made --------------------------------------------------------------------------------------

@@ -21,18 +21,9 @@ def test_an_idle_worker_wakes_for_messages_and_one_give_back() -> None:
 
     async def serve() -> None:
         loop: Any = asyncio.get_running_loop()
-        core: Any = SimpleNamespace(samples=SimpleNamespace(slots=Slots(4)))
-        worker = AsyncWorker(
-            core,
-            SimpleNamespace(can_hold=True),  # type: ignore[arg-type]
-            here.fileno(),
-            read,
-            keep=lambda *_: None,
-            flush=lambda _: None,
-            idle_s=3600.0,
-            give_back=lambda: None,
-        )
-        serving = asyncio.create_task(worker._serve())
+        core = SimpleNamespace(samples=SimpleNamespace(slots=Slots(4)))
+        parts: Any = SimpleNamespace(core=core, row=SimpleNamespace(can_hold=True), give_back=lambda: None)
+        serving = asyncio.create_task(AsyncWorker(parts, here.fileno(), read, 3600.0)._serve())
         for _ in range(100):
             await turn()
         assert reads == [None]

@@ -104,7 +104,7 @@ def test_a_tickets_generators_depend_only_on_its_seed(draw: Callable[[], Any]) -
     assert torch.initial_seed() == 50
 
 
-def test_seeds_computed_together_equal_those_computed_singly() -> None:
+def test_seeds_of_a_pass_are_those_of_its_key() -> None:
     """Of numbers in any order, as tickets are made again."""
     seeds = TicketSeeds(-(2**63))
     for epoch, number in [(0, 0), (0, 255), (0, 256), (0, 3), (1, 3), (1, 2**40), (0, 700), (0, 699), (0, 511)]:

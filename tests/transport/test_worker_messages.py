@@ -56,7 +56,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             ours, theirs = map(stack.enter_context, pair)
             row = BoardRow(mmap.mmap(-1, 4096), 16)
             worker = LocalWorker(WorkerPlan(setup, shared_queue), 0, theirs, row)
-            worker._core.adopt(0)
+            worker.core.adopt(0)
             return Ends(worker, ours)
 
         yield started

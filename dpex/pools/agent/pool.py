@@ -28,14 +28,7 @@ from dpex.pools.base import NOTHING, PoolCounts, Shared
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import Result
 from dpex.pools.local.worker_process import END
-from dpex.schedule.events import (
-    Notice,
-    PoolEvent,
-    TicketMade,
-    WorkerGone,
-    WorkerUp,
-    event_of,
-)
+from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp, event_of
 from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.schedule import Ticket
@@ -312,7 +305,6 @@ class RemotePool:
     # -- size ----------------------------------------------------------------------------------------------------
 
     def resize(self, wanted: int) -> None:
-        """See `WorkerPool.resize`."""
         self.counts.wanted = wanted
         self._nodes.want(wanted)
         for agent in self._agents.values():
@@ -379,7 +371,6 @@ class RemotePool:
     # -- tickets -------------------------------------------------------------------------------------------------
 
     def at_work(self) -> int:
-        """See `WorkerPool.at_work`."""
         return sum(agent.at_work() for agent in self._agents.values())
 
     def workers(self) -> list[int]:
@@ -410,19 +401,16 @@ class RemotePool:
         return best
 
     def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
-        """See `WorkerPool.adopt`."""
         agent, number = self._at(worker)
         if agent is not None:
             self._put(agent, "adopt", number, logical, state)
 
     def ask_state(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.ask_state`."""
         agent, number = self._at(worker)
         if agent is not None:
             self._put(agent, "ask_state", number, logical)
 
     def new_epoch(self, epoch: int) -> None:
-        """See `WorkerPool.new_epoch`."""
         self._epoch = epoch
         for agent in self._agents.values():
             agent.new_epoch()
@@ -435,7 +423,6 @@ class RemotePool:
         return [self._epoll.fileno()]
 
     def poll(self) -> deque[PoolEvent]:
-        """See `WorkerPool.poll`."""
         if self._closed:
             return self._events
         with contextlib.suppress(BlockingIOError):
@@ -572,7 +559,6 @@ class RemotePool:
         return pool
 
     def close(self, grace_s: float = 5.0) -> None:
-        """See `WorkerPool.close`."""
         if self._closed:
             return
         for agent in self._agents.values():

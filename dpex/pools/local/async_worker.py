@@ -12,47 +12,25 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dpex.measure.batch_times import BatchTimes
 from dpex.worker.async_loop import loop_of_process
-from dpex.worker.core import WorkerCore
 
 if TYPE_CHECKING:
-    from dpex.pools.local.worker_process import BoardRow
+    from dpex.pools.local.worker_process import LocalWorker
 
 
 class AsyncWorker:
     """Serves tickets until its socket ends or it is asked to leave.
 
     Args:
-        core: Makes the batches.
-        row: The worker's rows on the board.
+        worker: Keeps results and sends them.
         tickets: The descriptor of the socket that brings the messages, which other workers read, too.
         read: Returns the next message without a wait, None at the end of the socket, or raises BlockingIOError.
-        keep: Encodes a result, of an epoch and a ticket, and keeps it until the next flush.
-        flush: Sends the results. Its argument is the message that is done with them, or None.
-        idle_s: Seconds without a message after which ``give_back`` is called.
+        idle_s: Seconds without a message after which the worker gives memory back.
     """
 
-    def __init__(
-        self,
-        core: WorkerCore,
-        row: BoardRow,
-        tickets: int,
-        read: Callable[[], Any],
-        *,
-        keep: Callable[[int, int, Any, BatchTimes], object],
-        flush: Callable[[int | None], None],
-        idle_s: float,
-        give_back: Callable[[], None],
-    ) -> None:
-        self._core = core
-        self._row = row
-        self._tickets = tickets
-        self._keep = keep
-        self._flush = flush
-        self._idle_s = idle_s
-        self._give_back = give_back
-        self._read = read
+    def __init__(self, worker: LocalWorker, tickets: int, read: Callable[[], Any], idle_s: float) -> None:
+        self._worker, self._core, self._row = worker, worker.core, worker.row
+        self._tickets, self._read, self._idle_s = tickets, read, idle_s
         self._under_way: set[asyncio.Task[None]] = set()
         self._broken: BaseException | None = None
         """The error with which the worker ends: the training process has ended, or closed the loader."""
@@ -97,7 +75,7 @@ class AsyncWorker:
     async def _message(self) -> None:
         """Wait for a message, which another worker may take, or for the end of a message that is made."""
         loop, fd = asyncio.get_running_loop(), self._tickets
-        idle = None if self._under_way else loop.call_later(self._idle_s, self._give_back)
+        idle = None if self._under_way else loop.call_later(self._idle_s, self._worker.give_back)
         self._has_news.clear()
         loop.add_reader(fd, self._has_news.set)
         try:
@@ -109,7 +87,7 @@ class AsyncWorker:
 
     def _begin(self, group: int, epoch: int, _: int, tickets: list[tuple[int, Any]]) -> None:
         if group < self._row.wanted_from():
-            self._flush(group)
+            self._worker.flush(group)
             return
         row, left = self._row.hold(group), [len(tickets)]
         for number, index in tickets:
@@ -121,11 +99,12 @@ class AsyncWorker:
         """Make a ticket of a message, of which ``left`` are not made."""
         self._row.check_open()
         made, times = await self._core.make_beside(number, index, epoch)
-        self._keep(epoch, number, made, times)
+        worker, began = self._worker, time.process_time()
+        worker.keep(epoch, number, made, times, worker.number, lambda _: times.cpu_s + time.process_time() - began)
         if self._core.samples is not None:
             self._core.samples.cpu_since = time.process_time()
         left[0] -= 1
-        self._flush(None if left[0] else group)
+        self._worker.flush(0 if left[0] else group)
         if not left[0]:
             self._row.release(row)
 

@@ -43,14 +43,7 @@ import numpy as np
 import torch.multiprocessing
 
 from dpex.pools.local import forking
-from dpex.pools.local.fork_server import (
-    ForkStarter,
-    Prepared,
-    TemplateStarter,
-    in_common,
-    private_pair,
-    template_main,
-)
+from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateStarter, in_common, private_pair, template_main
 from dpex.pools.local.object_sharing import Sharing
 from dpex.pools.local.plain_part import Joining, PlainPart
 from dpex.pools.local.worker_process import WorkerPlan
@@ -160,11 +153,9 @@ class CleanStarter(TemplateStarter):
         return forking.ProcessHandle("dpex-template")
 
     def why_not(self) -> str:
-        """See `TemplateStarter.why_not`."""
         return self._why_not if self._server is None else self._server.how_it_ended()
 
     def close(self) -> None:
-        """See `TemplateStarter.close`."""
         self._parcel.close()
 
     def start_apart(self, sock: socket.socket, body: Callable[[socket.socket, TemplateStarter], None]) -> None:

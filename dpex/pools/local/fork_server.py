@@ -77,10 +77,7 @@ def in_common(plan: WorkerPlan) -> Prepared:
 
 
 def template_main(
-    control: socket.socket,
-    trainer_pid: int,
-    prepare: Callable[[], Prepared],
-    survives: frozenset[int],
+    control: socket.socket, trainer_pid: int, prepare: Callable[[], Prepared], survives: frozenset[int]
 ) -> None:
     """Run the template process: fork workers on request until the trainer asks it to end.
 
@@ -281,7 +278,6 @@ class ForkStarter(TemplateStarter):
         self._prepare = prepare
 
     def start(self, theirs: socket.socket) -> forking.ProcessHandle:
-        """See `TemplateStarter.start`."""
         body = partial(self._enter_template, theirs, os.getpid(), forking.survived_signals())
         return forking.fork_helper(body, "dpex-template")
 

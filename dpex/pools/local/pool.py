@@ -38,15 +38,7 @@ from dpex.pools.local.handles import (
     write,
 )
 from dpex.pools.local.worker_process import END, TICKET_BYTES
-from dpex.schedule.events import (
-    Notice,
-    PoolEvent,
-    Snapshot,
-    TicketMade,
-    WorkerGone,
-    WorkerUp,
-    ticket_made_of,
-)
+from dpex.schedule.events import Notice, PoolEvent, Snapshot, TicketMade, WorkerGone, WorkerUp, ticket_made_of
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
@@ -141,7 +133,6 @@ class LocalPool:
     # -- size ----------------------------------------------------------------------------------------------------
 
     def resize(self, wanted: int) -> None:
-        """See `WorkerPool.resize`."""
         self.counts.wanted, self.counts.most = wanted, None
         if self.failed is not None and wanted:
             self.failed, self._failed_starts = None, 0
@@ -176,7 +167,6 @@ class LocalPool:
         return staying if self._queue is None else staying[: max(0, len(staying) - self._queue.leaves)]
 
     def at_work(self) -> int:
-        """See `WorkerPool.at_work`."""
         return self.counts.running
 
     def pids(self) -> list[int]:
@@ -247,11 +237,9 @@ class LocalPool:
         return True
 
     def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
-        """See `WorkerPool.adopt`."""
         self._post(self._workers[worker], pickle.dumps(("adopt", logical, state)))
 
     def ask_state(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.ask_state`."""
         self._post(self._workers[worker], pickle.dumps(("ask_state", logical)))
 
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
@@ -278,7 +266,6 @@ class LocalPool:
             self._epoll.modify(worker.socket.fileno(), select.EPOLLIN)
 
     def new_epoch(self, epoch: int) -> None:
-        """See `WorkerPool.new_epoch`."""
         self._epoch, self._first_group = epoch, self._group + 1
         if self._queue is not None:
             self._queue.groups = {}
@@ -296,7 +283,6 @@ class LocalPool:
         return [self._epoll.fileno()]
 
     def poll(self) -> deque[PoolEvent]:
-        """See `WorkerPool.poll`."""
         if self._closed:
             return self._events
         for fd, what in self._epoll.poll(0):
@@ -584,11 +570,7 @@ class LocalPool:
                 os.kill(pid, signal.SIGKILL)
         shared_queue = self._queue is not None
         pool = LocalPool(
-            self._starter,
-            shared_queue=shared_queue,
-            first_workers=workers,
-            on_result=self._on_result,
-            former=self,
+            self._starter, shared_queue=shared_queue, first_workers=workers, on_result=self._on_result, former=self
         )
         self._starter = None
         self._closed = True

@@ -212,15 +212,15 @@ class LocalWorker:
     """Serves tickets until its socket ends or it is asked to leave."""
 
     def __init__(self, plan: WorkerPlan, worker: int, results: socket.socket, row: BoardRow) -> None:
-        self._worker = worker
+        self.number: int = worker
         self._results = results
-        self._row = row
+        self.row: BoardRow = row
         self._segments: list[SegmentSpec] = []
         self._fds: list[int] = []
         self._arena = Arena(self._announce)
         self._encoder = Encoder(self._arena, dump_remote if plan.remote else dump_batch)
         self._dump_error = partial(cloud_dumps, remote=True) if plan.remote else dump_error
-        self._core = core = WorkerCore(plan.setup)
+        self.core: WorkerCore = WorkerCore(plan.setup)
         self._shared_queue = plan.shared_queue
         self.collate: ArenaCollate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
@@ -229,7 +229,7 @@ class LocalWorker:
         """Bytes of the largest batch so far."""
         self._flushed = 0.0
         self._cpu = SampledCpu(time.process_time)
-        self._snapshots = SnapshotPace(core.setup.snapshot_every)
+        self._snapshots = SnapshotPace(self.core.setup.snapshot_every)
         self._has_stream_ended = False
         self._cannot_tell = False
         self._latest: dict[int, tuple[int, int]] = {}
@@ -238,23 +238,23 @@ class LocalWorker:
     def serve(self, tickets: socket.socket) -> None:
         """The loop: read, make, answer."""
         self._send(("serving", os.getpid()))
-        if (timeout_s := self._core.setup.samples.timeout_s) is not None:
+        if (timeout_s := self.core.setup.samples.timeout_s) is not None:
             begin_watch(timeout_s, partial(self._hangs, timeout_s))
         if self._shared_queue:
-            self._core.adopt(self._worker)
-            if why := self._core.unfit(self._worker):
+            self.core.adopt(self.number)
+            if why := self.core.unfit(self.number):
                 self._send(("refused", why))
                 return
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
         tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_S * 1e6)))
         while True:
-            if self._shared_queue and self._core.samples is not None:
+            if self._shared_queue and self.core.samples is not None:
                 self._serve_several(tickets, buffer)
                 return
             try:
                 received = receive(tickets, buffer)
             except BlockingIOError:
-                self._give_back()
+                self.give_back()
                 poller = select.poll()
                 poller.register(tickets, select.POLLIN)
                 poller.poll()
@@ -277,28 +277,14 @@ class LocalWorker:
         """The loop for an asynchronous dataset, of which several batches are made at the same time."""
         from dpex.pools.local.async_worker import AsyncWorker
 
-        def keep(epoch: int, number: int, made: Any, times: BatchTimes) -> None:
-            began = time.process_time()
-            self._keep(epoch, number, made, times, self._worker, lambda _: times.cpu_s + time.process_time() - began)
-
         def read() -> Any:
             received = receive(tickets, buffer, socket.MSG_DONTWAIT)
             return None if received is None else read_ticket_message(*received)
 
-        worker = AsyncWorker(
-            self._core,
-            self._row,
-            tickets.fileno(),
-            read,
-            keep=keep,
-            flush=lambda group: self._flush(group or NO_GROUP),
-            idle_s=IDLE_S,
-            give_back=self._give_back,
-        )
-        if worker.serve():
+        if AsyncWorker(self, tickets.fileno(), read, IDLE_S).serve():
             self._send(("bye",))
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         """Give back memory that nothing needs, as no message has come for a while."""
         self._arena.give_back()
         give_back()
@@ -310,51 +296,51 @@ class LocalWorker:
         self._results.send(marshal.dumps((("hung", place, why), ())))
 
     def _adopt(self, logical: int, state: bytes | None) -> None:
-        self._core.adopt(logical, state)
+        self.core.adopt(logical, state)
         self._latest.pop(logical, None)
         if state is not None:
             return
-        if self._core.setup.iterable:
-            if self._core.has_dataset_state(logical):
+        if self.core.setup.iterable:
+            if self.core.has_dataset_state(logical):
                 self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
-        elif self._core.has_own_generators(logical):  # a later run cannot make their first states again
+        elif self.core.has_own_generators(logical):  # a later run cannot make their first states again
             self._tell_state(logical, *START)
 
     def _ask_state(self, logical: int) -> None:
         """Report the state of a dataset at once, and from now on."""
-        self._core.ask_state(logical)
-        if not self._core.setup.iterable or self._core.has_dataset_state(logical):
+        self.core.ask_state(logical)
+        if not self.core.setup.iterable or self.core.has_dataset_state(logical):
             self._tell_state(logical, *self._latest.get(logical, START))
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
-        logical = self._worker if self._shared_queue else logical
-        wanted_from = self._row.wanted_from() if self._shared_queue else 0
+        logical = self.number if self._shared_queue else logical
+        wanted_from = self.row.wanted_from() if self._shared_queue else 0
         last, count = tickets[-1][0], len(tickets)
         for number, index in tickets:
-            self._row.check_open()
+            self.row.check_open()
             if group < wanted_from:
                 break
-            self._row.begin(group, number)
+            self.row.begin(group, number)
             now = self._make(epoch, number, index, logical)
             del index
             if number != last and (now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES):
-                self._flush(NO_GROUP)
+                self.flush(NO_GROUP)
         tickets.clear()
-        self._flush(group)
+        self.flush(group)
         if not self._shared_queue:
             self._latest[logical] = epoch, last
             if self._snapshots.is_due(logical, count) or self._has_stream_ended:
                 self._has_stream_ended = False
                 self._tell_state(logical, epoch, last)
-        self._row.rest()
+        self.row.rest()
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
         """Make a ticket, and keep its result until the next flush; return the time."""
         entered = self._cpu.begin()
-        made, times = self._core.make(number, index, logical, epoch)
-        return self._keep(epoch, number, made, times, logical, lambda now: self._cpu.end(now - entered))
+        made, times = self.core.make(number, index, logical, epoch)
+        return self.keep(epoch, number, made, times, logical, lambda now: self._cpu.end(now - entered))
 
-    def _keep(
+    def keep(
         self, epoch: int, number: int, made: Any, times: BatchTimes, logical: int, cpu_s: Callable[[float], float]
     ) -> float:
         """Encode a result, and keep it until the next flush; return the time.
@@ -407,7 +393,7 @@ class LocalWorker:
             return
         began = time.perf_counter()
         try:
-            state = self._core.snapshot(logical)
+            state = self.core.snapshot(logical)
         except Exception as error:
             self._cannot_tell = True
             self._send(("notice", f"{_CANNOT_TELL}: {error!r}", True, _CANNOT_TELL))
@@ -422,7 +408,7 @@ class LocalWorker:
         if len(self._fds) == 32:
             self._send_segments()
 
-    def _flush(self, group: int) -> None:
+    def flush(self, group: int) -> None:
         """Send the results. ``group``: The finished message of tickets, for the shared queue."""
         out, self._out = self._out, []
         self._out_bytes = 0

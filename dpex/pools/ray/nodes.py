@@ -585,9 +585,7 @@ def local_class() -> Any:
             path = [entry for entry in sys.path if isinstance(entry, str)]
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", code.format(path, read)],
-                    pass_fds=[read, report],
-                    stdin=subprocess.DEVNULL,
+                    [sys.executable, "-c", code.format(path, read)], pass_fds=[read, report], stdin=subprocess.DEVNULL
                 )
                 self._agents[address[-1]] = process, reason
                 with os.fdopen(write, "wb") as pipe:

@@ -97,7 +97,6 @@ class ReservedRoom:
             self._wanted = 0
 
     def want(self, workers: int) -> None:
-        """See `dpex.pools.agent.pool.Nodes.want`."""
         with self._lock:
             self._wanted = workers
             staying = [one for one in self._reserved if not one.leaving]

@@ -67,7 +67,6 @@ class SharingHandle(LocalWorkerHandle):
         self.kept: dict[int, KeptDescriptor] = {}
 
     def open_segment(self, spec: SegmentSpec, fd: int) -> Segment:
-        """See `LocalWorkerHandle.open_segment`."""
         try:
             kept = KeptDescriptor(fd)
         except OSError:
