@@ -11,12 +11,8 @@ A proof is an HMAC-SHA256 of the end that proves, the hello and the trainer's no
 and one agent's number, and a recorded handshake grants no access. The frames after the handshake are not encrypted,
 like Ray's own traffic by default. Where Ray encrypts its traffic, dpex refuses remote workers.
 
-The handshake of `multiprocessing.connection` is too weak: its proofs are HMAC-MD5 before Python 3.12 and name neither
-agent nor end. A peer that sends byte by byte delays it without a limit.
-
-An agent's process begins with `main`. It connects before it imports torch, while the trainer's first requests wait in
-the connection. So this module does not import torch. The trainer's end is an `AgentLink`. Its thread receives frames
-directly into memory that is already faulted in.
+An agent's process begins with `main`. It connects before it imports torch, so this module does not import torch. The
+trainer's end is an `AgentLink`, whose thread receives frames into memory that is already faulted in.
 """
 
 from __future__ import annotations
@@ -291,17 +287,10 @@ class Arrived(NamedTuple):
 
 
 class AgentLink:
-    """The link to one agent.
+    """The link to one agent, which closes the ``connection``. ``memory(nbytes)`` returns a writable buffer.
 
-    Args:
-        connection: The connection. The link closes it.
-        memory: Returns a writable buffer of the given number of bytes. The link's thread calls it.
-
-    Attributes:
-        arrived: Received frames that no reader has taken.
-        wake: The link's thread calls it after each frame and at the end.
-        ended: True if the connection has ended. ``arrived`` may still hold frames.
-        why_ended: The reason, without a full stop.
+    Its thread calls ``memory``, and ``wake`` after each frame in ``arrived`` and at the end. When the connection has
+    ``ended``, ``arrived`` may still hold frames.
     """
 
     def __init__(self, connection: socket.socket, memory: Callable[[int], Any]) -> None:

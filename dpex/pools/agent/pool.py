@@ -17,7 +17,7 @@ import pickle
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -69,14 +69,12 @@ class AgentReport(NamedTuple):
     """The contents of a frame from an agent; see `dpex.pools.agent.serving`.
 
     Attributes:
-        pool: The number of the pool that reports.
         results: For each batch: worker, epoch, number, kind, node, fields of `BatchTimes`, positions in ``buffers``,
             and the ticket's seconds at the agent.
         events: Events of the pool, as plain tuples.
         failed: The reason why the agent cannot serve, or None.
         delay: Run-queue delay of the workers, in seconds per CPU second, or None.
         traffic: Fields of `LinkSums`, or None.
-        buffers: The slots of the results.
         shared: Count of results that another training received before.
         sharing_ranks: Count of the job's ranks that share the batches.
         shared_objects: Objects of the dataset that the agent's workers share.
@@ -152,14 +150,9 @@ class HeldTicket(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class AgentHandle:
-    """An agent.
+    """An agent on the node ``place``, with at most ``room`` workers, of which ``up`` serve.
 
     Attributes:
-        number: The agent's number.
-        place: The displayed name of its node.
-        link: The connection.
-        room: The maximum number of its workers.
-        up: Serving workers, by their numbers at the agent.
         held: Tickets of the present epoch, by number.
         messages: Count of unanswered tickets per message.
         answered_at: Time of the latest answer, in seconds.
@@ -196,11 +189,6 @@ class AgentHandle:
         if self.place:
             return f"the agent on node {self.place}, which keeps its workers,"
         return "the process that makes the batches of a share"
-
-    @property
-    def must_shrink(self) -> bool:
-        """True if it has more workers than it may, as its node is being drained."""
-        return len(self.up) > self.room
 
     def sent(self, tickets: list[Ticket], message: int, worker: int | None, now: float) -> None:
         """Note that these tickets are on their way to it."""
@@ -256,11 +244,7 @@ class ArrivedSlots:
 class RemotePool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
-    Args:
-        nodes: The source of agents.
-        order: Returns an agent's order, given the path of the dataset on its node; see `order_of`.
-        first_workers: Workers to start with.
-        name: The name of the pool.
+    ``order`` returns an agent's order, given the path of the dataset on its node; see `order_of`.
     """
 
     def __init__(
@@ -375,9 +359,7 @@ class RemotePool:
 
     def workers(self) -> list[int]:
         """See `WorkerPool.workers`; those that are to leave first are the last."""
-        agents: Iterable[AgentHandle] = self._agents.values()
-        if any(agent.must_shrink for agent in agents):
-            agents = sorted(agents, key=lambda agent: agent.must_shrink)
+        agents = sorted(self._agents.values(), key=lambda agent: len(agent.up) > agent.room)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in sorted(agent.up)]
 
     def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None) -> bool:
@@ -504,7 +486,7 @@ class RemotePool:
             event = replace(event, epoch=self._epoch, lost=(), working_on=None)
         for number in event.lost:
             agent.took_back(number)
-        lost = (*event.lost, *(agent.lost_with(worker) if worker >= 0 else ()))
+        lost = (*event.lost, *agent.lost_with(worker))
         self._nodes.runs(agent.number, len(agent.up))
         self.crashes += not event.expected
         number = agent.number * WORKERS_AN_AGENT + worker if worker >= 0 else -1

@@ -68,12 +68,8 @@ _PER_S = 1_000_000
 
 
 class Agent:
-    """Serves a trainer, one pool after the other, until the connection or the guardian ends.
-
-    Args:
-        connection: The connection to the trainer.
-        guardian: A descriptor of the process with which the agent ends, or -1.
-    """
+    """Serves a trainer, one pool after the other, until the connection ends, or the process behind ``guardian``, a
+    descriptor or -1."""
 
     def __init__(self, connection: socket.socket, guardian: int) -> None:
         self._connection = connection
@@ -99,7 +95,6 @@ class Agent:
         keep_from_templates(connection)
 
     def run(self) -> None:
-        """Serve."""
         while not self._reader.ended:
             for what, *about in self._reader.read():
                 if what in _OF_A_WORKER:
@@ -250,14 +245,9 @@ class ShippedContents:
 
 
 class PoolOrder(NamedTuple):
-    """The pool that an agent is to keep.
+    """The pool that an agent is to keep, of the setup in the file ``path``. ``probes``: it first tests index 0.
 
-    Attributes:
-        shared_queue: True if any worker makes any ticket.
-        path: The shipped file.
-        codec: See `dpex.transport.codec.codec_signature`.
-        probes: True if the agent first tests index 0.
-        compression: Compression of buffers: "zstd", or None.
+    ``codec``: see `dpex.transport.codec.codec_signature`. ``compression``: of buffers, "zstd" or None.
     """
 
     shared_queue: bool

@@ -156,7 +156,7 @@ class Parked:
 
 
 class AvoidedNode(NamedTuple):
-    """A node that gets no workers: its name for people, why, and until when."""
+    """A node that gets no workers until a time in seconds."""
 
     place: str
     why: str
@@ -199,13 +199,7 @@ class AvoidedNodes:
 
 @dataclass(eq=False)
 class Cluster:
-    """The connection.
-
-    Attributes:
-        private: dpex started this Ray, and shuts it down.
-        avoided: Nodes that get no workers.
-        shares: Pools and loaders that use the connection.
-    """
+    """The connection. ``private``: dpex started this Ray, and shuts it down. ``shares``: its users."""
 
     session: str
     private: bool

@@ -63,13 +63,11 @@ class GuardedNode:
 
     Attributes:
         node: Ray's id of the node, in hex.
-        number: The agent's number in the pool.
         place: The displayed name of the node; "" if unknown.
         pid: The guardian's process id.
         refs: The latest shipment; ``shipment`` is its number, and ``path`` its path on the node.
         is_open: True once the pool has heeded the agent's "ready".
-        room: The maximum number of workers, as last reported to the pool.
-        runs: Running workers, as the pool counts them.
+        room, runs: The maximum number of workers, as last reported to the pool, and the running workers.
         served: True once a worker has run.
         idle_since: Time of the first check without a reservation; None with a reservation.
     """
@@ -132,13 +130,7 @@ def ray_pool(
 
 
 class RayNodes(Nodes):
-    """See the module.
-
-    Args:
-        cluster: The connection to Ray.
-        key: Pools with the same key may use these nodes one after the other.
-        options: Ray's options of each worker.
-    """
+    """See the module. Pools with the same ``key`` may use these nodes one after the other."""
 
     def __init__(self, cluster: Cluster, key: Hashable, options: Mapping[str, Any]) -> None:
         self.key = key
@@ -472,7 +464,6 @@ class RayNodes(Nodes):
             self._leave(node, why)
 
     def _leave(self, node: GuardedNode, why: str) -> None:
-        """Have no worker on a node any more."""
         self._avoid()
         self._drop(node, why)
         self._room.free(lambda one: one.node == node.node)

@@ -45,13 +45,9 @@ def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(eq=False)
 class Reservation:
-    """Room for one worker.
+    """Room for one worker: a placement ``group`` on ``node``, or asked for ``near`` a node while ``node`` is None.
 
-    Attributes:
-        group: The placement group.
-        near: The requested node, or None.
-        node: The granted node, or None while the request waits.
-        leaving: True if the place is released with its worker.
+    ``leaving``: the place is released with its worker.
     """
 
     group: Any
@@ -61,14 +57,7 @@ class Reservation:
 
 
 class ReservedRoom:
-    """The reservations of one pool.
-
-    Args:
-        options: Ray's options of each worker.
-
-    Attributes:
-        avoided: Nodes that get no workers, and why not.
-    """
+    """The reservations of one pool. ``avoided``: nodes that get no workers, and why not."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.avoided: dict[str, str] = {}
@@ -215,11 +204,7 @@ class ReservedRoom:
 class RemoteRoom:
     """The number of remote workers that a loader may ask for: free ones, up to the loader's share of the cluster.
 
-    A `dpex.autotune.types.Room`.
-
-    Args:
-        weight: This loader's share relative to that of others.
-        every_s: Seconds between two looks at the cluster.
+    A `dpex.autotune.types.Room`, which looks at the cluster every ``every_s`` seconds.
     """
 
     def __init__(self, ray_remote_args: Mapping[str, Any] | None, *, weight: float = 1.0, every_s: float) -> None:

@@ -77,11 +77,6 @@ class Claim:
         """Workers that would pay and do not run."""
         return max(0, self.useful - self.running)
 
-    @property
-    def reachable(self) -> Claim:
-        """The claim to what the loader may ask for next; see `GROWTH`."""
-        return replace(self, useful=min(self.useful, GROWTH * self.requested + 1))
-
 
 def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
     """Return the number of workers of each loader, of a capacity in the unit of `Claim.cpus`.
@@ -145,7 +140,9 @@ class ClusterShares:
         held = sum(one.requested * one.cpus for one in self._claims.values())
         self._capacities = [(at, known) for at, known in self._capacities if now - at <= CAPACITY_S]
         self._capacities.append((now, min(total, held + free)))
-        reachable = {name: one.reachable for name, one in self._claims.items()}
+        reachable = {
+            name: replace(one, useful=min(one.useful, GROWTH * one.requested + 1)) for name, one in self._claims.items()
+        }
         self._shares = fair_shares(max(known for _, known in self._capacities), reachable)
 
     def claims(self) -> dict[str, tuple[Claim, int]]:

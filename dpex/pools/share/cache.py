@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dpex.errors import InternalError
 
@@ -22,15 +22,6 @@ LEAST_KEPT = 4
 
 Key = tuple[int, int]
 """The pass and the number of a batch."""
-
-
-class Kept(Protocol):
-    """A batch that was made."""
-
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def is_lent(self) -> bool: ...
 
 
 class CacheAnswer(NamedTuple):
@@ -101,9 +92,12 @@ class BatchCache:
         """Return the samples of a batch that a training waits for."""
         return self._batches[key].index
 
-    def made(self, key: Key, index: Any, value: Kept) -> list[tuple[int, bool]]:
-        """Keep a batch of these samples; return the trainings that wait for it, each with True if it was made for that
-        one. If those who asked for these samples have gone, and others want other ones, it is not kept."""
+    def made(self, key: Key, index: Any, value: Any) -> list[tuple[int, bool]]:
+        """Keep a batch of these samples, whose ``value`` has ``nbytes`` and ``is_lent``.
+
+        Return the trainings that wait for it, each with True if it was made for that one. If those who asked for these
+        samples have gone, and others want other ones, it is not kept.
+        """
         batch = self._batches.get(key)
         if batch is None or batch.value is not None or not _are_same(batch.index, index):
             return []

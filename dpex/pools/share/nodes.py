@@ -42,7 +42,6 @@ class SharedNodes(Nodes):
 
     Attributes:
         connections: Producers that were connected to since a batch came.
-        handles: The producer's workers.
 
     Raises:
         ShareError: There is no producer, and none can be started.

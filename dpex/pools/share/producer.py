@@ -25,7 +25,7 @@ import socket
 import weakref
 from collections import deque
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpex.pools.local.fork_server import TemplateStarter
 from dpex.pools.local.forking import ProcessHandle, readable_within
@@ -78,16 +78,6 @@ class SharingHandle(LocalWorkerHandle):
         return segment
 
 
-class SlotPlace(NamedTuple):
-    """The place of a slot of a batch: its name in the batch, and the place of its bytes in a file of the producer's."""
-
-    segment: int
-    slot: int
-    fd: int
-    offset: int
-    nbytes: int
-
-
 class SharedBatch:
     """A batch that a worker made, undecoded. ``data`` is what every training is sent; ``nbytes`` what it takes here.
 
@@ -101,7 +91,10 @@ class SharedBatch:
     ) -> None:
         self._slots = slots_of(node, worker.lease) if node is not None else {}
         self._kept = {number: worker.kept[number] for number, _ in self._slots}
-        places = [tuple(self._place(worker, *at, base.nbytes)) for at, base in self._slots.items()]
+        places = [  # of each slot: its name in the batch, and the place of its bytes in a file of the producer's
+            (number, slot, self._kept[number].fd, worker.segments[number].offset(slot), base.nbytes)
+            for (number, slot), base in self._slots.items()
+        ]
         self.data: bytes = marshal.dumps((*key, worker.number, kind, node, rest, places))
         self.nbytes: int = len(self.data) + sum(base.nbytes for base in self._slots.values())
 
@@ -109,9 +102,6 @@ class SharedBatch:
     def is_lent(self) -> bool:
         """True if the batch is in slots, which must stay unchanged while a training copies them."""
         return bool(self._slots)
-
-    def _place(self, worker: SharingHandle, segment: int, slot: int, nbytes: int) -> SlotPlace:
-        return SlotPlace(segment, slot, self._kept[segment].fd, worker.segments[segment].offset(slot), nbytes)
 
 
 class ProducerPool(LocalPool):
