@@ -14,12 +14,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
-from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import (
+    NOTHING_SHARED,
+    Notice,
+    PoolEvent,
+    SharedObjects,
+    TicketMade,
+    WorkerGone,
+    WorkerUp,
+)
 from dpex.schedule.schedule import Ticket
 from dpex.worker.fetch import Failure, Fetcher, where
 from dpex.worker.setup import WorkerSetup
@@ -47,23 +55,6 @@ def failure(worker: int) -> Failure:
     return Failure(ExceptionWrapper(where=where(worker)))
 
 
-class Shared(NamedTuple):
-    """The objects of the dataset that the workers of a machine read without copying them.
-
-    Attributes:
-        objects: Number of objects.
-        nbytes: Bytes of the memory pages that hold them. Each worker would copy these.
-        why_not: Reason why no object is shared; "" if objects are, or it is not known yet.
-    """
-
-    objects: int = 0
-    nbytes: int = 0
-    why_not: str = ""
-
-
-NOTHING = Shared()
-
-
 @dataclass(kw_only=True)
 class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
@@ -82,7 +73,7 @@ class PoolCounts:
     most: int | None = None
     why_most: str = ""
     sharing_ranks: int = 1
-    shared: Shared = NOTHING
+    shared: SharedObjects = NOTHING_SHARED
     why_excluded: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 

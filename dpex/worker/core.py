@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 class WorkerCore:
-    """Makes the tickets of the logical workers of one worker. ``setup``: the facts about the loader."""
+    """Makes the tickets of the logical workers of one worker, which ``logicals`` has by number."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
-        self._logicals: dict[int, Logical] = {}
+        self.logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
         self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time, draws_of=GeneratorDraws)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
@@ -61,12 +61,12 @@ class WorkerCore:
         The first one uses the worker's dataset, and each further one a shallow copy of it.
         """
         self._park()
-        setup = self.setup if not self._logicals else with_own_dataset(self.setup)
+        setup = self.setup if not self.logicals else with_own_dataset(self.setup)
         own = None
         if not setup.iterable:
             at_first = self._own_as_at_first()
             own = at_first if setup is self.setup else None
-        logical = self._current = self._logicals[number] = Logical(setup, number, self._timer)
+        logical = self._current = self.logicals[number] = Logical(setup, number, self._timer)
         logical.start(state, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
@@ -80,7 +80,7 @@ class WorkerCore:
     def unfit(self, number: int) -> str:
         """Return why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or
         ""."""
-        error, own_workers = self._logicals[number].init_error, self.setup.own_workers
+        error, own_workers = self.logicals[number].init_error, self.setup.own_workers
         if error is None or own_workers is None or number < own_workers:
             return ""
         return f"worker_init_fn({number}) failed: {error.exc_msg.strip().splitlines()[-1]}"
@@ -88,22 +88,10 @@ class WorkerCore:
     def snapshot(self, number: int) -> RngState | None:
         """Return the state of ``number``, from which it can be restarted after a death or in a later run.
 
-        None: it is a stream whose dataset has no state, or has not been asked for it (`ask_state`).
+        None: it is a stream whose dataset has no state, or has not been asked for it (`Logical.is_asked`).
         """
         self._switch(number)
-        return self._logicals[number].snapshot()
-
-    def ask_state(self, number: int) -> None:
-        """Have snapshots of ``number`` hold the state of its dataset from now on."""
-        self._logicals[number].is_asked = True
-
-    def has_own_generators(self, number: int) -> bool:
-        """Return True if random generators lie in the dataset of ``number``."""
-        return bool(self._logicals[number].own)
-
-    def has_dataset_state(self, number: int) -> bool:
-        """Return True if the dataset of ``number``, or the stream that it reads, can report its state."""
-        return self._logicals[number].has_dataset_state
+        return self.logicals[number].snapshot()
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, BatchTimes]:
         """Return the batch of a ticket and the times of its stages; or a `Failure` or a `StreamEnd` in its place."""
@@ -154,7 +142,7 @@ class WorkerCore:
         if self._current is not None and self._current.number == number:
             return
         self._park()
-        logical = self._current = self._logicals[number]
+        logical = self._current = self.logicals[number]
         logical.unpark()
 
 

@@ -24,11 +24,20 @@ from typing import Any, Literal, NamedTuple, Protocol
 from dpex.measure.batch_times import PoolTimes, batch_times
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
-from dpex.pools.base import NOTHING, PoolCounts, Shared
+from dpex.pools.base import PoolCounts
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import Result
 from dpex.pools.local.worker_process import END
-from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp, event_of
+from dpex.schedule.events import (
+    NOTHING_SHARED,
+    Notice,
+    PoolEvent,
+    SharedObjects,
+    TicketMade,
+    WorkerGone,
+    WorkerUp,
+    event_of,
+)
 from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.schedule import Ticket
@@ -89,7 +98,7 @@ class AgentReport(NamedTuple):
     buffers: list[Any]
     shared: int = 0
     sharing_ranks: int = 1
-    shared_objects: Shared = NOTHING
+    shared_objects: SharedObjects = NOTHING_SHARED
 
 
 class Nodes(Protocol):
@@ -130,7 +139,7 @@ class Nodes(Protocol):
     def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
         """Return the contents of a frame that arrived over ``link``."""
         _, pool, results, events, failed, delay, shared, traffic = arrived.header
-        buffers, objects = arrived.buffers, Shared(*shared)
+        buffers, objects = arrived.buffers, SharedObjects(*shared)
         return AgentReport(pool, results, events, failed, delay, traffic, buffers, shared_objects=objects)
 
     def close(self) -> None:
@@ -167,7 +176,7 @@ class AgentHandle:
     held: dict[int, HeldTicket] = field(default_factory=dict)
     messages: dict[int, int] = field(default_factory=dict)
     answered_at: float = 0.0
-    shared: Shared = NOTHING
+    shared: SharedObjects = NOTHING_SHARED
 
     def at_work(self) -> int:
         """Return the workers that have something to do, at most."""

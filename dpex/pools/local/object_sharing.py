@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpex.pools.local.shared_objects import ObjectSearch, SharedObjects, why_unsupported
+from dpex.pools.local.shared_objects import ObjectSearch, why_unsupported
 from dpex.pools.local.worker_process import BOARD_ROW
+from dpex.schedule.events import SharedObjects
 from dpex.system.cpus import usable_cpus
 from dpex.worker.setup import SEARCH_RATIO, ObjectSharing
 

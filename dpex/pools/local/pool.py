@@ -23,7 +23,7 @@ from itertools import count as numbers_from
 from typing import Any
 
 from dpex.measure.batch_times import PoolTimes, batch_times
-from dpex.pools.base import PoolCounts, Shared
+from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter, private_pair
 from dpex.pools.local.forking import ProcessHandle, require_descriptors
 from dpex.pools.local.handles import (
@@ -391,7 +391,7 @@ class LocalPool:
             elif what == "ready":
                 self._keep_promises()
             elif what == "shared":
-                self.counts.shared = Shared(about[0].objects, about[0].nbytes, about[0].why_not)
+                self.counts.shared = about[0]
             elif what == "unfit":
                 self._fail(f"the dataset cannot be opened: {about[0]}")
             else:

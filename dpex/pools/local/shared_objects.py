@@ -15,7 +15,7 @@ Invariants:
 
 The search works on batches of some 16,000 references. ``gc.get_referents`` finds them, and NumPy reads and writes their
 counts and types in place. During the search, the reference counts of found containers have the bit `_FOUND` set. The
-module needs NumPy only.
+module needs NumPy only, and no torch.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from dpex.schedule.events import SharedObjects
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -94,25 +96,6 @@ _KNOWN_MODULES = frozenset(
 """Modules whose extension types do nothing but free memory when an object ends, unless they have ``__del__``."""
 _VALUE_MODULES = frozenset(("datetime", "decimal", "numpy"))
 """Modules whose types are plain values if they do not support weak references."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedObjects:
-    """The objects of the dataset that workers read without copying them.
-
-    Attributes:
-        objects: Number of immortal objects.
-        nbytes: Bytes of the memory pages that hold them. Each worker would copy these.
-        seconds: Wall seconds that the search took.
-        is_complete: False if the search ended at its time limit.
-        why_not: Reason why no object is shared; "" if objects are.
-    """
-
-    objects: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
-    is_complete: bool = True
-    why_not: str = ""
 
 
 def why_unsupported() -> str:
@@ -324,24 +307,21 @@ class ObjectSearch:
 
     def share(self) -> SharedObjects:
         """Make what was found immortal, unless it is too little to gain from."""
-        began = self._clock()
         nbytes = len(_distinct_of(np.concatenate(self._pages))) << _PAGE_BITS if self._pages else 0
-        is_complete = self.is_complete
         self._keep_mortal()
         objects = self._leaves + sum(len(unit.items) for unit in self._units if _is_shared(unit))
         if nbytes < LEAST_BYTES or not objects:
-            self.abandon()
             why = f"the dataset has too few objects to gain from it ({objects:,} in {nbytes >> 10:,} KiB)"
-            if not is_complete:
+            if not self.is_complete:
                 why = f"the search for objects ended at its limit of {self.seconds:.2f} s, a small part of an epoch"
-            return SharedObjects(seconds=self.seconds + self._clock() - began, why_not=why)
+            self.abandon()
+            return SharedObjects(why_not=why)
         for unit in self._units:
             if _is_shared(unit):
                 _make_immortal(unit.places())
         self._units = [unit for unit in self._units if not _is_shared(unit)]
         self.abandon()
-        self.seconds += self._clock() - began
-        return SharedObjects(objects=objects, nbytes=nbytes, seconds=self.seconds, is_complete=is_complete)
+        return SharedObjects(objects, nbytes)
 
     # -- finding -----------------------------------------------------------------------------------------------------
 

@@ -301,15 +301,15 @@ class LocalWorker:
         if state is not None:
             return
         if self.core.setup.iterable:
-            if self.core.has_dataset_state(logical):
+            if self.core.logicals[logical].has_dataset_state:
                 self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
-        elif self.core.has_own_generators(logical):  # a later run cannot make their first states again
+        elif self.core.logicals[logical].own:  # a later run cannot make their first states again
             self._tell_state(logical, *START)
 
     def _ask_state(self, logical: int) -> None:
         """Report the state of a dataset at once, and from now on."""
-        self.core.ask_state(logical)
-        if not self.core.setup.iterable or self.core.has_dataset_state(logical):
+        self.core.logicals[logical].is_asked = True
+        if not self.core.setup.iterable or self.core.logicals[logical].has_dataset_state:
             self._tell_state(logical, *self._latest.get(logical, START))
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
