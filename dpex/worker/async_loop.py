@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,33 +36,28 @@ _CLOSE_S = 2.0
 """Seconds that a dataset's ``aclose()`` and the tasks that are left may take at the end."""
 
 
+@dataclass(slots=True, eq=False)
 class Step:
     """One sample, or one batch of an ``async def __getitems__``, while it is loaded.
 
     Attributes:
         states: Its random states, put in place before each step; None: those of the process.
-        place: Its place in the batch.
-        index: Its index.
-        samples: The number of samples that are loaded at once.
+        place, index: Its place in the batch, and its index.
         number: The number of its ticket.
+        samples: The number of samples that are loaded at once.
         given: What the dataset has returned already, to be awaited; None: reading it has not begun.
         is_late: It was cancelled as it took too long.
         is_dropped: It was cancelled as its batch failed or ends.
     """
 
-    __slots__ = ("given", "index", "is_dropped", "is_late", "number", "place", "samples", "states")
-
-    def __init__(
-        self, states: SampleStates | None, *, place: int, index: Any, number: int, samples: int = 1, given: Any = None
-    ) -> None:
-        self.states: SampleStates | None = states
-        self.place: int = place
-        self.index: Any = index
-        self.number: int = number
-        self.samples: int = samples
-        self.given: Any = given
-        self.is_late: bool = False
-        self.is_dropped: bool = False
+    states: SampleStates | None
+    place: int
+    index: Any
+    number: int
+    samples: int = 1
+    given: Any = None
+    is_late: bool = False
+    is_dropped: bool = False
 
 
 of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-sample", default=None)
@@ -106,7 +102,6 @@ class SampleLoop:
     """The event loop of a process.
 
     Attributes:
-        loop: The loop.
         is_ending: All that runs is cancelled.
         is_watched: `begin_step` and `end_step` are called at each step.
         blocking: Finds steps that block the loop, in a worker that makes several batches at the same time.

@@ -11,6 +11,7 @@ order, that fails. Those before it are awaited; those behind it are cancelled an
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import time
 from collections import deque
@@ -23,8 +24,8 @@ import torch
 from dpex.errors import AsyncError, SampleTimeoutError
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import as_text
+from dpex.schedule.names import is_asynchronous, with_inner_datasets
 from dpex.schedule.seeding import ticket_seed
-from dpex.worker.async_errors import explained
 from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
 from dpex.worker.async_states import SampleStates, turns
 from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
@@ -83,7 +84,7 @@ class Slots:
             self._waiting.popleft()
 
     def loaded(self, count: int) -> None:
-        """Note that ``count`` samples of a batch are loaded, or have failed."""
+        """Note that ``count`` samples are loaded, or have failed."""
         self.open -= count
         if self.open < self.most:
             self.on_room()
@@ -93,8 +94,6 @@ class BatchLoad:
     """A batch that is being loaded.
 
     Attributes:
-        seed: Its seed.
-        number: The number of its ticket.
         seconds: Of its samples, each from its slot to its end, summed.
         slowest: Seconds of the slowest sample, and its place.
         failed: Index and error of the samples that failed and were replaced.
@@ -119,17 +118,11 @@ class BatchLoad:
 
 
 class AsyncSamples:
-    """Loads the batches of one dataset.
+    """Loads the batches of one map-style dataset, at most ``concurrency`` samples at the same time.
 
-    Args:
-        dataset: A map-style dataset.
-        auto_collation: An index is a list of samples.
-        concurrency: Samples at the same time, at most.
-        own: The generators that lie in the dataset.
-        guard: Treats samples that fail; None: their errors are those of their batches.
+    Without a ``guard``, the error of a sample is that of its batch.
 
     Attributes:
-        slots: Those of the samples.
         is_exact: Samples draw, so each has states of its own.
         cpu_since: CPU seconds of the process when it ended the batch before.
     """
@@ -245,14 +238,8 @@ class AsyncSamples:
         data = self._bulk(wanted)
         if inspect.isawaitable(data):
             states = self._states(batch.seed)
-            sample = Step(
-                states,
-                place=0,
-                index=wanted,
-                number=batch.number,
-                samples=max(1, len(wanted)) if hasattr(wanted, "__len__") else 1,
-                given=data,
-            )
+            count = max(1, len(wanted)) if hasattr(wanted, "__len__") else 1
+            sample = Step(states, place=0, index=wanted, number=batch.number, samples=count, given=data)
             return await self._begun(lambda: data, sample, batch)
         if type(data) is list and any(map(_awaits, data)):
             named = wanted if isinstance(wanted, (list, tuple)) else range(len(data))
@@ -283,14 +270,10 @@ class AsyncSamples:
         errors: dict[int, Exception] | None = None,
         given: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return the samples that ``gets`` give, loaded at the same time.
+        """Return the samples of the indices ``wanted``, loaded at the same time by ``gets``, which begin to read each.
 
-        Args:
-            gets: Functions that begin to read a sample each.
-            wanted: Their indices.
-            batch: Their batch.
-            errors: Receives the error of each sample that fails, by place; None: the first one is raised.
-            given: What the dataset has returned for them already; None: nothing.
+        ``errors`` receives the error of each sample that fails, by place; None: the first one is raised. ``given`` is
+        what the dataset has returned for them already.
         """
         samples = [
             Step(
@@ -442,3 +425,48 @@ async def _read(get: Callable[[], Any]) -> Any:
     if kind is dict and _awaits(sample):
         return {name: await part if inspect.isawaitable(part) else part for name, part in sample.items()}
     return sample
+
+
+# -- errors of samples, in plain words with their remedy --------------------------------------------------------------
+
+_OTHER_LOOP = (
+    "{kind} used a client, lock or task of another event loop (asyncio: ... {part}). Each process loads samples in a "
+    "loop of its own: make such objects in the first __getitem__, not in __init__ or in the training process"
+)
+_NESTED = (
+    "{kind} started an event loop inside the loop that loads its samples (asyncio: ... {part}). Await the coroutine "
+    "instead, or run code that needs a loop of its own in a thread, as by await asyncio.to_thread(function)"
+)
+_MEANINGS = {
+    "attached to a different loop": _OTHER_LOOP,
+    "bound to a different event loop": _OTHER_LOOP,
+    "Event loop is closed": _OTHER_LOOP,
+    "should be used inside a task": _OTHER_LOOP,  # aiohttp's, of a session whose loop is open
+    "cannot be called from a running event loop": _NESTED,
+    "event loop is already running": _NESTED,
+    "while another loop is running": _NESTED,
+}
+"""Parts of asyncio's messages, from Python 3.10 to 3.14."""
+_FILES = (
+    "too many open files while sample {index} of {kind} was loaded, one of up to {concurrency} at the same time in a "
+    "process. Use one client per process, allow fewer samples by worker_config=WorkerConfig(concurrency=...), or raise "
+    "the limit (ulimit -n)"
+)
+
+
+def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> Exception | None:
+    """Return an error that says what the dataset does wrong, and what to do; None if ``error`` has no known meaning."""
+    text, outer = str(error), type(dataset).__name__
+    names = [type(each).__name__ for each, _ in with_inner_datasets(dataset) if is_asynchronous(each)]
+    kind = names[-1] if names else outer
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return OSError(error.errno, _FILES.format(index=as_text(index), kind=kind, concurrency=concurrency))
+    if isinstance(error, RuntimeError):
+        told = next(((part, meaning) for part, meaning in _MEANINGS.items() if part in text), None)
+        return None if told is None else AsyncError(told[1].format(kind=kind, part=told[0]))
+    if names and isinstance(error, (TypeError, AttributeError)) and "'coroutine'" in text:
+        return AsyncError(
+            f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {kind}.__getitem__ is async: that of "
+            f"{outer}, which wraps it, must be, too, and await it"
+        )
+    return None

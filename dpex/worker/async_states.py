@@ -45,14 +45,9 @@ class _Words:
 
 
 class SampleStates:
-    """The states of the generators as one sample has them.
+    """The states of the generators as one sample has them, ``own`` generators of the dataset among them.
 
-    Args:
-        seed: The seed of the sample.
-        own: The generators that lie in the dataset.
-
-    Attributes:
-        is_over: The sample is loaded. A task of its own that lives on has no states any more.
+    ``is_over``: the sample is loaded. A task of its own that lives on has no states any more.
     """
 
     __slots__ = ("_mark", "_numpy", "_own", "_own_states", "_python", "_torch", "_words", "is_over", "seed")
@@ -127,10 +122,9 @@ class Turns:
     def leave(self) -> None:
         """Keep the states of the sample that has the generators, as other code draws now."""
         holder, self.holder = self.holder, None
-        if holder is None:
-            return
-        holder.keep()
-        self._give_to_process()
+        if holder is not None:
+            holder.keep()
+            self._give_to_process()
 
     def over(self, states: SampleStates) -> None:
         """End the states of a sample that is loaded."""

@@ -24,6 +24,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -91,6 +92,7 @@ class TicketSeeds:
 # -- the batch that is being made --------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class CurrentBatch:
     """The batch that is being made in this process.
 
@@ -99,16 +101,8 @@ class CurrentBatch:
         is_per_batch: True if this process is a worker of ``seeding="batch"``.
     """
 
-    __slots__ = ("is_per_batch", "seed")
-
-    def __init__(self) -> None:
-        self.seed: int | None = None
-        self.is_per_batch: bool = False
-
-    def begin_worker(self, *, is_per_batch: bool) -> None:
-        """Note that this process is a worker that has made no batch yet."""
-        self.seed = None
-        self.is_per_batch = is_per_batch
+    seed: int | None = None
+    is_per_batch: bool = False
 
 
 current: CurrentBatch = CurrentBatch()
@@ -180,12 +174,9 @@ _lock = threading.RLock()
 
 
 class InProcessMaker:
-    """Makes the tickets of one iterator.
+    """Makes the tickets of one iterator, in the ``modes`` of torch in which it was made.
 
-    Args:
-        base_seed: The seed of the iterator.
-        modes: The modes of torch in which it was made.
-        own: The generators in the dataset, which are seeded for each ticket and put back, too.
+    ``own`` generators in the dataset are seeded for each ticket and put back, too.
     """
 
     def __init__(self, base_seed: int, modes: Modes, own: OwnGenerators | None = None) -> None:

@@ -29,12 +29,7 @@ def _of_thread() -> Any:
 
 
 class BlockingSteps:
-    """The steps of one process, by their place in the code.
-
-    Args:
-        clock: Seconds.
-        usage: What the system counts of this thread.
-    """
+    """The steps of one process, by their place in the code. ``usage``: what the system counts of this thread."""
 
     def __init__(self, clock: Clock = time.perf_counter, usage: Callable[[], Any] = _of_thread) -> None:
         self._clock, self._counts = clock, usage
@@ -68,12 +63,9 @@ class BlockingSteps:
             self._has_found = True
 
     def rows(self, dataset: Any, times: BatchTimes, *, draws: bool) -> tuple[StepRow, ...]:
-        """Return the blocking steps since the batch before, and what else the batch took; nothing before the first one.
+        """Return the blocking steps since the batch before, and what else the batch took, which ends with ``times``.
 
-        Args:
-            dataset: The loader's dataset.
-            times: The times of the batch that ends.
-            draws: Samples draw random numbers.
+        Return nothing before the first blocking step. ``draws``: samples draw random numbers.
         """
         self._looks, self._has_long = self._has_long, False
         if not self._has_found:

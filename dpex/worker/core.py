@@ -60,7 +60,8 @@ class WorkerCore:
 
         The first one uses the worker's dataset, and each further one a shallow copy of it.
         """
-        self._park()
+        if self._current is not None:
+            self._current.park()
         setup = self.setup if not self.logicals else with_own_dataset(self.setup)
         own = None
         if not setup.iterable:
@@ -134,14 +135,11 @@ class WorkerCore:
         except Exception:
             return Failure(ExceptionWrapper(where=where(logical.number))), NO_TIMES
 
-    def _park(self) -> None:
-        if self._current is not None:
-            self._current.park()
-
     def _switch(self, number: int) -> None:
         if self._current is not None and self._current.number == number:
             return
-        self._park()
+        if self._current is not None:
+            self._current.park()
         logical = self._current = self.logicals[number]
         logical.unpark()
 
@@ -155,18 +153,10 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
     return seed
 
 
-def _await(coroutine: Coroutine[Any, Any, Any]) -> None:
-    from dpex.worker.async_loop import loop_of_process
-
-    loop_of_process().run(coroutine)
-
-
 class Logical:
     """A logical worker on this worker: its seed, its random state, its dataset and its pass.
 
     Attributes:
-        info: The value of ``get_worker_info()``.
-        fetcher: Fetches batches of a pass.
         init_error: The error of the start; it answers every ticket.
         is_asked: True if snapshots include the dataset.
         own: The generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.
@@ -188,9 +178,8 @@ class Logical:
     def start(self, state: RngState | None, own: OwnGenerators | None) -> None:
         """Seed, publish the worker info, and run ``worker_init_fn``.
 
-        Args:
-            state: A state that was reported earlier; None: it starts from its seed.
-            own: The generators in its dataset, in their first states; None: they are looked for.
+        It starts from a ``state`` that was reported earlier, or from its seed. ``own``: the generators in its dataset,
+        in their first states; None: they are looked for.
         """
         setup = self._setup
         if setup.modes is not None:
@@ -204,7 +193,9 @@ class Logical:
             if setup.worker_init_fn is not None:
                 initialising: Any = setup.worker_init_fn(self.number)
                 if isinstance(initialising, Coroutine):
-                    _await(initialising)
+                    from dpex.worker.async_loop import loop_of_process
+
+                    loop_of_process().run(initialising)
             if not setup.iterable:
                 if own is None or setup.worker_init_fn is not None:  # which may have put others there
                     own = OwnGenerators(setup.dataset, setup.collate_fn)

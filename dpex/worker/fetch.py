@@ -126,7 +126,7 @@ class Fetcher:
 
     Args:
         setup: The loader.
-        timer: Times the transforms now and then. The worker owns it over all passes.
+        timer: Times the transforms now and then.
         own: The generators in the dataset.
         former: The fetcher of the previous pass, whose samples may still be loading.
         cpu: The clock of a batch's CPU seconds.
@@ -148,8 +148,10 @@ class Fetcher:
         self._collate_fn = setup.collate_fn
         self._auto_collation = setup.auto_collation
         self._drop_last = setup.drop_last
-        self._iterator = iter(dataset) if setup.iterable else None
-        self._ended = False
+        self.stream: Any = iter(dataset) if setup.iterable else None
+        """The iterator of an iterable dataset; None of a map-style dataset."""
+        self.has_ended: bool = False
+        """True if the stream has no more samples."""
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
         self._timer = timer or TicketTimer(is_on=False)
@@ -174,20 +176,10 @@ class Fetcher:
         )
         return self.samples
 
-    @property
-    def stream(self) -> Any:
-        """The iterator of an iterable dataset; None of a map-style dataset."""
-        return self._iterator
-
-    @property
-    def has_ended(self) -> bool:
-        """Return True if the stream has no more samples."""
-        return self._ended
-
     def go_on(self, state: DatasetState) -> None:
         """Have the stream resume; one without a state makes its first batches again, which are dropped."""
-        load_state(self._iterator, state.iterator)
-        self._ended = state.has_ended
+        load_state(self.stream, state.iterator)
+        self.has_ended = state.has_ended
         with contextlib.suppress(StopIteration):
             for _ in range(state.skip):
                 self.fetch(state.index)
@@ -203,7 +195,7 @@ class Fetcher:
         began = time.perf_counter()
         if began >= self._timer.due and self._timer.begin(began, self._dataset):
             return self._fetch_timed(index)
-        data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
+        data = self._from_stream(index) if self.stream is not None else self._from_map(index)
         fetched = time.perf_counter()
         cpu_fetched = self._cpu() if clocked else 0.0
         samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
@@ -289,10 +281,9 @@ class Fetcher:
         return made, times._replace(steps=samples.steps(times))
 
     def _from_stream(self, index: Any) -> Any:
-        assert self._iterator is not None
-        if self._ended:
+        if self.has_ended:
             raise StopIteration
-        stream = self._iterator
+        stream = self.stream
         if not self._auto_collation:
             return next(stream)
         data = []
@@ -300,7 +291,7 @@ class Fetcher:
             try:
                 data.append(next(stream))
             except StopIteration:
-                self._ended = True
+                self.has_ended = True
                 break
         if not data or (self._drop_last and len(data) < len(index)):
             raise StopIteration

@@ -29,6 +29,7 @@ from dpex.measure.sums import FAILED_KEPT
 from dpex.schedule.events import Instruction, Notice, Raise
 from dpex.schedule.sample_policy import ALL_AT_ONCE, AS_TORCH, LeavingOut, SamplePolicy
 
+logger: logging.Logger = logging.getLogger("dpex")
 TRIES = 8
 """Samples of the dataset that are tried in place of a failed one."""
 _MOST_LETTERS = 200
@@ -50,13 +51,7 @@ class HangsError(Exception):
 
 
 class SampleGuard:
-    """Loads the samples of one worker.
-
-    Args:
-        dataset: A map-style dataset.
-        policy: The treatment of samples that fail.
-        seed: The iterator's seed, for the samples that take the place of others.
-    """
+    """Loads the samples of one worker, of a map-style dataset. ``seed``: for samples that take the place of others."""
 
     def __init__(self, dataset: Any, policy: SamplePolicy, seed: int) -> None:
         self._dataset = dataset
@@ -221,10 +216,6 @@ class SampleWatch:
         self._is_ending = False
         self._thread_id = threading.get_ident()
 
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="dpex-sample-watch", daemon=True).start()
-
     def begin(self, place: int, index: Any, samples: int = 1) -> None:
         """Note that a sample is being loaded, or ``samples`` at once."""
         self._place = place
@@ -244,7 +235,8 @@ class SampleWatch:
         while self._is_ending:
             time.sleep(0.001)  # the thread has just found that it took too long, and sends something
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Look without an end: the body of the watching thread."""
         while True:
             time.sleep(self._timeout_s / LOOKS)
             self.look()
@@ -289,10 +281,8 @@ def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None
     """Watch the samples that the calling thread loads in this process."""
     global watch_of_process
     watch_of_process = SampleWatch(timeout_s, tell)
-    watch_of_process.start()
+    threading.Thread(target=watch_of_process.run, name="dpex-sample-watch", daemon=True).start()
 
-
-logger: logging.Logger = logging.getLogger("dpex")
 
 # -- counting ----------------------------------------------------------------------------------------------------------
 
@@ -301,11 +291,7 @@ class SampleErrors:
     """Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
 
     Used by the thread that takes batches in; read by any. What is to be said or raised is returned as instructions,
-    which the training thread performs.
-
-    Attributes:
-        count: Samples that failed.
-        latest: Some of them.
+    which the training thread performs. ``count`` samples failed, the ``latest`` of which are kept.
     """
 
     def __init__(self, policy: SamplePolicy) -> None:

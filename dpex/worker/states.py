@@ -160,11 +160,9 @@ class DatasetState:
 
     Attributes:
         epoch: The number of the pass.
-        dataset: ``state_dict()`` of the dataset, unless it is its own iterator.
-        iterator: ``state_dict()`` of the dataset's iterator.
+        dataset, iterator: ``state_dict()`` of the dataset, unless it is its own iterator, and of its iterator.
         has_ended: True if the stream has ended.
-        skip: Batches to read again and drop, without a state.
-        index: The index for each skipped batch.
+        skip, index: Batches to read again and drop, without a state, and the index for each.
     """
 
     epoch: int = 0

@@ -468,7 +468,7 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     plan = open_plan()
     gone = (BrokenPipeError, ConnectionResetError)  # the training process has ended, or closed the loader
     with results, tickets, contextlib.suppress(*gone):
-        current.begin_worker(is_per_batch=plan.setup.per_batch_seed)
+        current.seed, current.is_per_batch = None, plan.setup.per_batch_seed
         local_worker = LocalWorker(plan, worker, results, BoardRow(board, row))
         local_worker.collate.install()
         try:
