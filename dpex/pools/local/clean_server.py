@@ -128,9 +128,9 @@ def usable_context(context: Any) -> Any:
 class CleanStarter(TemplateStarter):
     """Starts templates from the clean server.
 
+    The plan is pickled here, once, so a worker that starts later gets the dataset as it was when the epoch began.
+
     Args:
-        kind: See `TemplateStarter`.
-        plan: Is pickled here, once, so a worker that starts later gets the dataset as it was when the epoch began.
         imports_script: Each worker imports the user's script. If not, what it defines travels by value.
 
     Raises:
@@ -161,9 +161,7 @@ class CleanStarter(TemplateStarter):
     def start_apart(self, sock: socket.socket, body: Callable[[socket.socket, TemplateStarter], None]) -> None:
         """Start a process that does not end with this one, and does not wait for it.
 
-        Args:
-            sock: A socket that the process gets.
-            body: Called there with the socket and with a starter of templates for this plan. It is pickled.
+        ``body`` is pickled, and called there with the socket and with a starter of templates for this plan.
 
         Raises:
             OSError: The server cannot be started.
@@ -308,7 +306,7 @@ class Parcel:
             "preparation": found,
             "environment": dict(os.environ),
             "survives": forking.survived_signals(),
-            "ignored": forking.ignored_signals(),
+            "ignored": [one for one in forking.SENT_SIGNALS if signal.getsignal(one) is signal.SIG_IGN],
             "script": script if imports_script else {},
             "has_tracker": tracker is not None,
             "sharing": (plan.setup.sharing, plan.setup.num_workers, plan.shared_queue),
@@ -406,7 +404,8 @@ class _ReceivedParcel:
         spawn.prepare(surroundings["preparation"])
         if surroundings["has_tracker"]:
             resource_tracker._resource_tracker._fd = fds[3]  # type: ignore[attr-defined]
-        forking.ignore_signals(surroundings["ignored"])
+        for number in surroundings["ignored"]:  # as programs that workers start shall
+            signal.signal(number, signal.SIG_IGN)
         self.survives: frozenset[int] = surroundings["survives"]
         self._file, self._fds, self._surroundings = file, fds, surroundings
 

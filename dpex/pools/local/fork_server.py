@@ -79,13 +79,10 @@ def in_common(plan: WorkerPlan) -> Prepared:
 def template_main(
     control: socket.socket, trainer_pid: int, prepare: Callable[[], Prepared], survives: frozenset[int]
 ) -> None:
-    """Run the template process: fork workers on request until the trainer asks it to end.
+    """Run the template process: fork workers on request until the trainer asks it to end, or ends.
 
-    Args:
-        control: Connected to the trainer.
-        trainer_pid: The process whose end ends this one.
-        prepare: Called here, once. May raise anything.
-        survives: Signals that end neither this process nor its workers.
+    ``prepare`` is called here, once, and may raise anything. ``survives``: signals that end neither this process nor
+    its workers.
     """
     forking.forget_handlers(survives)
     forget_inherited()
@@ -264,12 +261,7 @@ class TemplateStarter(ABC):
 
 
 class ForkStarter(TemplateStarter):
-    """Forks templates from this process.
-
-    Args:
-        prepare: Called in the template, so that no worker has to unpack the plan.
-        kind: See `TemplateStarter`.
-    """
+    """Forks templates from this process, which call ``prepare``, so that no worker has to unpack the plan."""
 
     is_quick = True
 

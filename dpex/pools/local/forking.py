@@ -78,10 +78,8 @@ def helper(name: str) -> Kinship:
 def fork_process(body: Callable[[], object], kinship: Kinship, sentinel: int | None = None) -> int:
     """Fork a process that calls ``body`` and ends; return its pid.
 
-    Args:
-        body: The function. Its traceback goes to stderr, and the exit code is 1 then.
-        kinship: Of the new process.
-        sentinel: A descriptor that is readable once its parent has ended.
+    An error's traceback goes to stderr, and the exit code is 1 then. ``sentinel``: a descriptor that is readable once
+    the parent has ended.
 
     Raises:
         OSError: The system has no room for a process.
@@ -139,17 +137,6 @@ def survived_signals() -> frozenset[int]:
     return frozenset(number for number in SENT_SIGNALS if signal.getsignal(number) not in (signal.SIG_DFL, None))
 
 
-def ignored_signals() -> frozenset[int]:
-    """Return the signals that this process ignores, as its workers shall, and the programs that these start."""
-    return frozenset(number for number in SENT_SIGNALS if signal.getsignal(number) is signal.SIG_IGN)
-
-
-def ignore_signals(numbers: Collection[int]) -> None:
-    """Ignore these signals."""
-    for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def forget_handlers(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
@@ -202,7 +189,7 @@ class ProcessHandle:
     def is_alive(self) -> bool:
         """Return True if the process runs, or is about to."""
         if self.exitcode is None and self.pid is not None:
-            return self._reap() if self._is_child else _exists(self.pid)
+            return self._reap() if self._is_child else self._signal(0)
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -222,25 +209,20 @@ class ProcessHandle:
         return self.exitcode is None
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        if self.pid is not None and self.exitcode is None:
-            with contextlib.suppress(ProcessLookupError):
+    def _signal(self, number: int) -> bool:
+        """Send a signal; return False if the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.pid is not None and self.exitcode is None:
                 os.kill(self.pid, number)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+                return True
         return False
-    return True
 
 
 def readable_within(fd: int, timeout_s: float) -> bool:

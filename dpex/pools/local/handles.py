@@ -190,19 +190,15 @@ class TicketQueue:
     """
 
     def __init__(self) -> None:
-        self._ours, self._theirs = private_pair()
+        self.socket, self._theirs = private_pair()
+        self.reading_end: int = self._theirs.fileno()
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self.groups: dict[int, tuple[int, list[Ticket]]] = {}
         self.leaves: int = 0
 
-    @property
-    def reading_end(self) -> int:
-        """The descriptor that every worker gets."""
-        return self._theirs.fileno()
-
     def send(self, group: int, epoch: int, tickets: list[Ticket], data: bytes) -> bool:
         """Queue a message of tickets; return False if the socket is full."""
-        if not write(self._ours, data):
+        if not write(self.socket, data):
             return False
         self.groups[group] = epoch, tickets
         return True
@@ -210,7 +206,7 @@ class TicketQueue:
     def ask_to_leave(self, count: int) -> bool:
         """Let that many workers leave; False if the socket is full: ask for the rest later."""
         for _ in range(count):
-            if not write(self._ours, _LEAVE):
+            if not write(self.socket, _LEAVE):
                 return False
             self.leaves += 1
         return True
@@ -218,7 +214,7 @@ class TicketQueue:
     def is_empty(self) -> bool:
         """Return True if workers have taken all messages (SIOCOUTQ: bytes that the other end has not read)."""
         number = array.array("i", [0])
-        fcntl.ioctl(self._ours.fileno(), termios.TIOCOUTQ, number)
+        fcntl.ioctl(self.socket.fileno(), termios.TIOCOUTQ, number)
         return number[0] == 0
 
     def forget(self) -> dict[int, tuple[int, ...]]:
@@ -235,13 +231,9 @@ class TicketQueue:
             lost[epoch] = lost.get(epoch, ()) + tuple(ticket.number for ticket in tickets)
         return lost
 
-    def shut_down(self) -> None:
-        """Wake every worker that waits for a message: none will follow."""
-        hang_up(self._ours)
-
     def close(self) -> None:
         """Idempotent."""
-        self._ours.close()
+        self.socket.close()
         self._theirs.close()
 
 

@@ -39,12 +39,10 @@ class Sharing:
     """Searches between the requests of a fork server.
 
     Args:
-        root: The dataset, or its common part.
+        root: The dataset, or its common part, which took ``unpickling_s`` seconds to unpickle.
         request: The user's option, or None.
         num_workers: The loader's workers.
         is_one_queue: True if any worker takes any ticket.
-        unpickling_s: Seconds of unpickling ``root``.
-        clock: Returns seconds.
     """
 
     def __init__(
@@ -143,11 +141,8 @@ class Pace:
     """The seconds that the first worker takes for a batch, by looks at the ticket that it works on.
 
     A worker whose tickets are done may have to wait for the workers that wait for the search. So an interval between
-    two looks counts only if the worker works at both.
-
-    Args:
-        working_on: Returns the worker's ticket, from 1 on; 0: none.
-        stride: Distance from one ticket of the worker to its next one.
+    two looks counts only if the worker works at both. ``working_on`` returns the worker's ticket, from 1 on; 0: none.
+    ``stride``: distance from one ticket of the worker to its next one.
     """
 
     def __init__(self, working_on: Callable[[], int], stride: int) -> None:

@@ -75,9 +75,7 @@ class LocalPool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
     Args:
-        starter: Starts the processes of the workers.
         shared_queue: True if any worker takes any ticket, from one queue.
-        first_workers: Workers to start with.
         on_result: Replaces the event `TicketMade` for each result of the present epoch. Its arguments are worker,
             epoch, number, kind, node, and the fields of `BatchTimes`. It must lease the slots that it keeps
             (`slots_of`). The pool then counts no times.
@@ -260,11 +258,6 @@ class LocalPool:
             del outbox[0]
         return True
 
-    def _room_again(self, worker: LocalWorkerHandle) -> None:
-        """Continue with the outbox of a worker, whose socket takes messages again."""
-        if self._flush(worker) and not worker.hung_up:
-            self._epoll.modify(worker.socket.fileno(), select.EPOLLIN)
-
     def new_epoch(self, epoch: int) -> None:
         self._epoch, self._first_group = epoch, self._group + 1
         if self._queue is not None:
@@ -290,8 +283,8 @@ class LocalPool:
             if worker is None:
                 self._take_source_news()
                 continue
-            if what & select.EPOLLOUT:
-                self._room_again(worker)
+            if what & select.EPOLLOUT and self._flush(worker) and not worker.hung_up:
+                self._epoll.modify(fd, select.EPOLLIN)
             if what & ~select.EPOLLOUT:
                 self._drain(worker)
         if self._source.unheard:
@@ -585,7 +578,7 @@ class LocalPool:
         self._board.end()
         self._take_source_news()
         if self._queue is not None:
-            self._queue.shut_down()
+            hang_up(self._queue.socket)  # which wakes every worker that waits for a message
         for worker in self._workers.values():
             if not worker.hung_up:
                 hang_up(worker.socket)

@@ -77,20 +77,8 @@ LEAST_BYTES = 1 << 20
 varies by as much from run to run."""
 _KNOWN_MODULES = frozenset(
     (
-        "array",
-        "builtins",
-        "collections",
-        "datetime",
-        "decimal",
-        "enum",
-        "fractions",
-        "functools",
-        "numpy",
-        "operator",
-        "pathlib",
-        "re",
-        "torch",
-        "uuid",
+        *("array", "builtins", "collections", "datetime", "decimal", "enum", "fractions"),
+        *("functools", "numpy", "operator", "pathlib", "re", "torch", "uuid"),
     )
 )
 """Modules whose extension types do nothing but free memory when an object ends, unless they have ``__del__``."""
@@ -227,7 +215,6 @@ class _Unit:
 
     Attributes:
         parent: The unit whose objects refer to ``items``; None: the root.
-        items: The objects.
         is_shareable: True if the objects may become immortal.
         crossings: Positions of earlier objects to which ``items`` refer.
         is_mortal: True if the objects must stay mortal: the search is incomplete, or leads to an observable end.
@@ -257,9 +244,6 @@ class ObjectSearch:
     Call `advance` until it returns True or the time is over, then `share`. A process that was forked in between calls
     `abandon`. It is for a process with one thread that runs no other code, where `why_unsupported` has returned "".
 
-    Args:
-        root: The dataset.
-        clock: Returns seconds.
     """
 
     def __init__(self, root: Any, clock: Callable[[], float] = time.perf_counter) -> None:
