@@ -108,13 +108,9 @@ class _Hold(weakref.ref):  # type: ignore[type-arg]
 
 
 class Segment:
-    """A mapped file with slots.
+    """A mapped file with slots, of each of which this process clears the byte ``side``.
 
-    Args:
-        spec: The size and the slots.
-        memory: The map.
-        side: The byte of a slot that this process clears.
-        shared: False if the memory is private, so that forks copy it.
+    ``shared``: False if the memory is private, so that forks copy it.
     """
 
     def __init__(self, spec: SegmentSpec, memory: Any, side: int, *, shared: bool = True) -> None:
@@ -131,7 +127,7 @@ class Segment:
 
     def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the first ``nbytes`` of a slot as a writable uint8 array; this side's byte clears when it dies."""
-        base = np.frombuffer(self._memory, np.uint8, nbytes, self._data + slot * self.spec.slot_bytes)
+        base = np.frombuffer(self._memory, np.uint8, nbytes, self.offset(slot))
         if forks:
             look_at_forks()
         born = _age if self._shared else math.inf
@@ -164,14 +160,6 @@ class Segment:
         """Advise the kernel about the pages of a slot; False where it refused."""
         return advise(self._memory, advice, self.offset(slot), self.spec.slot_bytes)
 
-    def set(self, slot: int, side: int, value: int) -> None:
-        """Set or clear one side's byte."""
-        self.flags[2 * slot + side] = value
-
-    def all_free(self) -> bool:
-        """Return True if neither side holds any slot."""
-        return not any(self.flags)
-
 
 def _flag_bytes(slots: int) -> int:
     return -(-2 * slots // PAGE_BYTES) * PAGE_BYTES
@@ -199,7 +187,7 @@ class Arena:
         self._shared = shared
         self._segments: dict[int, Segment] = {}
         self._by_size: dict[int, deque[Segment]] = {}
-        self._placed: dict[int, tuple[SlotRef, int]] = {}
+        self._placed: dict[int, SlotRef] = {}
         self._last_id = 0
         self._taken = 0
         self._used: set[int] = set()
@@ -219,27 +207,26 @@ class Arena:
         if ref in self._empty:
             self._empty.remove(ref)
             segment.advise(ref.slot, _MADV_POPULATE_WRITE)
-        segment.set(ref.slot, _MAKER, 1)
+        segment.flags[2 * ref.slot + _MAKER] = 1
         base = segment.view(ref.slot, nbytes)
-        self._placed[base.__array_interface__["data"][0]] = (ref, nbytes)
+        self._placed[base.__array_interface__["data"][0]] = ref
         return base, ref
 
     def find(self, address: int) -> SlotRef | None:
         """Return the slot that starts at ``address``, if the maker alone holds it, or None."""
-        placed = self._placed.get(address)
-        if placed is None:
+        ref = self._placed.get(address)
+        if ref is None:
             return None
-        ref, _ = placed
         flags = self._segments[ref.segment].flags
         return ref if flags[2 * ref.slot + _MAKER] and not flags[2 * ref.slot + _TAKER] else None
 
     def hand_over(self, ref: SlotRef) -> None:
         """Have the taker hold the slot until its own views are gone."""
-        self._segments[ref.segment].set(ref.slot, _TAKER, 1)
+        self._segments[ref.segment].flags[2 * ref.slot + _TAKER] = 1
 
     def take_back(self, ref: SlotRef) -> None:
         """Undo `hand_over` for a batch that was not sent."""
-        self._segments[ref.segment].set(ref.slot, _TAKER, 0)
+        self._segments[ref.segment].flags[2 * ref.slot + _TAKER] = 0
 
     def retired(self) -> list[int]:
         """Return the ids of segments given up since the last call; the taker forgets them too."""
@@ -296,10 +283,7 @@ class Arena:
         self._last_id += 1
         spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
         segment = self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
-        if slots == 1:
-            segments.append(segment)
-        else:
-            segments.appendleft(segment)
+        segments.insert(len(segments) if slots == 1 else 0, segment)
         self._by_size[slot_bytes] = segments
         if fd >= 0 and self._announce is not None:
             self._announce(spec, fd)
@@ -307,13 +291,13 @@ class Arena:
 
     def _trim(self) -> None:
         """Give up segments that no batch used since the last trim."""
-        for number in [n for n, s in self._segments.items() if n not in self._used and s.all_free()]:
+        for number in [n for n, s in self._segments.items() if n not in self._used and not any(s.flags)]:
             segment = self._segments.pop(number)
             segments = self._by_size[segment.spec.slot_bytes]
             segments.remove(segment)
             if not segments:
                 del self._by_size[segment.spec.slot_bytes]
-            self._placed = {a: p for a, p in self._placed.items() if p[0].segment != number}
+            self._placed = {a: p for a, p in self._placed.items() if p.segment != number}
             self._empty = {ref for ref in self._empty if ref.segment != number}
             self._retired.append(number)
         self._used.clear()

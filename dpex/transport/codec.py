@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dpex.transport.arena import Arena, SlotRef, tensor_over
-from dpex.transport.pickling import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, load
+from dpex.transport.pickling import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, unpack
 
 INLINE_BYTES = 4096
 """Maximum bytes of a buffer inside the message."""
@@ -54,20 +54,10 @@ class _ExoticError(Exception):
     """The fast encoding does not support this value."""
 
 
-def _longest(values: Any, kinds: set[type]) -> int:
-    """Length of the longest text or bytes object among ``values``, which has values of these ``kinds``."""
-    return max(map(len, values if kinds <= _TEXTS else [value for value in values if type(value) in _TEXTS]))
-
-
 class Encoder:
-    """Encodes the batches of one worker.
+    """Encodes the batches of one worker; ``dump`` pickles those that cannot take the short way.
 
-    Args:
-        arena: The memory of large buffers.
-        dump: Pickles a batch that cannot take the short way.
-
-    Attributes:
-        nbytes: Bytes of the buffers of the last batch.
+    ``nbytes``: bytes of the buffers of the last batch.
     """
 
     def __init__(self, arena: Arena, dump: Dump = dump_batch) -> None:
@@ -89,20 +79,17 @@ class Encoder:
         """Return the batch as a tree for `marshal`; the taker holds the slots in it from now on."""
         self._reset()
         try:
-            return self._short_or_pickled(batch)
+            try:
+                return self._node(batch)
+            except _ExoticError:
+                self._take_back()
+                self._reset()
+                return self._pickled(batch)
         except BaseException:
             self._take_back()
             raise
         finally:
             self._keep.clear()
-
-    def _short_or_pickled(self, batch: Any) -> Node:
-        try:
-            return self._node(batch)
-        except _ExoticError:
-            self._take_back()
-            self._reset()
-            return self._pickled(batch)
 
     def _hand_over(self, ref: SlotRef) -> None:
         self._arena.hand_over(ref)
@@ -132,7 +119,7 @@ class Encoder:
         if kind is list or kind is tuple:
             kinds = set(map(type, value))
             if kinds <= _PLAIN:
-                if not kinds.isdisjoint(_TEXTS) and _longest(value, kinds) > LONG_LEAF:
+                if not kinds.isdisjoint(_TEXTS) and any(type(one) in _TEXTS and len(one) > LONG_LEAF for one in value):
                     raise _ExoticError
                 return (_LEAF, value)
             return (_LIST if kind is list else _TUPLE, [self._node(item) for item in value])
@@ -206,7 +193,7 @@ class Encoder:
         pieces, source = memory.pieces(), memory.array()
         nbytes = pieces[-1].at + pieces[-1].end - pieces[-1].start if pieces else 0
         if len(pieces) == 1 and pieces[0].start == 0:
-            buffer = self._in_slot(source, memory.address, nbytes) or self._copy(source[:nbytes])
+            buffer = self._in_slot(source, memory.storage.data_ptr(), nbytes) or self._copy(source[:nbytes])
         else:
             buffer = self._gather(source, pieces, nbytes)
         return (_MEMORY, buffer, [tuple(piece) for piece in pieces])
@@ -277,7 +264,7 @@ def decode(node: Node, lease: Lease) -> Any:
     if kind == _SPILL:
         return decode(marshal.loads(_bytes_of(node[1], lease)), lease)
     buffers = [_memory_of(n, lease) if n[0] == _MEMORY else _bytes_of(n, lease) for n in node[2]]
-    return load(_bytes_of(node[1], lease), buffers)
+    return unpack(_bytes_of(node[1], lease), buffers)
 
 
 def _memory_of(node: Node, lease: Lease) -> LoadedMemory:

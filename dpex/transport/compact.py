@@ -121,13 +121,9 @@ class CompactMapping(Mapping[Any, Any]):
 
 
 class _Buffer:
-    """Pickles in shared memory.
+    """Pickles in a file in memory, which this object closes.
 
-    Args:
-        fd: The file in memory, which this object closes.
-        nbytes: Size of the file.
-        count: Number of items.
-        starts: Byte offsets of the parts: pickles and their offsets per list, sorted hashes, item numbers.
+    ``starts``: byte offsets of the parts: pickles and their offsets per list, sorted hashes, item numbers.
     """
 
     def __init__(self, fd: int, nbytes: int, count: int, starts: tuple[int, ...]) -> None:

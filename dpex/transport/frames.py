@@ -42,8 +42,7 @@ class FrameError(DpexError, ConnectionError):
 class FrameWriter:
     """Sends frames without blocking. Used by one thread.
 
-    Attributes:
-        pending_bytes: Bytes that the connection has not taken yet; they are kept, with the memory that they lie in.
+    ``pending_bytes``: what the connection has not taken yet, which is kept, with the memory that it lies in.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -88,9 +87,7 @@ class FrameWriter:
 def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[Any, list[Any]] | None:
     """Return header and buffers of the next frame of a connection that blocks, or None at the end of the connection.
 
-    Args:
-        connection: The connection.
-        memory: Returns a writable buffer of the given number of bytes.
+    ``memory`` returns a writable buffer of the given number of bytes.
 
     Raises:
         FrameError: What came is no frame.
@@ -145,11 +142,7 @@ def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:
 
 
 class FrameReader:
-    """The agent's end: reads frames without buffers, and does not block. Used by one thread.
-
-    Attributes:
-        ended: True once the connection has ended.
-    """
+    """The agent's end: reads frames without buffers, and does not block. Used by one thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

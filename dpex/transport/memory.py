@@ -39,7 +39,6 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
-
 SHARED_MEMORY = "/dev/shm"
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page, on most machines."""
@@ -49,14 +48,8 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at
     """Map ``size`` writable bytes of the file behind ``fd`` from ``offset`` on, or for ``fd=-1`` private ones.
 
     The result offers the buffer protocol; it is unmapped when the last view of it is gone. The caller keeps the
-    descriptor.
-
-    Args:
-        fd: The descriptor of a file, or -1.
-        size: Bytes to map.
-        offset: Start in the file, page-aligned.
-        private: True for copies of written pages.
-        at_huge: True for a start aligned to `HUGE_PAGE`.
+    descriptor. ``offset`` is page-aligned. ``private``: written pages are copies. ``at_huge``: it begins at a multiple
+    of `HUGE_PAGE`.
 
     Raises:
         OSError: As mmap(2) does.

@@ -90,7 +90,7 @@ class Memory:
     """A storage on its way into a pickle, and the spans of it that views need."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = storage
+        self.storage: torch.UntypedStorage = storage
         self._spans: list[tuple[int, int]] = []
         self.marker: bytearray = bytearray(1)
         """Stands in the pickle for the storage's memory."""
@@ -100,14 +100,9 @@ class Memory:
 
     def need(self, storage: torch.UntypedStorage, start: int, end: int) -> None:
         """Note that a tensor views these bytes of ``storage``, which begins where this one does but may be longer."""
-        if storage.nbytes() > self._storage.nbytes():
-            self._storage = storage
+        if storage.nbytes() > self.storage.nbytes():
+            self.storage = storage
         self._spans.append((start, end))
-
-    @property
-    def address(self) -> int:
-        """The address of the storage's first byte."""
-        return self._storage.data_ptr()
 
     def pieces(self) -> list[BufferSpan]:
         """The spans, merged and in order, and where each is sent to."""
@@ -124,7 +119,7 @@ class Memory:
     def array(self) -> Bytes:
         """Return all bytes of the storage as a view."""
         whole = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return whole.set_(self._storage, 0, (self._storage.nbytes(),), (1,)).numpy()
+        return whole.set_(self.storage, 0, (self.storage.nbytes(),), (1,)).numpy()
 
 
 Buffer = Memory | Bytes
@@ -260,11 +255,6 @@ class LoadedMemory:
         return (start + self._shifts[span]) // dtype.itemsize if span >= 0 else 0
 
 
-def load(header: Any, buffers: Sequence[Any]) -> Any:
-    """Return the batch. ``buffers`` are its arrays' bytes and, for each storage, a `LoadedMemory`."""
-    return pickle.loads(header, buffers=buffers)
-
-
 def _as_loaded(memory: Any) -> Any:
     """Stand for a `LoadedMemory` in a pickle, so that several views refer to one."""
     return memory
@@ -361,8 +351,11 @@ def dump_remote(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
     _dump(_batch_pickler(_remote_pickler())(stream, memories), batch)
 
 
-def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-    """Return the object that was packed. Its arrays and tensors lie in ``buffers``, and are writable if those are."""
+def unpack(header: Any, buffers: Sequence[Any]) -> Any:
+    """Return the object of a pickle and its buffers, in which its arrays and tensors lie, writable if those are.
+
+    A batch has a `LoadedMemory` for each storage.
+    """
     return pickle.loads(header, buffers=buffers)
 
 

@@ -243,7 +243,6 @@ class ObjectSearch:
 
     Call `advance` until it returns True or the time is over, then `share`. A process that was forked in between calls
     `abandon`. It is for a process with one thread that runs no other code, where `why_unsupported` has returned "".
-
     """
 
     def __init__(self, root: Any, clock: Callable[[], float] = time.perf_counter) -> None:
