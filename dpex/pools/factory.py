@@ -32,11 +32,7 @@ class PoolFactory:
     counts_from_zero: bool
 
     def __call__(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> WorkerPool:
-        """Return the pool ``name`` ("local" or "remote"), which has requested ``count`` workers.
-
-        Raises:
-            OptionError: A pool of the class's own would need logical workers.
-        """
+        """Return the pool ``name``. Raises OptionError if a pool of the class's own would need logical workers."""
         if name == LOCAL and self.own_pool is not None:
             if not shared_queue:
                 raise OptionError(

@@ -119,8 +119,10 @@ class Encoder:
         if kind is list or kind is tuple:
             kinds = set(map(type, value))
             if kinds <= _PLAIN:
-                if not kinds.isdisjoint(_TEXTS) and any(type(one) in _TEXTS and len(one) > LONG_LEAF for one in value):
-                    raise _ExoticError
+                if not kinds.isdisjoint(_TEXTS):
+                    texts = value if kinds <= _TEXTS else [one for one in value if type(one) in _TEXTS]
+                    if max(map(len, texts)) > LONG_LEAF:
+                        raise _ExoticError
                 return (_LEAF, value)
             return (_LIST if kind is list else _TUPLE, [self._node(item) for item in value])
         if kind is dict and set(map(type, value)) <= _KEYS:

@@ -64,11 +64,7 @@ class FrameWriter:
         self.pending_bytes += sum(map(len, kept))
 
     def flush(self) -> bool:
-        """Send what the connection takes; return True if nothing is kept any more.
-
-        Raises:
-            OSError: The connection is gone.
-        """
+        """Send what the connection takes; return True if nothing is kept any more. Raises OSError if it is gone."""
         pieces = self._pieces
         while pieces:
             try:
@@ -233,8 +229,7 @@ def compress(buffer: Any) -> Any:
 def decompress(data: Any, into: memoryview) -> None:
     """Decompress the bytes of one buffer into ``into``, and never write beyond it.
 
-    Raises:
-        CompressionError: The bytes are not one compressed buffer of that size, or Zstandard is not installed.
+    Raises CompressionError if they are not one compressed buffer of that size, or Zstandard is not installed.
     """
     library = _zstandard()
     if library is None:

@@ -82,10 +82,9 @@ def _free_place(size: int) -> int | None:
 
 
 def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) -> bool:
-    """Call madvise(2) for ``nbytes`` of the map from ``start`` on, both in whole pages; None means all of it.
+    """Call madvise(2) for ``nbytes`` of the map (None: all) from ``start`` on, both in whole pages.
 
-    Returns:
-        False if the kernel refused. Older kernels refuse some advice.
+    Return False if the kernel refused. Older kernels refuse some advice.
     """
     length = ctypes.sizeof(memory) if nbytes is None else nbytes
     return int(_LIBC.madvise(ctypes.addressof(memory) + start, length, advice)) == 0
@@ -114,8 +113,7 @@ def has_memfd() -> bool:
 def memory_file(name: str, size: int = 0) -> int:
     """Return the descriptor of a new file of ``size`` bytes in memory, which ends with its last descriptor and map.
 
-    Raises:
-        OSError: No descriptor or memory is left, or no file can be made where memfd_create(2) is refused.
+    Raises OSError if no descriptor or memory is left, or no file can be made where memfd_create(2) is refused.
     """
     if has_memfd():
         return _with_size(os.memfd_create(name), os.ftruncate, size)

@@ -155,8 +155,7 @@ class SampleLoop:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of a coroutine, which is cancelled if an exception interrupts this thread.
 
-        Raises:
-            AsyncError: This is called in a sample that the loop loads: it would wait for itself.
+        Raises AsyncError in a sample that the loop loads: it would wait for itself.
         """
         running = asyncio._get_running_loop()
         if running is self.loop:

@@ -124,12 +124,8 @@ class SampleClock:
 class Fetcher:
     """Gets the samples of the tickets of one pass, and collates them.
 
-    Args:
-        setup: The loader.
-        timer: Times the transforms now and then.
-        own: The generators in the dataset.
-        former: The fetcher of the previous pass, whose samples may still be loading.
-        cpu: The clock of a batch's CPU seconds.
+    ``own``: the generators in the dataset. ``former``: the fetcher of the previous pass, whose samples may still be
+    loading. ``cpu``: the clock of a batch's CPU seconds.
     """
 
     def __init__(
@@ -316,13 +312,8 @@ _torch_stack = torch_collate.collate_tensor_fn
 class ArenaCollate:
     """torch's ``default_collate`` with its tensors stacked straight into an arena.
 
-    A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected.
-
-    Args:
-        arena: The memory of large batches.
-        least_bytes: Bytes above which a batch is large.
-        in_worker: True in a worker, False in the training process.
-        threads: Returns the number of threads that stack large tensors. A copy does not depend on it.
+    A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected. Batches of more than
+    ``least_bytes`` lie in the arena, stacked by ``threads()`` threads, on whose number a copy does not depend.
     """
 
     def __init__(

@@ -80,8 +80,7 @@ class OwnGenerators:
     def restore(self, states: dict[str, Any]) -> None:
         """Set the generators to ``states``; one whose place is not among them stays as it is.
 
-        Raises:
-            StateError: A state is of another kind of generator than the one that lies there.
+        Raises StateError if a state is of another kind of generator than the one that lies there.
         """
         for name, state in states.items():
             one = self._found.get(name)

@@ -176,10 +176,7 @@ class DatasetState:
 class LogicalState(NamedTuple):
     """State of a logical worker. A missing part (None) has its initial state.
 
-    Attributes:
-        random: States of the global generators.
-        dataset: State of its dataset, if the dataset reports one.
-        own: States of generators that lie in the dataset, by the names of their places.
+    ``own``: states of generators that lie in the dataset, by the names of their places.
     """
 
     random: RandomStates | None = None

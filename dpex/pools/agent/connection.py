@@ -75,11 +75,7 @@ def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
 
 
 def introduce(secret: bytes, number: int, send: Send, read: Read) -> None:
-    """Greet the trainer as the agent of that number.
-
-    Raises:
-        GreetingError: The other end is not the trainer, or does not accept the agent.
-    """
+    """Greet the trainer as the agent of that number. Raises GreetingError if another end answers, or refuses."""
     hello = _HEAD + _ABOUT.pack(number, secrets.token_bytes(_NONCE_BYTES))
     send(hello)
     head = read(len(_HEAD))
@@ -135,11 +131,7 @@ class TrainerAddress(NamedTuple):
 
 
 def connect(target: TrainerAddress) -> socket.socket:
-    """Return a connection that the trainer has accepted.
-
-    Raises:
-        OSError: The trainer cannot be reached, does not answer, or is not the one that knows the secret.
-    """
+    """Return a connection that the trainer has accepted. Raises OSError if it does not answer, or is another one."""
     deadline = monotonic() + CONNECT_S
     connection = socket.create_connection((target.address, target.port), _left_s(deadline))
     try:
@@ -200,7 +192,12 @@ def main(fd: int) -> None:
     guardian_fd = pidfd(guardian)
     if os.getppid() != guardian:
         os._exit(1)
-    connection = _reach(TrainerAddress(*address), report)
+    trainer = TrainerAddress(*address)
+    try:
+        connection = connect(trainer)
+    except OSError as error:
+        os.write(report, f"it cannot reach the trainer at {trainer.address}:{trainer.port}: {error}".encode())
+        os._exit(1)
     os.close(report)
     from dpex.pools.agent.serving import Agent
     from dpex.worker.setup import prepare_process
@@ -209,26 +206,14 @@ def main(fd: int) -> None:
     Agent(connection, guardian_fd).run()
 
 
-def _reach(trainer: TrainerAddress, report: int) -> socket.socket:
-    try:
-        return connect(trainer)
-    except OSError as error:
-        os.write(report, f"it cannot reach the trainer at {trainer.address}:{trainer.port}: {error}".encode())
-        os._exit(1)
-
-
 # -- the trainer's end -------------------------------------------------------------------------------------------------
 
 
 class AdmissionServer:
     """Accepts agents. A flood of clients costs it a bounded number of threads and descriptors.
 
-    Args:
-        address: Where agents reach this process.
-        admit: Called with each accepted connection and the agent's number, in the thread that greeted it.
-
-    Raises:
-        OSError: Nothing can listen on ``address``.
+    ``admit`` is called with each accepted connection and the agent's number, in the thread that greeted it. Raises
+    OSError if nothing can listen on ``address``, where agents reach this process.
     """
 
     def __init__(self, address: str, admit: Callable[[socket.socket, int], None]) -> None:

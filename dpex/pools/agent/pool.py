@@ -102,13 +102,10 @@ class AgentReport(NamedTuple):
 
 
 class Nodes(Protocol):
-    """A source of agents. All calls come from the thread that drives the epoch, and none of them waits.
-
-    Attributes:
-        handles: The workers, where they are processes of this machine.
-    """
+    """A source of agents. All calls come from the thread that drives the epoch, and none of them waits."""
 
     handles: Sequence[ProcessHandle] = ()
+    """The workers, where they are processes of this machine."""
 
     def begin(self, wake: Callable[[], None]) -> None:
         """Serve a pool from now on; ``wake`` is called, from any thread, when there is news.

@@ -126,15 +126,10 @@ def usable_context(context: Any) -> Any:
 
 
 class CleanStarter(TemplateStarter):
-    """Starts templates from the clean server.
+    """Starts templates from the clean server. Raises what pickling raises.
 
     The plan is pickled here, once, so a worker that starts later gets the dataset as it was when the epoch began.
-
-    Args:
-        imports_script: Each worker imports the user's script. If not, what it defines travels by value.
-
-    Raises:
-        Exception: What pickling raises.
+    Unless each worker imports the user's script, what it defines travels by value.
     """
 
     def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:
@@ -161,10 +156,8 @@ class CleanStarter(TemplateStarter):
     def start_apart(self, sock: socket.socket, body: Callable[[socket.socket, TemplateStarter], None]) -> None:
         """Start a process that does not end with this one, and does not wait for it.
 
-        ``body`` is pickled, and called there with the socket and with a starter of templates for this plan.
-
-        Raises:
-            OSError: The server cannot be started.
+        ``body`` is pickled, and called there with the socket and with a starter of templates for this plan. Raises
+        OSError if the server cannot be started.
         """
         order = memory_file("dpex-order")
         try:

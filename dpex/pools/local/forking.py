@@ -79,10 +79,7 @@ def fork_process(body: Callable[[], object], kinship: Kinship, sentinel: int | N
     """Fork a process that calls ``body`` and ends; return its pid.
 
     An error's traceback goes to stderr, and the exit code is 1 then. ``sentinel``: a descriptor that is readable once
-    the parent has ended.
-
-    Raises:
-        OSError: The system has no room for a process.
+    the parent has ended. Raises OSError if the system has no room for a process.
     """
     util._flush_std_streams()  # type: ignore[attr-defined]
     pid = os.fork()
@@ -141,11 +138,8 @@ def forget_handlers(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
     Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's
-    workers.
-
-    Args:
-        survives: Signals that do not end this process. None: those that the trainer survives, from which this process
-            was forked.
+    workers. ``survives``: signals that do not end this process. None: those that the trainer survives, from which it
+    was forked.
     """
     kept = survived_signals() if survives is None else survives
     signal.set_wakeup_fd(-1)

@@ -72,9 +72,7 @@ class Sharing:
     def must_wait(self, arguments: tuple[int, int, int], fds: list[int]) -> bool:
         """Return True if a worker that is requested must wait until the search has ended; begin the search.
 
-        Args:
-            arguments: Bytes of the board, number of the worker, place of its row on the board.
-            fds: The worker's descriptors: its socket, the board.
+        ``arguments`` are bytes of the board, number of the worker, place of its row; ``fds`` its socket and the board.
         """
         self._requests += 1
         if self._why_not:
@@ -87,7 +85,8 @@ class Sharing:
             return False
         if self._requests > 1 or self._is_at_end():
             return True
-        self._pace = Pace(_row_of(arguments, fds), self._stride)
+        board, row = mmap.mmap(fds[1], arguments[0]), arguments[2]
+        self._pace = Pace(lambda: int(BOARD_ROW.unpack_from(board, row)[1]), self._stride)
         return False
 
     def advance(self) -> SharedObjects | None:
@@ -160,8 +159,3 @@ class Pace:
             self._busy_s += now - self._looked_s
         self._last, self._looked_s = number, now
         return self._busy_s / max(1, (self._latest - self._first) // self._stride)
-
-
-def _row_of(arguments: tuple[int, int, int], fds: list[int]) -> Callable[[], int]:
-    board, row = mmap.mmap(fds[1], arguments[0]), arguments[2]
-    return lambda: int(BOARD_ROW.unpack_from(board, row)[1])

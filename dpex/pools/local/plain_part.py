@@ -63,11 +63,7 @@ _PARTS = _CONTAINERS | _STRINGS | {bytearray, np.ndarray}
 
 
 class PlainPart:
-    """The plain objects of a plan that is being pickled.
-
-    Attributes:
-        objects: The objects that were taken out of the pickle.
-    """
+    """The plain ``objects`` of a plan that is being pickled, which were taken out of the pickle."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []

@@ -181,8 +181,7 @@ class LocalPool:
     def _keep_promises(self) -> None:
         """Request promised workers, as far as the source can take requests and descriptors are left.
 
-        Raises:
-            OSError: No descriptor is left for the first worker.
+        Raises OSError if no descriptor is left for the first worker.
         """
         while self._promised and self._source.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
             try:

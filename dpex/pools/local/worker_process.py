@@ -451,13 +451,6 @@ class LocalWorker:
         return True
 
 
-def end_clients() -> None:
-    """Await ``aclose()`` of asynchronous datasets, if this process has read one."""
-    loops = sys.modules.get("dpex.worker.async_loop")
-    if loops is not None:
-        loops.close_loop_of_process()
-
-
 def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, worker: int, row: int) -> None:
     """Process body; ``fds`` are the worker's own socket, the board, and the shared ticket socket if there is one."""
     prepare_process()
@@ -474,4 +467,5 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
         try:
             local_worker.serve(tickets)
         finally:
-            end_clients()
+            if (loops := sys.modules.get("dpex.worker.async_loop")) is not None:
+                loops.close_loop_of_process()  # which awaits ``aclose()`` of asynchronous datasets

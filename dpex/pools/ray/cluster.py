@@ -68,18 +68,13 @@ def living_nodes() -> list[dict[str, Any]]:
     return [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
 
 
-def own_node() -> str:
-    """Return this process's node, by number in hex."""
-    return str(importlib.import_module("ray").get_runtime_context().get_node_id())
-
-
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
     """Return for how many workers with these needs there is room: now, and if everything were free.
 
     The trainer's own node does not count: what it has to spare serves better as local workers. What this process has
     parked counts as free. Asks Ray, which may take long.
     """
-    own = own_node()
+    own = str(importlib.import_module("ray").get_runtime_context().get_node_id())
     nodes = {node["NodeID"]: node["Resources"] for node in living_nodes() if node["NodeID"] != own}
     free = available_resources_per_node()
     capacity = sum(_fit(has, needs) for has in nodes.values())
@@ -321,10 +316,8 @@ def _initialise(head_address: str) -> bool:
 def join(address: str | None) -> None:
     """Connect to the cluster at ``address``; None: at ``RAY_ADDRESS``, or the one that runs on this machine.
 
-    For commands that look at a cluster. Loaders use `connect`, which joins a cluster only by its address.
-
-    Raises:
-        ClusterError: Ray is not installed, or there is no such cluster.
+    For commands that look at a cluster. Loaders use `connect`, which joins a cluster only by its address. Raises
+    ClusterError if Ray is not installed, or there is no such cluster.
     """
     named = address or os.environ.get("RAY_ADDRESS", "").strip() or "auto"
     remedy = "; name one with --address, as `ray start --head` prints it"
@@ -342,11 +335,7 @@ def _begin(address: str, what: str, remedy: str = "", **options: Any) -> None:
 
 
 def _knock(address: str) -> None:
-    """Connect to ``address`` and close the connection. Ray itself tries for minutes where nothing listens.
-
-    Raises:
-        ConnectionError: Nothing answers there within `KNOCK_S` seconds.
-    """
+    """Raise ConnectionError if nothing answers there within `KNOCK_S`. Ray itself tries for minutes."""
     machine, _, port = address.rpartition(":")
     if machine and port.isdigit():
         try:

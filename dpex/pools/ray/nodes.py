@@ -103,11 +103,7 @@ def ray_pool(
 ) -> RemotePool:
     """Return a pool of workers on a Ray cluster; ``options`` are those of `order_of`.
 
-    Its agents are parked for the next pool when it is closed, while the cluster is in use.
-
-    Raises:
-        ClusterError: The cluster cannot be reached.
-        ShippingError: The dataset cannot travel.
+    Raises ClusterError if the cluster cannot be reached, and ShippingError if the dataset cannot travel.
     """
     packed = pack(ShippedContents(setup=setup))
     cluster = connect(head_address)

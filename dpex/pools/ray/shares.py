@@ -116,14 +116,10 @@ class ClusterShares:
         self._divided_at = -math.inf
 
     def report(self, name: str, claim: Claim, free: float, total: float, now: float | None = None) -> int:
-        """Return the number of workers that this loader may have.
+        """Return the number of workers that the loader ``name`` may have.
 
-        Args:
-            name: The loader.
-            claim: Its claim.
-            free: Free capacity of the cluster, in the unit of `Claim.cpus`.
-            total: Free capacity if no loader had workers.
-            now: Seconds; None: the clock of this process.
+        ``free`` and ``total`` are the free capacity of the cluster, now and if no loader had workers, in the unit of
+        `Claim.cpus`. ``now``: seconds.
         """
         now = monotonic() if now is None else now
         before = self._claims.get(name, claim)

@@ -61,11 +61,7 @@ class BatchCache:
         self._nbytes = 0
 
     def ask(self, training: int, key: Key, index: Any) -> CacheAnswer:
-        """A training wants that batch, which is of these samples.
-
-        Raises:
-            OtherOrderError: Another training has other samples in that batch.
-        """
+        """A training wants that batch. Raises OtherOrderError if another training has other samples in it."""
         batch = self._batches.get(key)
         if batch is None:
             self._batches[key] = _Batch(index, training, [training])

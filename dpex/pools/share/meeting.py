@@ -63,11 +63,7 @@ class MeetingPlace:
         self.address: str = f"\0dpex-share-{os.getuid()}-{name}"
 
     def connect(self) -> socket.socket | None:
-        """Return a connection to the listener, or None without one.
-
-        Raises:
-            ShareError: The listener is a process of another user.
-        """
+        """Return a connection to the listener, or None without one. Raises ShareError if it is another user's."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self.address)

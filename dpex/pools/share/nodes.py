@@ -33,19 +33,10 @@ AGAIN_S = 0.01
 
 
 class SharedNodes(Nodes):
-    """The producer, as a node that has room for all workers.
+    """The producer, as a node that has room for all workers. ``start`` starts one that listens at the ``place``.
 
-    Args:
-        place: The meeting place.
-        start: Starts a producer that listens at the place.
-        name: The name of the share.
-
-    Attributes:
-        connections: Producers that were connected to since a batch came.
-
-    Raises:
-        ShareError: There is no producer, and none can be started.
-        OSError: The system refuses.
+    ``connections``: producers that were connected to since a batch came. Raises ShareError if there is no producer and
+    none can be started, and OSError if the system refuses.
     """
 
     def __init__(self, place: MeetingPlace, start: Callable[[socket.socket], None], name: str) -> None:
@@ -122,21 +113,13 @@ class SharedNodes(Nodes):
         self._wake()
 
     def news(self) -> list[NodeNews]:
-        """Return what happened since the last call.
-
-        Raises:
-            ShareError: The producer refuses this training, as it does not read the same.
-        """
+        """Return what happened since the last call. Raises ShareError if the producer refuses this training."""
         if self._refused:
             raise ShareError(self._refused)
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
-        """Return the contents of a frame of the producer's; see `dpex.pools.share.producer`.
-
-        Raises:
-            ShareError: The producer refuses this training.
-        """
+        """Return the contents of a frame of the producer's. Raises ShareError if it refuses this training."""
         _, pool, results, events, failed, processes, _ = arrived.header
         if failed is not None:
             self._refused = failed
@@ -177,10 +160,9 @@ class SharedNodes(Nodes):
 
 
 def copied(places: list[tuple[int, int, int, int, int]], producer: int, arena: Arena) -> dict[tuple[int, int], Any]:
-    """Return arrays in ``arena`` with the bytes of these slots, by segment and slot; ``producer``: its process.
+    """Return arrays in ``arena`` with the bytes of these slots, by segment and slot, of the process ``producer``.
 
-    Raises:
-        OSError: The producer has ended.
+    Raises OSError if it has ended.
     """
     found = {}
     for segment, slot, fd, offset, nbytes in places:

@@ -144,11 +144,8 @@ def _let_go(keep: set[int]) -> None:
 def _is_waited_for(descriptor: int) -> bool:
     try:
         mode = os.fstat(descriptor).st_mode
-        is_device = stat.S_ISCHR(mode) and not _path(descriptor).startswith(_HARMLESS_DEVICES)
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        is_device = stat.S_ISCHR(mode) and not path.startswith(_HARMLESS_DEVICES)
     except OSError:
         return False
     return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode) or is_device
-
-
-def _path(descriptor: int) -> str:
-    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
