@@ -10,8 +10,10 @@ import argparse
 import contextlib
 import hashlib
 import logging
+import re
 import sys
 import tempfile
+import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -222,7 +224,7 @@ class Demo:
         self._table()
 
     def _other(self, checksums: list[str], found: int) -> None:
-        """Train with two workers elsewhere, and give the loader ``found`` workers in the middle of the epoch."""
+        """Train with two workers elsewhere, diagnose the loader, and give it ``found`` workers."""
         from dpex import DpexDataLoader
 
         try:
@@ -236,7 +238,7 @@ class Demo:
             few = {"num_cpus": 1 / (2 * max(FIXED_WORKERS, found))}  # all workers fit on the smallest machine
             ray = ClusterConfig(ray_remote_args=few)
             where = {"distribute_mode": True, "head_address": "local", "cluster_config": ray}
-        self._head(f"4. {FIXED_WORKERS} workers {place}, and more workers in the middle of the epoch")
+        self._head(f"4. {FIXED_WORKERS} workers {place}, their diagnosis, and more workers in the middle of the epoch")
         if not has_ray:
             self._say("Ray is not installed: pip install 'dpex[ray]' adds workers on a cluster.")
         settings = {**self._settings(), **where, "num_workers": FIXED_WORKERS, "seeding": "batch", "name": "demo 4"}
@@ -247,7 +249,9 @@ class Demo:
                 training.run(0.1, lambda *_: None, lambda _: None)
                 while training.workers < FIXED_WORKERS:
                     training.run(0.1, lambda *_: None, lambda _: None)
+            loader.diagnose(reset=True)  # the start is not the question
             self._run(training, "other", f"dpex, {FIXED_WORKERS} workers {place}")
+            self._quote(str(loader.diagnose()))
             more = {"remote" if has_ray else "local": found, "prefetch": 2 * found}
             self._say(f"loader.resize({', '.join(f'{name}={value}' for name, value in more.items())}):")
             loader.resize(**more)
@@ -290,6 +294,12 @@ class Demo:
 
     def _say(self, text: str, style: str = "none") -> None:
         self.console.print(Text(text, style))
+
+    def _quote(self, report: str) -> None:
+        """Print a report beside a bar, its paragraphs and items wrapped at the width of the terminal."""
+        for line in re.sub(r"(?<=\S)\n *(?=[^\s-])", " ", report).splitlines():
+            for part in textwrap.wrap(line, self.console.width - 4, subsequent_indent="    ") or [""]:
+                self.console.print(Text("  │ ", "dim").append(part, "none"))
 
     def _busy(self, text: str) -> Any:
         if self.console.is_terminal:

@@ -1,5 +1,7 @@
 """`dpex demo`, shortened: what it shows with Ray, and how it ends on Ctrl-C."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal
@@ -27,6 +29,7 @@ def test_the_demo_compares_auto_torch_and_ray_on_equal_batches() -> None:
     assert re.search(r"Live page of this run, until the demo ends: http://127\.0\.0\.1:\d+/", told)
     assert re.search(r"From 2 local workers \(prefetch \d+\) to \d+ local workers", told)
     assert re.search(r"\"auto\" found \d+ workers: [\d.]+ batches/s \([\d.]+ times as many\) and \d+%\.", told)
+    assert "│ dpex diagnosis of demo 4 (StoredImages, batch size 8)" in told
     assert re.search(r"The first [1-9]\d* batches are those of part 1, bit for bit \(SHA-256 [0-9a-f]{12}", told)
     assert re.search(r"^dpex, 2 workers on Ray +[\d.]+ +\d+%$", out, re.MULTILINE)
     assert "\x1b" not in out + err
