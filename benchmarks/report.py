@@ -18,7 +18,7 @@ from benchmarks.contestants import AUTO, LIMIT, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
 from benchmarks.results import Part, RowResult, Seeding, Spread, is_behind
-from benchmarks.rows import BY_KEY, NAMED, Kind
+from benchmarks.rows import BY_KEY, Kind
 from benchmarks.works import WORKS
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md")
@@ -211,10 +211,10 @@ def _remote_line(result: RowResult) -> Line:
     return Line(cells=cells, behind=is_behind(*ratios))
 
 
-def loaders_table(runs: Sequence[Kept], kind: Kind = "loaders") -> str:
+def loaders_table(runs: Sequence[Kept]) -> str:
     """Each loader at its best setting, the fastest first, with memory and processor time of all its processes."""
     header = ("work", "loader, best setting", "batches/s, whole course", "after the start", "memory", "CPU per batch")
-    found = [(row, one) for row in _rows(runs, kind) for one in row.best_rivals("torch", "dpex")]
+    found = [(row, one) for row in _rows(runs, "loaders") for one in row.best_rivals("torch", "dpex")]
     return table(header, [_loader_line(*each) for each in found]) if found else NOT_MEASURED
 
 
@@ -233,13 +233,19 @@ README_ROWS = ("landscape", "loaders-wait", "loaders-http")
 
 
 def readme_table(runs: Sequence[Kept]) -> str:
-    """Some rows of other loaders' table: PyTorch's loader and "auto" alone."""
-    header = ("2 CPUs, no GPU", "PyTorch, best `num_workers`", 'dpex, `num_workers="auto"`')
+    """Some rows of other loaders' table: PyTorch's loader, and "auto" with each form of the dataset."""
+    header = ("2 CPUs, no GPU", "PyTorch, best `num_workers`", 'dpex, `"auto"`', 'dpex, `"auto"`, `async` dataset')
     return table(header, [_readme_line(row) for row in _rows(runs, "loaders") if row.row.key in README_ROWS])
 
 
 def _readme_line(result: RowResult) -> Line:
-    cells = (result.row.title, rate_cell(result, result.best("torch")), rate_cell(result, AUTO, count=False))
+    forms = [one for one in result.courses if one.engine == "dpex" and one.workers == "auto" and one.form]
+    ours = (AUTO, result.best_of(forms))
+    cells = (
+        result.row.title,
+        rate_cell(result, result.best("torch")),
+        *(rate_cell(result, one, count=False) for one in ours),
+    )
     return Line(cells=cells, behind=is_behind(result.ratio(AUTO, result.best("torch"))))
 
 
@@ -304,7 +310,7 @@ def _lengths(run: Kept, kind: Kind) -> str:
         "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
         "remote": f" of {settings.window_s:g} s",
         "start": "",
-        **dict.fromkeys(NAMED, f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step"),
+        "loaders": f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step",
         "training": f" of {settings.learning_window_s:g} s, twice as long with further nodes",
     }
     return lengths[kind]
@@ -317,7 +323,6 @@ TABLES: dict[str, tuple[Kind, Callable[[Sequence[Kept]], str]]] = {
     "start": ("start", start_table),
     "remote": ("remote", remote_table),
     "loaders": ("loaders", loaders_table),
-    "async": ("async", partial(loaders_table, kind="async")),
     "readme": ("loaders", readme_table),
     "training": ("training", training_table),
 }

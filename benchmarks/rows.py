@@ -23,9 +23,7 @@ MACHINE_CPUS = 2
 NODES_LONGER = 2.0
 """Windows are longer by this where nodes take part: starting what runs there takes seconds on few cores."""
 
-Kind = Literal["local", "start", "remote", "loaders", "async", "training"]
-NAMED: tuple[Kind, ...] = ("loaders", "async")
-"""Kinds whose rows name their contestants."""
+Kind = Literal["local", "start", "remote", "loaders", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,8 @@ class Row:
 
     kind: "local": torch and dpex with many numbers of workers, and the rivals of that environment. "start": the first
     batch. "remote": workers on a second raylet. "loaders": the contestants named in ``plan``, torch, dpex and rivals,
-    with their memory. "async": the same, with asynchronous datasets. "training": a whole training, which
-    with a GPU trains ResNet-50.
+    with their memory, and asynchronous forms of the dataset. "training": a whole training, which with a GPU trains
+    ResNet-50.
     step_s: what the consumer waits after each batch. counted: everybody takes the same number of batches, as many as
     the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
@@ -57,7 +55,7 @@ class Row:
     @property
     def same_length(self) -> bool:
         """Whether everybody has as many batches, or as many seconds, as "auto", so that whole courses compare."""
-        return self.counted or self.long or self.kind in (*NAMED, "training")
+        return self.counted or self.long or self.kind in ("loaders", "training")
 
     def count(self, window_s: float) -> int | None:
         """Batches of a measurement of that length, in thirds; None: as many as fit."""
@@ -72,7 +70,7 @@ class Row:
 
 
 def _planned(row: Row, cores: int) -> list[Contestant]:
-    if row.kind in NAMED:
+    if row.kind == "loaders":
         return [Contestant.from_key(key) for key in row.plan]
     if row.kind == "remote":
         actors = [Contestant(engine="actors", workers=cores, prefetch=ahead) for ahead in ACTORS_AHEAD]
@@ -125,7 +123,7 @@ ASYNC_HTTP_LOADERS = (
 )
 JPEG_LOADERS = (
     *("torch:2", "torch:4", "dpex:2", "dpex:auto", "dali:2", "webdataset:2", "spdl:2", "spdl:4", "grain-threads:2"),
-    *("nodes-threads:2", "nodes-processes:2"),
+    *("nodes-threads:2", "nodes-processes:2", "ray-data:2"),
 )
 
 ROWS = (
@@ -186,16 +184,8 @@ ROWS = (
         work="large-batches",
         kind="remote",
     ),
-    Row(key="loaders-wait", title="5 ms wait per sample, batch 16", work="wait", kind="loaders", plan=WAITING_LOADERS),
-    Row(
-        key="loaders-http",
-        title="64 KB files over HTTP, 12 ms to the answer, batch 16",
-        work="http",
-        kind="loaders",
-        plan=HTTP_LOADERS,
-    ),
     *(
-        Row(key=f"async-{work}", title=title, work=work, kind="async", plan=plan)
+        Row(key=f"loaders-{work}", title=title, work=work, kind="loaders", plan=plan)
         for work, title, plan in (
             ("wait", "5 ms wait per sample, batch 16", ASYNC_LOADERS),
             ("skewed-wait", "log-normal wait per sample, mean 3 ms, batch 16, in order", ASYNC_LOADERS),

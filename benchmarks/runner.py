@@ -14,7 +14,7 @@ from benchmarks.journal import Journal, Measurement, Settings, now
 from benchmarks.machine import load
 from benchmarks.measure import Request
 from benchmarks.process import MeasurementError, Surroundings, run, run_module
-from benchmarks.rows import NAMED, NODES_LONGER, Row
+from benchmarks.rows import NODES_LONGER, Row
 
 START_LIMIT_S = 180.0
 SLOWEST = 8.0
@@ -64,7 +64,7 @@ def window_s(turn: Turn, settings: Settings) -> float:
     """Seconds of the measurement."""
     row, one = turn.row, turn.contestant
     slow = one.workers == "auto" or one.engine in RIVALS or row.same_length
-    learns = row.counted if row.kind in NAMED else slow
+    learns = row.counted if row.kind == "loaders" else slow
     seconds = settings.learning_window_s if learns else settings.window_s
     return seconds * NODES_LONGER if one.nodes else seconds
 
