@@ -300,11 +300,6 @@ class PickledDataset(NamedTuple):
     header: bytes
     buffers: list[Bytes]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the header and all buffers."""
-        return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
-
 
 def cloud_dumps(obj: Any, *, remote: bool = False, persistent_id: Callable[[Any], int | None] | None = None) -> bytes:
     """Pickle with cloudpickle, in one piece, for a process that is being started on this machine, or a remote one.

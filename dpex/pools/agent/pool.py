@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dpex.measure.batch_times import PoolTimes, batch_times
@@ -175,10 +176,6 @@ class AgentHandle:
     answered_at: float = 0.0
     shared: SharedObjects = NOTHING_SHARED
 
-    def at_work(self) -> int:
-        """Return the workers that have something to do, at most."""
-        return min(len(self.up), len(self.held))
-
     @property
     def serving(self) -> int:
         """The number of workers that serve and are to stay."""
@@ -232,19 +229,6 @@ class AgentHandle:
         """Forget all tickets: they are not wanted any more."""
         self.held.clear()
         self.messages.clear()
-
-
-class ArrivedSlots:
-    """The buffers of a frame in place of the slots in which they lay; see `Result`."""
-
-    __slots__ = ("_slots",)
-
-    def __init__(self, slots: dict[tuple[int, int], Any]) -> None:
-        self._slots = slots
-
-    def lease(self, segment: int, slot: int, nbytes: int) -> Any:
-        """Return the bytes of a slot."""
-        return self._slots[segment, slot][:nbytes]
 
 
 class RemotePool:
@@ -361,7 +345,7 @@ class RemotePool:
     # -- tickets -------------------------------------------------------------------------------------------------
 
     def at_work(self) -> int:
-        return sum(agent.at_work() for agent in self._agents.values())
+        return sum(min(len(agent.up), len(agent.held)) for agent in self._agents.values())
 
     def workers(self) -> list[int]:
         """See `WorkerPool.workers`; those that are to leave first are the last."""
@@ -463,7 +447,7 @@ class RemotePool:
                 transit_s = agent.answered(number, here_s, at)
                 times = times._replace(transit_s=transit_s, ended_at=at)
                 slots = {(segment, slot): report.buffers[which] for segment, slot, which in places}
-                value = Result(ArrivedSlots(slots), kind, node)
+                value = Result(partial(_arrived, slots), kind, node)
                 self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))
             self.times.count(times)
             busy_s, cpu_all_s = busy_s + times.busy_s, cpu_all_s + times.cpu_s
@@ -568,6 +552,11 @@ class RemotePool:
 def order_of(path: str, *, shared_queue: bool, probes: bool = False, compression: str | None = None) -> tuple[Any, ...]:
     """Return the fields of a `dpex.pools.agent.serving.PoolOrder` for the dataset at ``path``."""
     return shared_queue, path, codec_signature(), probes, compression
+
+
+def _arrived(slots: dict[tuple[int, int], Any], segment: int, slot: int, nbytes: int) -> Any:
+    """Return the bytes of a slot, which came as a buffer of a frame."""
+    return slots[segment, slot][:nbytes]
 
 
 def _packed(tickets: list[tuple[int, Any]]) -> bytes:

@@ -28,7 +28,7 @@ from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.worker_process import BATCH, BOARD_ROW, CONTROL_ROW, END, IDLE, TICKET_BYTES, receive
 from dpex.schedule.schedule import Ticket
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
-from dpex.transport.codec import decode
+from dpex.transport.codec import Lease, decode
 from dpex.transport.memory import memory_file
 from dpex.worker.fetch import Failure, StreamEnd
 
@@ -105,13 +105,13 @@ class LocalWorkerHandle:
 class Result:
     """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
 
-    ``source`` has the slots: its ``lease`` views one.
+    ``lease`` views a slot.
     """
 
-    __slots__ = ("_kind", "_node", "_source")
+    __slots__ = ("_kind", "_lease", "_node")
 
-    def __init__(self, source: Any, kind: int, node: Any) -> None:
-        self._source, self._kind, self._node = source, kind, node
+    def __init__(self, lease: Lease, kind: int, node: Any) -> None:
+        self._lease, self._kind, self._node = lease, kind, node
 
     def __call__(self) -> Any:
         if self._kind == END:
@@ -119,7 +119,7 @@ class Result:
         if self._node is None:
             return None
         node, self._node = self._node, None
-        value = decode(node, self._source.lease)
+        value = decode(node, self._lease)
         return value if self._kind == BATCH else Failure(pickle.loads(value))
 
 

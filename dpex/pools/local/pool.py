@@ -365,7 +365,7 @@ class LocalPool:
             if kind != END:
                 slots_of(node, worker.lease)  # they go back at once
         elif self._on_result is None:
-            value = Result(worker, kind, node)
+            value = Result(worker.lease, kind, node)
             self._events.append(ticket_made_of(TicketMade, (epoch, number, worker.number, value, kind == END, times)))
         else:
             self._on_result(worker, epoch, number, kind, node, fields)

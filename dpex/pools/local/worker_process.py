@@ -149,13 +149,10 @@ class SnapshotPace:
         now = time.perf_counter()
         at, since = self._told.setdefault(logical, (now, 0))
         since += made
-        is_due = since >= self._every if self._every else self._is_worth_it(now - at, since)
+        is_long = since >= _SNAPSHOT_TICKETS or now - at > _SNAPSHOT_S
+        is_due = since >= self._every if self._every else is_long and self._longest_s <= _SNAPSHOT_SHARE * (now - at)
         self._told[logical] = (now, 0) if is_due else (at, since)
         return is_due
-
-    def _is_worth_it(self, elapsed_s: float, tickets: int) -> bool:
-        is_wanted = tickets >= _SNAPSHOT_TICKETS or elapsed_s > _SNAPSHOT_S
-        return is_wanted and self._longest_s <= _SNAPSHOT_SHARE * elapsed_s
 
     def took(self, seconds: float) -> None:
         """Note the seconds of one report of a state."""
@@ -174,10 +171,6 @@ class BoardRow:
         """Write down the ticket that the worker works on, and its message."""
         BOARD_ROW.pack_into(self._board, self._row, group, number + 1)
 
-    def rest(self) -> None:
-        """Write down that the worker waits for a message."""
-        BOARD_ROW.pack_into(self._board, self._row, 0, 0)
-
     @property
     def can_hold(self) -> bool:
         """Return True if another message can be held."""
@@ -190,7 +183,7 @@ class BoardRow:
         return row
 
     def show(self, number: int | None) -> None:
-        """Write down the ticket that the worker works on, beside the messages that it holds."""
+        """Write down the ticket that the worker works on, beside messages that it holds; None: it waits."""
         BOARD_ROW.pack_into(self._board, self._row, 0, 0 if number is None else number + 1)
 
     def release(self, row: int) -> None:
@@ -332,7 +325,7 @@ class LocalWorker:
             if self._snapshots.is_due(logical, count) or self._has_stream_ended:
                 self._has_stream_ended = False
                 self._tell_state(logical, epoch, last)
-        self.row.rest()
+        self.row.show(None)
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
         """Make a ticket, and keep its result until the next flush; return the time."""

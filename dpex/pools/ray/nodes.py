@@ -14,8 +14,11 @@ import json
 import logging
 import math
 import os
+import pickle
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -150,20 +153,17 @@ class RayNodes(Nodes):
         self._failed = ""
         self._avoided: dict[str, AvoidedNode] = {}
         """Excluded nodes, as last reported to the pool."""
-        self._server = self._listen()
+        address = trainer_address()
+        try:
+            self._server = AdmissionServer(address, self._admit)
+        except OSError as error:
+            raise ClusterError(f"agents cannot connect to this process: cannot listen on {address}: {error}") from error
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> AdmissionServer:
-        def admit(connection: socket.socket, agent: int) -> None:
-            if (link := link_over(connection, self._cluster.memory)) is not None:
-                self._do(lambda: self._linked(agent, link))
-
-        address = trainer_address()
-        try:
-            return AdmissionServer(address, admit)
-        except OSError as error:
-            raise ClusterError(f"agents cannot connect to this process: cannot listen on {address}: {error}") from error
+    def _admit(self, connection: socket.socket, agent: int) -> None:
+        if (link := link_over(connection, self._cluster.memory)) is not None:
+            self._do(lambda: self._linked(agent, link))
 
     # -- the pool's side -----------------------------------------------------------------------------------------
 
@@ -504,17 +504,14 @@ def local_class() -> Any:
     """Return the class of what stands for an agent on its node: it fetches what is shipped, starts the agent's process,
     and watches it.
 
-    The class is local, so that it travels by value: a node without dpex can say so instead of failing. It imports no
-    torch; that is left to the agent's process, which has no thread of Ray's. The agent ends with the guardian, which it
-    watches. It is not left to PR_SET_PDEATHSIG: that signal comes when the *thread* ends that started the process, and
-    Ray's threads come and go.
+    The class is local, so that it travels by value, and with it the names of the modules that it uses: a node without
+    dpex can say so instead of failing. It imports no torch; that is left to the agent's process, which has no thread of
+    Ray's. The agent ends with the guardian, which it watches. It is not left to PR_SET_PDEATHSIG: that signal comes
+    when the *thread* ends that started the process, and Ray's threads come and go.
     """
 
     class DpexNode:
         def __init__(self) -> None:
-            import os
-            import threading
-
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
             self._lock = threading.Lock()
             self._agents: dict[int, tuple[Any, int]] = {}
@@ -527,8 +524,6 @@ def local_class() -> Any:
 
             It is "" if this shipment has been forgotten meanwhile: calls may overtake each other.
             """
-            import os
-
             import ray
 
             from dpex.transport.memory import write_parts
@@ -543,8 +538,6 @@ def local_class() -> Any:
 
         def unship(self, number: int) -> None:
             """Forget a shipment; who has opened it keeps it."""
-            import os
-
             with self._lock:
                 self._forgotten.add(number)
                 if (fd := self._shipped.pop(number, None)) is not None:
@@ -553,12 +546,6 @@ def local_class() -> Any:
         def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
             """Start an agent's process, which connects to the trainer at that address (`TrainerAddress`). Return
             the node's name for people, this process's number, and why the agent cannot be started, or ""."""
-            import os
-            import pickle
-            import socket
-            import subprocess
-            import sys
-
             import ray
 
             me = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})", os.getpid()
@@ -584,8 +571,6 @@ def local_class() -> Any:
 
         def watch(self, agent: int) -> tuple[int, str]:
             """Wait for the end of an agent's process; return its exit code and its reason."""
-            import os
-
             process, reason = self._agents[agent]
             code = int(process.wait())
             with os.fdopen(reason, "rb") as pipe:

@@ -29,7 +29,6 @@ def test_arrays_and_tensors_lie_outside_the_header():
     parcel = pack(obj)
     assert len(parcel.header) < 2000
     assert [buffer.nbytes for buffer in parcel.buffers] == [800_000, 800_000]
-    assert parcel.nbytes == len(parcel.header) + 1_600_000
 
 
 def test_buffers_are_views_not_copies():
