@@ -47,14 +47,14 @@ class AsyncDataset:
         items: Any = self
         if _is_in_loop():
             return [items[index] for index in indices]
-        return _run(_gathered(items, indices))
+        return _loop().run(_gathered(items, indices))
 
 
 def _for_both(method: Any) -> Any:
     @functools.wraps(method)
     def read(self: Any, index: Any) -> Any:
         coroutine = method(self, index)
-        return coroutine if _is_in_loop() else _run(coroutine)
+        return coroutine if _is_in_loop() else _loop().run(coroutine)
 
     read.is_asynchronous = True  # type: ignore[attr-defined]
     return read
@@ -64,13 +64,11 @@ async def _gathered(dataset: Any, indices: Any) -> list[Any]:
     return list(await asyncio.gather(*[dataset[index] for index in indices]))
 
 
+def _loop() -> Any:
+    from dpex.worker.async_loop import loop_of_process
+
+    return loop_of_process()
+
+
 def _is_in_loop() -> bool:
-    from dpex.worker.async_loop import loop_of_process
-
-    return asyncio._get_running_loop() is loop_of_process().loop
-
-
-def _run(coroutine: Any) -> Any:
-    from dpex.worker.async_loop import loop_of_process
-
-    return loop_of_process().run(coroutine)
+    return asyncio._get_running_loop() is _loop().loop

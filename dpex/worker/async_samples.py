@@ -221,7 +221,7 @@ class AsyncSamples:
 
     async def _samples(self, index: Any, batch: BatchLoad) -> Any:
         left_out, wanted = apart(index)
-        if self._guard is not None and self._guard.tolerates:
+        if self._guard is not None and self._guard.policy.tolerates:
             return await self._tolerant(left_out, wanted, batch)
         if not self._auto_collation:
             return (await self._together([self._one(wanted)], [wanted], batch))[0]
@@ -336,7 +336,7 @@ class AsyncSamples:
     # -- samples that fail or take too long ----------------------------------------------------------------------------
 
     def _limit(self, sample: Step) -> asyncio.TimerHandle | None:
-        timeout_s = None if self._guard is None else self._guard.timeout_s
+        timeout_s = None if self._guard is None else self._guard.policy.timeout_s
         if timeout_s is None:
             return None
         task = asyncio.current_task()
@@ -350,8 +350,8 @@ class AsyncSamples:
     def _too_late(self, sample: Step) -> SampleTimeoutError:
         assert self._guard is not None
         return SampleTimeoutError(
-            f"loading sample {as_text(sample.index)} took longer than timeout_s={self._guard.timeout_s:g} of the "
-            "SamplePolicy, so it was cancelled: have the dataset give up earlier, or allow more"
+            f"loading sample {as_text(sample.index)} took longer than timeout_s={self._guard.policy.timeout_s:g} of "
+            "the SamplePolicy, so it was cancelled: have the dataset give up earlier, or allow more"
         )
 
     async def _tolerant(self, left_out: Any, wanted: Any, batch: BatchLoad) -> Any:

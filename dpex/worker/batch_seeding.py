@@ -7,11 +7,10 @@ and torch expand a seed to the 624 words of a state in the same way, so they nee
 
 Seeding sets each whole state, including the cached second number of a pair of normal numbers. It takes 8 µs in all.
 
-`InProcessMaker` makes tickets in the training process with the environment of a worker. Random generators are seeded
-for the ticket. torch uses one thread, because the last bits of reductions depend on the number of threads. Its modes
-are those of the iterator. `InProcessMaker` restores the environment afterwards, also after an error. The generators
-belong to all threads of the process, so only one thread makes a ticket at a time. Its dataset may iterate another such
-loader. If a thread of the user's draws during a ticket, it takes numbers from the ticket's sequence.
+`InProcessMaker` makes tickets in the training process with the environment of a worker, and restores its own
+afterwards. torch uses one thread, because the last bits of reductions depend on the number of threads. The generators
+belong to all threads of the process, so only one thread makes a ticket at a time. If a thread of the user's draws
+during a ticket, it takes numbers from the ticket's sequence.
 
 A process makes one batch at a time. So the seed belongs to the process (`current`), and the dataset's own threads can
 read it, too (`batch_seed`).

@@ -55,21 +55,11 @@ class SampleGuard:
 
     def __init__(self, dataset: Any, policy: SamplePolicy, seed: int) -> None:
         self._dataset = dataset
-        self._policy = policy
+        self.policy: SamplePolicy = policy
         self._seed = seed
         self._watch = watch_of_process
         self._in_bulk = getattr(dataset, "__getitems__", None)
         self._failed: list[tuple[str, str]] = []
-
-    @property
-    def tolerates(self) -> bool:
-        """True if batches are made without samples that fail."""
-        return self._policy.tolerates
-
-    @property
-    def timeout_s(self) -> float | None:
-        """Seconds that loading a sample may take."""
-        return self._policy.timeout_s
 
     def taken(self) -> tuple[tuple[str, str], ...]:
         """Return index and error of the samples that failed since the last call."""
@@ -100,7 +90,7 @@ class SampleGuard:
             assert self._in_bulk is not None
             return self._in_bulk(wanted)
         except Exception:
-            if not self._policy.tolerates:
+            if not self.policy.tolerates:
                 raise
             return None
         finally:
@@ -116,7 +106,7 @@ class SampleGuard:
                     raise HangsError(left_out[place])
                 data.append(self._load(each, place))
             except Exception as error:
-                if not self._policy.tolerates:
+                if not self.policy.tolerates:
                     raise
                 self._failed.append(self.described(each, error))
                 errors[place] = error
@@ -153,7 +143,7 @@ class SampleGuard:
         good = [place for place in range(len(data)) if place not in errors]
         others: dict[int, Iterator[int]] = {}
         for place in errors:
-            if self._policy.on_error == "skip" and good:
+            if self.policy.on_error == "skip" and good:
                 data[place] = data[min(good, key=lambda other: (other - place) % len(data))]
             else:
                 others[place] = self._candidates(wanted, place)
