@@ -91,12 +91,9 @@ class Slots:
 
 
 class BatchLoad:
-    """A batch that is being loaded.
+    """A batch that is being loaded. ``failed``: index and error of samples that were replaced.
 
-    Attributes:
-        seconds: Of its samples, each from its slot to its end, summed.
-        slowest: Seconds of the slowest sample, and its place.
-        failed: Index and error of the samples that failed and were replaced.
+    ``seconds``: of its samples, each from its slot to its end, summed. ``slowest``: of the slowest, and its place.
     """
 
     def __init__(self, seed: int, number: int) -> None:

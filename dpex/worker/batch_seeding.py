@@ -93,15 +93,12 @@ class TicketSeeds:
 
 @dataclass(slots=True)
 class CurrentBatch:
-    """The batch that is being made in this process.
-
-    Attributes:
-        seed: Its seed; None: no batch is being made, or it has no seed of its own.
-        is_per_batch: True if this process is a worker of ``seeding="batch"``.
-    """
+    """The batch that is being made in this process."""
 
     seed: int | None = None
+    """None: no batch is being made, or it has no seed of its own."""
     is_per_batch: bool = False
+    """This process is a worker of ``seeding="batch"``."""
 
 
 current: CurrentBatch = CurrentBatch()

@@ -156,10 +156,8 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
 class Logical:
     """A logical worker on this worker: its seed, its random state, its dataset and its pass.
 
-    Attributes:
-        init_error: The error of the start; it answers every ticket.
-        is_asked: True if snapshots include the dataset.
-        own: The generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.
+    ``init_error``: the error of the start, which answers every ticket. ``is_asked``: snapshots include the dataset.
+    ``own``: the generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.
     """
 
     def __init__(self, setup: WorkerSetup, number: int, timer: TicketTimer) -> None:

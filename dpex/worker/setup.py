@@ -85,9 +85,7 @@ SEARCH_RATIO = 0.03
 class ObjectSharing:
     """The request that workers read the dataset's Python objects without copying them.
 
-    Attributes:
-        most_s: Seconds that the search for them may take. None: no epoch was measured.
-        batches: Batches of an epoch; 0: unknown.
+    ``most_s``: seconds that the search for them may take. None: no epoch was measured. ``batches``: of an epoch, or 0.
     """
 
     most_s: float | None = None

@@ -158,11 +158,8 @@ def load_state(thing: Any, state: Any) -> None:
 class DatasetState:
     """State of the dataset of a logical worker.
 
-    Attributes:
-        epoch: The number of the pass.
-        dataset, iterator: ``state_dict()`` of the dataset, unless it is its own iterator, and of its iterator.
-        has_ended: True if the stream has ended.
-        skip, index: Batches to read again and drop, without a state, and the index for each.
+    ``dataset`` and ``iterator`` are the ``state_dict()`` of the dataset, unless it is its own iterator, and of its
+    iterator. Without a state, ``skip`` batches of ``index`` are read again and dropped.
     """
 
     epoch: int = 0

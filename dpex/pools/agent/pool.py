@@ -159,11 +159,8 @@ class HeldTicket(NamedTuple):
 class AgentHandle:
     """An agent on the node ``place``, with at most ``room`` workers, of which ``up`` serve.
 
-    Attributes:
-        held: Tickets of the present epoch, by number.
-        messages: Count of unanswered tickets per message.
-        answered_at: Time of the latest answer, in seconds.
-        shared: Objects of the dataset that its workers share.
+    ``held``: tickets of the present epoch, by number. ``messages``: count of unanswered tickets per message.
+    ``answered_at``: time of the latest answer, in seconds.
     """
 
     number: int

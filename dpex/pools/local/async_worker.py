@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 class AsyncWorker:
     """Serves tickets until its socket ends or it is asked to leave.
 
-    Args:
-        worker: Keeps results and sends them.
-        tickets: The descriptor of the socket that brings the messages, which other workers read, too.
-        read: Returns the next message without a wait, None at the end of the socket, or raises BlockingIOError.
-        idle_s: Seconds without a message after which the worker gives memory back.
+    ``read`` returns the next message without a wait, None at the end of the socket, or raises BlockingIOError.
+    ``tickets`` is that socket's descriptor, which other workers read, too. After ``idle_s`` without a message the
+    worker gives memory back.
     """
 
     def __init__(self, worker: LocalWorker, tickets: int, read: Callable[[], Any], idle_s: float) -> None:

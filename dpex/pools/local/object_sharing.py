@@ -36,13 +36,10 @@ SWITCHED_OFF = "WorkerConfig(share_objects=False)"
 
 
 class Sharing:
-    """Searches between the requests of a fork server.
+    """Searches between the requests of a fork server, if there is a ``request`` of the user's.
 
-    Args:
-        root: The dataset, or its common part, which took ``unpickling_s`` seconds to unpickle.
-        request: The user's option, or None.
-        num_workers: The loader's workers.
-        is_one_queue: True if any worker takes any ticket.
+    ``root`` is the dataset, or its common part, which took ``unpickling_s`` seconds to unpickle. ``is_one_queue``: any
+    worker takes any ticket.
     """
 
     def __init__(

@@ -222,9 +222,8 @@ _lock = threading.RLock()
 def connect(head_address: str) -> Cluster:
     """Return a share of the connection, for `release`. Starts a private Ray where none is connected or named.
 
-    Raises:
-        ClusterError: Ray is not installed, ``head_address`` or ``RAY_ADDRESS`` does not answer, this process is
-            connected to another cluster than ``head_address``, or nodes of the cluster cannot connect to this process.
+    Raises ClusterError if Ray is not installed, ``head_address`` or ``RAY_ADDRESS`` does not answer, this process is
+    connected to another cluster than ``head_address``, or nodes of the cluster cannot connect to this process.
     """
     global _current
     with _lock:

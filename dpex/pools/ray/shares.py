@@ -54,15 +54,9 @@ _numbers = count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A loader's claim to workers of the cluster.
+    """A loader's claim to workers of the cluster, of which ``useful`` would speed up training and ``most`` fit.
 
-    Attributes:
-        useful: Workers that would speed up training.
-        most: Workers that fit.
-        weight: The relative share.
-        cpus: CPUs per worker, in the unit of the capacity.
-        requested: Requested workers.
-        running: Running workers.
+    ``weight``: the relative share. ``cpus``: per worker, in the unit of the capacity.
     """
 
     useful: int

@@ -25,12 +25,9 @@ Key = tuple[int, int]
 
 
 class CacheAnswer(NamedTuple):
-    """The answer to a training that asks for a batch.
+    """The answer to a training that asks for a batch: its ``value``, if it is kept.
 
-    Attributes:
-        value: The batch, if it is kept.
-        must_make: The batch is neither kept nor being made.
-        is_first: The batch is made for this training.
+    ``must_make``: it is neither kept nor being made. ``is_first``: it is made for this training.
     """
 
     value: Any = None

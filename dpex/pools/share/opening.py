@@ -41,12 +41,9 @@ START_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The share of a loader.
+    """The share of a loader that had ``passes_before``. ``rank``: the data-parallel rank if ranks of one job share.
 
-    Attributes:
-        kept_bytes: Bytes of batches that are kept for slower trainings.
-        passes_before: Count of this loader's earlier passes.
-        rank: The data-parallel rank if ranks of one job share, else None.
+    ``kept_bytes``: bytes of batches that are kept for slower trainings.
     """
 
     name: str
