@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import select
@@ -28,6 +29,7 @@ from multiprocessing import process, util
 from typing import Any, NamedTuple, TypeVar
 
 from dpex.system.clock import monotonic
+from dpex.system.processes import pidfd
 
 T = TypeVar("T")
 UNKNOWN_EXIT = 255
@@ -43,7 +45,9 @@ SENT_SIGNALS = frozenset(
 )
 """Signals that other processes send on purpose."""
 _LOOK_S = 0.001
-"""Seconds between two checks of an awaited process."""
+"""Seconds between two checks of an awaited process whose end no descriptor shows."""
+_LONGEST_S = 60.0
+"""Seconds between two checks of an awaited child. Its pidfd shows its end at once."""
 _PR_SET_PDEATHSIG = 1
 """An option of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
 
@@ -188,9 +192,15 @@ class ProcessHandle:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, at most ``timeout`` seconds. One that is about to run is not waited for."""
-        deadline = None if timeout is None else monotonic() + timeout
-        while self.pid is not None and self.is_alive() and (deadline is None or monotonic() < deadline):
-            time.sleep(_LOOK_S)
+        deadline = math.inf if timeout is None else monotonic() + timeout
+        while self.pid is not None and self.is_alive() and (left := deadline - monotonic()) > 0:
+            if (ended := pidfd(self.pid) if self._is_child else -1) < 0:
+                time.sleep(_LOOK_S)
+                continue
+            try:
+                readable_within(ended, min(left, _LONGEST_S))
+            finally:
+                os.close(ended)
 
     def _reap(self) -> bool:
         """Take the exit code of a child that has ended; return True if it has not."""
