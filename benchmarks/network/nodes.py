@@ -145,6 +145,9 @@ class Room:
         """See `dpex.autotune.types.Room.look`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
 
+    def rest(self) -> None:
+        """See `dpex.autotune.types.Room.rest`."""
+
 
 @contextmanager
 def agents_in(

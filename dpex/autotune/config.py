@@ -23,12 +23,12 @@ class AutotuneConfig:
     Args:
         max_local: The maximum number of local workers (0 or more). None: as many as memory allows, and at most the CPUs
             of this process, or ``max_waiting`` for workers that mostly wait.
-        max_remote: The maximum number of remote workers (0 or more). None: the room of the cluster.
+        max_remote: The maximum number of remote workers (0 or more). dpex asks an autoscaler for nodes up to this
+            number if more workers speed up training. None: the room of the cluster, without requests for nodes.
         max_waiting: The maximum number of local workers that mostly wait (1 to 1024). 64 waiting processes take up to
             some 4 GB, and no measured storage was faster with more from one machine.
         min_local: The minimum number of local workers (0 or more). The tuner ends unused workers above it.
-        min_remote: The minimum number of remote workers (0 or more). The tuner ends unused workers above it. An
-            autoscaler adds nodes for those that find no place.
+        min_remote: The minimum number of remote workers (0 or more). The tuner ends unused workers above it.
         max_prefetch: The maximum prefetch, in batches (1 or more). None: the limit of the memory.
         max_streams: The maximum number of streams of an iterable dataset under ``num_workers="auto"`` (1 or more). Each
             shard that the dataset names (``num_shards``, ``n_shards``, URLs of webdataset) has a stream. A dataset
@@ -39,8 +39,8 @@ class AutotuneConfig:
             measurement of a second cannot separate it from noise.
         headroom: The workers' capacity over the demand of the training loop (1 to 3), so that a slower moment costs no
             wait. 1.2: the times of batches vary by a fifth from one moment to the next.
-        gain: The minimum relative gain in rate for a claim to more of the cluster's workers (0.005 to 1). Windows
-            cannot show less than 0.04.
+        gain: The minimum relative gain in rate for a request for more nodes (0.005 to 1). Windows cannot show less than
+            0.04.
         shrink_after: Windows in a row without waiting before the tuner ends workers (1 to 100). 16: too early costs a
             wait, while too late costs only CPUs.
         cluster_weight: The share of a Ray cluster relative to other loaders (0.01 to 100). 1: equal shares. Other

@@ -90,9 +90,9 @@ class Sample:
 Signal = Literal["wait", "events", "nvml"]
 """By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 
-Reason = Literal["start", "too few", "too many", "spread", "explore", "undo", "limit", "failed"]
-"""The reason of a decision. "spread" is for a larger prefetch, "explore" for a trial without a prediction, "failed" for
-an error in the tuner."""
+Reason = Literal["start", "too few", "too many", "spread", "explore", "undo", "limit", "demand", "failed"]
+"""The reason of a decision. "spread" is for a larger prefetch, "explore" for a trial without a prediction, "demand" for
+a request to the cluster, "failed" for an error in the tuner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +155,13 @@ class RoomWanted:
         requested: Requested workers.
         running: Running workers.
         useful: Workers that would speed up training; None if unknown.
+        may_grow: True if it may ask for new nodes.
     """
 
     requested: int
     running: int
     useful: int | None = None
+    may_grow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,25 +172,31 @@ class RoomFound:
         more: Possible workers beyond the requested.
         unplaced: Requested workers without a place.
         granted: The loader's share in workers, or None.
+        message: The result of a request for nodes, for the user, or "".
     """
 
     more: int
     unplaced: int = 0
     granted: int | None = None
+    message: str = ""
 
 
 class Room(Protocol):
-    """A source of room for remote workers."""
+    """A source of room for remote workers. Both methods may take their time."""
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """Return what this loader may ask for; None if there can be no remote workers. It may take its time."""
+        """Return what this loader may ask for; None if there can be no remote workers."""
+
+    def rest(self) -> None:
+        """Give back what was requested beyond its workers: the loader is not in use."""
 
 
-def room_found(wanted: RoomWanted, free: int, capacity: int, granted: int | None) -> RoomFound:
+def room_found(wanted: RoomWanted, free: int, capacity: int, granted: int | None, message: str = "") -> RoomFound:
     """Return what a loader may ask for where ``free`` workers find a place now, and ``capacity`` if none were taken."""
     most = capacity if granted is None else min(capacity, granted)
     return RoomFound(
         more=max(0, min(free, most - wanted.requested)),
         unplaced=max(0, min(wanted.requested - wanted.running, wanted.requested - capacity)),
         granted=granted,
+        message=message,
     )

@@ -1,4 +1,4 @@
-"""Loaders on a cluster that grows: a real autoscaler adds a raylet for them, and takes it away after them.
+"""Loaders on a cluster that grows on demand: a real autoscaler adds a raylet for them, and takes it away after them.
 
 `test_ray_heads` runs this in a process of its own, without the shared Ray.
 """
@@ -32,8 +32,10 @@ STEP_S = 0.02
 LENGTH = 1_000_000
 SLOW = Augmented(LENGTH, nap_s=0.01)
 SHAPE: dict[str, Any] = {"batch_size": 8, "shuffle": True}
-CONFIG = AutotuneConfig(max_local=1, min_remote=NODE_CPUS, interval_s=0.25)
+CONFIG = AutotuneConfig(max_local=1, max_remote=NODE_CPUS, interval_s=0.25)
 """One local worker makes 12 batches a second, and the training loop takes 50."""
+
+
 IDLE_MINUTES = 0.05
 """After which the autoscaler takes a node away."""
 START_S = 120
@@ -149,7 +151,7 @@ def wait_until_it_has_shrunk() -> None:
     until(lambda: nodes() == 0, PATIENCE_S)
 
 
-def test_a_least_number_of_workers_adds_a_node_until_it_is_idle(
+def test_a_tuned_loaders_demand_adds_a_node_until_it_is_idle(
     cluster: GrowingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dpex.pools.ray.nodes.IDLE_S", 0.5)
@@ -160,6 +162,8 @@ def test_a_least_number_of_workers_adds_a_node_until_it_is_idle(
         got = train_until(lambda: running(loader, "remote") == NODE_CPUS, loader, iterator, step_s=STEP_S)
         made = loader.stats().pools["remote"].tickets
         got += train_until(lambda: loader.stats().pools["remote"].tickets > made + 20, loader, iterator, step_s=STEP_S)
+        told = [decision.text for decision in loader.decisions if decision.reason == "demand"]
+        assert told[0].startswith("Asked the cluster for ")
         loader.resize(local=1, remote=0)
         got += train_until(lambda: nodes() == 0, loader, iterator, step_s=STEP_S)
         assert running(loader, "local") == 1

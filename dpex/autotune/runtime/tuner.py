@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.constants import JOIN_S, ROOM_EVERY_S, SHORTEST_WINDOW_S
+from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST_WINDOW_S
 from dpex.autotune.law.law import Law, start
 from dpex.autotune.law.wording import named
 from dpex.autotune.limits import Limits
@@ -102,6 +102,7 @@ class Tuner:
         self._windows = MeasurementWindows()
         self._began_at: float | None = None
         self._past: list[Decision] = []
+        self._notes: list[Decision] = []
         self._start = start
         self._has_failed = False
         self._pid = os.getpid()
@@ -135,7 +136,8 @@ class Tuner:
     @property
     def decisions(self) -> list[Decision]:
         """The tuner's decisions, the oldest first."""
-        return [*self._past, *self._law.decisions]
+        decisions = [*self._past, *self._law.decisions]
+        return sorted([*decisions, *self._notes], key=lambda decision: decision.at) if self._notes else decisions
 
     @property
     def is_frozen(self) -> bool:
@@ -158,7 +160,7 @@ class Tuner:
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
             self._windows.shorten()
-            arguments = (weakref.ref(self), self._stop)
+            arguments = (weakref.ref(self), self._stop, self._room)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
 
@@ -190,6 +192,8 @@ class Tuner:
         if self.is_frozen:
             if isinstance(self._law, RecordingLaw):
                 self._law.announce(self._elapsed_s())
+            if self._room is not None:
+                self._room.rest()
             return self.config.interval_s
         if self._machine is None:
             self._machine = MachineMeter(self._clock)
@@ -248,16 +252,19 @@ class Tuner:
         remote = sample.remote
         if self._room is None or not self._limits.remote:
             return remote
-        found = self._look_for_room(remote.requested, remote.running)
+        found = self._look_for_room(self._wanted(remote.requested, remote.running), sample.at)
         if found is None:
             return remote
         return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
 
-    def _look_for_room(self, requested: int, running: int) -> RoomFound | None:
+    def _look_for_room(self, wanted: RoomWanted, at: float) -> RoomFound | None:
         assert self._room is not None
         self._looked_for_room_at = self._clock()
-        useful = self._law.useful_remote(self._limits.remote)
-        return self._room.look(RoomWanted(requested=requested, running=running, useful=useful))
+        found = self._room.look(wanted)
+        if found is not None and found.message:
+            logger.info("auto: %s", found.message)
+            self._notes.append(_noted(at, self.settings, self.settings, "demand", found.message))
+        return found
 
     def _keep_place(self, looks: Sequence[EngineLook]) -> None:
         """Report this loader to the cluster while no window ends, as before the first batch of a pass.
@@ -269,7 +276,13 @@ class Tuner:
         if self._room is None or not self._limits.remote or not looks or not is_due:
             return
         requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
-        self._look_for_room(requested, running)
+        self._look_for_room(self._wanted(requested, running), self._elapsed_s())
+
+    def _wanted(self, requested: int, running: int) -> RoomWanted:
+        """Return this loader's demand for the cluster. It requests nodes only up to the user's number."""
+        most = self._limits.remote
+        useful = self._law.useful_remote(most)
+        return RoomWanted(requested=requested, running=running, useful=useful, may_grow=0 < most < MOST_WORKERS)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +330,7 @@ class Tuner:
             back = f"Back from {named(old)} to {named(new)}, the last that worked"
             stay = "The present setting stays" if old == new else back
             text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
-            self._past = [*self.decisions, _noted(self._elapsed_s(), old, new, "failed", text)]
+            self._past, self._notes = [*self.decisions, _noted(self._elapsed_s(), old, new, "failed", text)], []
             self._law = Law(self.config, new, self._limits)
             self.settings = new
             self._request()
@@ -332,20 +345,24 @@ class Tuner:
                 engine.request(self.settings)
 
 
-def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None:
+def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None) -> None:
     pause_s = SHORTEST_WINDOW_S
-    while not stop.wait(pause_s):
-        tuner = reference()
-        if tuner is None:
-            return
-        try:
-            pause_s = tuner.turn()
-        except Exception as error:
-            if not stop.is_set():
-                tuner.give_up(error)
-                logger.exception("auto: %s", tuner.decisions[-1].text)
-            return
-        del tuner
+    try:
+        while not stop.wait(pause_s):
+            tuner = reference()
+            if tuner is None:
+                return
+            try:
+                pause_s = tuner.turn()
+            except Exception as error:
+                if not stop.is_set():
+                    tuner.give_up(error)
+                    logger.exception("auto: %s", tuner.decisions[-1].text)
+                return
+            del tuner
+    finally:
+        if room is not None:
+            room.rest()
 
 
 def _noted(at: float, old: Settings, new: Settings, reason: Reason, text: str) -> Decision:

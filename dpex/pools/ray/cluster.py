@@ -68,13 +68,18 @@ def living_nodes() -> list[dict[str, Any]]:
     return [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
 
 
+def own_node() -> str:
+    """Return this process's node, by number in hex."""
+    return str(importlib.import_module("ray").get_runtime_context().get_node_id())
+
+
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
     """Return for how many workers with these needs there is room: now, and if everything were free.
 
     The trainer's own node does not count: what it has to spare serves better as local workers. What this process has
     parked counts as free. Asks Ray, which may take long.
     """
-    own = str(importlib.import_module("ray").get_runtime_context().get_node_id())
+    own = own_node()
     nodes = {node["NodeID"]: node["Resources"] for node in living_nodes() if node["NodeID"] != own}
     free = available_resources_per_node()
     capacity = sum(_fit(has, needs) for has in nodes.values())

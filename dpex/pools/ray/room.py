@@ -6,7 +6,9 @@ giving one back frees its CPUs at once. All workers of a node share one agent th
 A pool's thread calls `ReservedRoom.want`, `keep`, `of` and `workers`. The thread that calls Ray does the rest (see
 `nodes`), and never waits for the cluster longer than one answer of its control service takes.
 
-All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`).
+All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`). A cluster is asked to grow by
+placement groups without a place, which are demand that an autoscaler adds nodes for. `dpex.pools.ray.demand` says how
+many, and when they go back.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import importlib
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dpex.autotune.types import RoomFound, RoomWanted, room_found
-from dpex.pools.ray.cluster import slots
+from dpex.pools.ray.cluster import living_nodes, own_node, slots
+from dpex.pools.ray.demand import Demand, Places
 from dpex.pools.ray.shares import Claim, ClusterShare
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import draining_nodes, is_ray_connected, placement_group_near
@@ -56,15 +59,44 @@ class Reservation:
     leaving: bool = False
 
 
+class Bundles:
+    """Reserves places for workers with these options of Ray's."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._labels = options.get("label_selector", {})
+        self._bundle = {name: float(value) for name, value in needs_of(options).items()}
+        self._spreads = options["scheduling_strategy"] == "SPREAD"
+
+    def reserve(self, avoided: Collection[str], near: str | None) -> Reservation:
+        """Ask for room for one worker, not on the nodes ``avoided``, and preferably on the one ``near``."""
+        others = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+        group = placement_group_near(self._bundle, near if self._spreads else None, {**self._labels, **others})
+        return Reservation(group, near)
+
+    def locate(self, waiting: list[Reservation]) -> None:
+        """Find out which of these have a place."""
+        for at in range(0, len(waiting), ASKED_AT_ONCE):
+            asked = waiting[at : at + ASKED_AT_ONCE]
+            for reservation in asked:
+                found = importlib.import_module("ray.util").placement_group_table(reservation.group)
+                if found.get("state") == "CREATED":
+                    reservation.node = next(iter(found["bundles_to_node_id"].values()))
+            if all(reservation.node is None for reservation in asked):
+                return
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Free it; harmless if it is gone, or Ray is."""
+        with contextlib.suppress(Exception):
+            importlib.import_module("ray.util").remove_placement_group(reservation.group)
+
+
 class ReservedRoom:
     """The reservations of one pool. ``avoided``: nodes that get no workers, and why not."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.avoided: dict[str, str] = {}
+        self._bundles = Bundles(options)
         self._needs = needs_of(options)
-        self._labels = options.get("label_selector", {})
-        self._bundle = {name: float(value) for name, value in self._needs.items()}
-        self._spreads = options["scheduling_strategy"] == "SPREAD"
         self._wanted = 0
         self._lock = threading.Lock()
         self._reserved: list[Reservation] = []
@@ -125,24 +157,16 @@ class ReservedRoom:
         for _ in range(missing):
             near = min(self._fit, key=lambda node: load[node], default=None)
             load[near] += 1
-            others = {"ray.io/node-id": f"!in({','.join(sorted(self.avoided))})"} if self.avoided else {}
-            place = near if self._spreads else None
-            group = placement_group_near(self._bundle, place, {**self._labels, **others})
+            reservation = self._bundles.reserve(self.avoided, near)
             with self._lock:
-                self._reserved.append(Reservation(group, near))
+                self._reserved.append(reservation)
 
     def locate(self) -> None:
         """Find out what has a place by now."""
         waiting = [one for one in self._reserved if one.node is None and not one.leaving]
-        for at in range(0, len(waiting), ASKED_AT_ONCE):
-            asked = waiting[at : at + ASKED_AT_ONCE]
-            for reservation in asked:
-                found = importlib.import_module("ray.util").placement_group_table(reservation.group)
-                if found.get("state") == "CREATED":
-                    reservation.node = next(iter(found["bundles_to_node_id"].values()))
-            if all(reservation.node is None for reservation in asked):
-                break
-        self.free(lambda one: one in waiting and one.node in self.avoided)
+        if waiting:
+            self._bundles.locate(waiting)
+            self.free(lambda one: one in waiting and one.node in self.avoided)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
         """Read the living nodes from Ray. Workers on a draining node leave, and other workers replace them."""
@@ -194,8 +218,7 @@ class ReservedRoom:
     def _remove(self, reservation: Reservation) -> None:
         with self._lock:
             self._reserved.remove(reservation)
-        with contextlib.suppress(Exception):  # it is gone, or Ray is
-            importlib.import_module("ray.util").remove_placement_group(reservation.group)
+        self._bundles.give_back(reservation)
 
 
 # -- for the tuner -----------------------------------------------------------------------------------------------------
@@ -208,19 +231,44 @@ class RemoteRoom:
     """
 
     def __init__(self, ray_remote_args: Mapping[str, Any] | None, *, weight: float = 1.0, every_s: float) -> None:
-        self._needs = needs_of(worker_options(ray_remote_args))
+        options = worker_options(ray_remote_args)
+        self._needs = needs_of(options)
         self._every_s = every_s
         self._looked_at = -math.inf
         self._found: tuple[int, int] | None = None
         self._share = ClusterShare(weight)
         self._granted: int | None = None
+        self._growth = ClusterGrowth(options)
+        self._lock = threading.Lock()
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
         """See `dpex.autotune.types.Room.look`; None while no cluster is connected."""
-        if (now := monotonic()) - self._looked_at >= self._every_s:
-            self._looked_at, self._found = now, self._look()
-            self._granted = None if self._found is None else self._report(wanted, *self._found)
-        return None if self._found is None else room_found(wanted, *self._found, self._granted)
+        with self._lock:
+            message = ""
+            if (now := monotonic()) - self._looked_at >= self._every_s:
+                self._looked_at, self._found = now, self._look()
+                if self._found is not None:
+                    free, capacity = self._found
+                    message = self._grow(wanted, free, now)
+                    self._found = free + self._growth.held, capacity
+                self._granted = None if self._found is None else self._report(wanted, *self._found)
+            if self._found is None:
+                return None
+            return room_found(wanted, *self._found, self._granted, message)
+
+    def rest(self) -> None:
+        """See `dpex.autotune.types.Room.rest`."""
+        with self._lock:
+            self._looked_at = -math.inf
+            self._growth.end()
+
+    def _grow(self, wanted: RoomWanted, free: int, now: float) -> str:
+        if not wanted.may_grow:
+            self._growth.end()
+            return ""
+        with contextlib.suppress(Exception):
+            return self._growth.look(wanted.useful, wanted.requested, free, now)
+        return ""
 
     def _look(self) -> tuple[int, int] | None:
         with contextlib.suppress(Exception):
@@ -237,3 +285,48 @@ class RemoteRoom:
             running=wanted.running,
         )
         return self._share.report(claim, free=free * cpus, total=capacity * cpus)
+
+
+class ClusterGrowth:
+    """Ask Ray for places beyond those of the cluster. Used by one thread at a time, which may wait for Ray.
+
+    A place that has come is kept, and with it its node, until the loader takes it: then the placement group is removed,
+    and the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._bundles = Bundles(options)
+        self._demand = Demand()
+        self._reserved: list[Reservation] = []
+
+    @property
+    def held(self) -> int:
+        """Number of places that have come and were not taken yet."""
+        return sum(one.node is not None for one in self._reserved)
+
+    def look(self, useful: int | None, requested: int, free: int, now: float) -> str:
+        """Ask for places, or give some back; the numbers are those of `Places`. Return a message to the user, or ""."""
+        living = {node["NodeID"] for node in living_nodes()} if self.held else set()
+        for one in self._reserved:
+            if one.node is not None and one.node not in living:
+                one.node = None  # Ray finds another place for it
+        self._bundles.locate([one for one in self._reserved if one.node is None])
+        held = self.held
+        places = Places(useful=useful, requested=requested, free=free, held=held, awaited=len(self._reserved) - held)
+        change = self._demand.look(places, now)
+        self._give_back([one for one in self._reserved if one.node is None][::-1][: change.awaited])
+        self._give_back([one for one in self._reserved if one.node is not None][: change.held])
+        if change.ask:
+            self._reserved += [self._bundles.reserve([own_node()], None) for _ in range(change.ask)]
+        return change.message
+
+    def _give_back(self, reservations: list[Reservation]) -> None:
+        for one in reservations:
+            self._reserved.remove(one)
+            self._bundles.give_back(one)
+
+    def end(self) -> None:
+        """Give everything back. Idempotent."""
+        if self._reserved and is_ray_connected():
+            self._give_back(list(self._reserved))
+        self._reserved = []

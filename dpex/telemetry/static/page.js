@@ -9,7 +9,7 @@ const DIAGNOSED_MS = 5000;
 const PATIENCE_MS = 5000;
 const REASONS = {
   start: "start", "too few": "too few workers", "too many": "too many workers", spread: "uneven batches",
-  explore: "trial", undo: "undone", limit: "limit reached", cache: "samples cached", failed: "tuning failed",
+  explore: "trial", undo: "undone", limit: "limit reached", demand: "asked the cluster", cache: "samples cached", failed: "tuning failed",
 };
 
 const $ = (id) => document.getElementById(id);

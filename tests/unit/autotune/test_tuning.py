@@ -485,11 +485,12 @@ def test_short_passes_have_no_more_workers_than_start_quickly() -> None:
 
 
 class Cluster:
-    """Room for ``places`` remote workers, or what was found there."""
+    """Room for ``places`` remote workers, or what was found there; ``rests``: how often the loader was out of use."""
 
     def __init__(self, places: int | RoomFound, granted: int | None = None) -> None:
         self.places, self.granted = places, granted
         self.told: list[RoomWanted] = []
+        self.rests = 0
 
     def look(self, wanted: RoomWanted) -> RoomFound:
         self.told.append(wanted)
@@ -497,6 +498,9 @@ class Cluster:
             return self.places
         most = self.places if self.granted is None else min(self.places, self.granted)
         return RoomFound(more=max(0, most - wanted.requested), granted=self.granted)
+
+    def rest(self) -> None:
+        self.rests += 1
 
 
 def test_what_the_cpus_here_cannot_make_is_made_elsewhere() -> None:
@@ -537,7 +541,7 @@ def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any) -> No
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
-    assert [(wanted.requested, wanted.running, wanted.useful) for wanted in cluster.told] == [(5, 3, None)]
+    assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in cluster.told] == [(5, 3, False)]
     seen = tuner._law.samples[0].remote  # type: ignore[union-attr]
     assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
     assert tuner._law.limits.remote == MOST_WORKERS  # type: ignore[union-attr]
@@ -548,14 +552,23 @@ def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any) -> No
 
 
 @pytest.mark.usefixtures("parts")
-def test_the_cluster_is_told_how_many_workers_are_useful() -> None:
-    cluster = Cluster(RoomFound(more=0))
+def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
+    cluster = Cluster(RoomFound(more=0, message="Asked the cluster for 3 places."))
     tuner, loader = tuned(AutotuneConfig(max_remote=5), room=cluster)
-    tuner._law.useful = 9  # type: ignore[union-attr]
+    tuner._law.useful = 4  # type: ignore[union-attr]
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
-    assert [wanted.useful for wanted in cluster.told] == [5]
+    assert [(wanted.useful, wanted.may_grow) for wanted in cluster.told] == [(4, True)]
+    (told,) = [decision for decision in tuner.decisions if decision.reason == "demand"]
+    assert (told.old, told.new, told.text) == (tuner.settings, tuner.settings, "Asked the cluster for 3 places.")
+    tuner.pin({"local": 2, "remote": 2, "prefetch": 4})
+    tuner.turn()
+    assert cluster.rests == 1
+    tuner._engines.clear()
+    tuner.watch(loader)
+    tuner.leave(loader)
+    assert cluster.rests == 2
 
 
 @pytest.mark.parametrize(
