@@ -190,6 +190,7 @@ class TicketQueue:
     """
 
     def __init__(self) -> None:
+        self.socket: socket.socket
         self.socket, self._theirs = private_pair()
         self.reading_end: int = self._theirs.fileno()
         self._buffer = memoryview(bytearray(TICKET_BYTES))
