@@ -23,6 +23,17 @@ def test_batches_are_equal_with_any_number_of_workers(own: bool) -> None:
     assert others == [first] * len(others)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("own", [False, True], ids=["global", "own"])
+def test_batches_are_equal_in_many_runs(own: bool) -> None:
+    """Answers come in another order in each run."""
+    dataset = Draws(own=own)
+    first = batches(dataset, num_workers=0)
+    for _ in range(50):
+        assert [batches(dataset, num_workers=count) for count in WORKERS] == [first] * len(WORKERS)
+
+
 def test_a_first_draw_that_comes_late_changes_no_batch() -> None:
     first, *others = [batches(Draws(first=37), num_workers=count) for count in (0, 1, 2)]
     assert others == [first] * 2
