@@ -1,8 +1,7 @@
 """Count the CPUs and the memory that this process may use, by affinity, cgroups, and the other ranks on this machine.
 
-psutil does not read the limits of cgroups. The tightest one counts, of this process's cgroup and of those above it. In
-a container some of these cannot be seen, but the root always can. Both versions of cgroups are read: version 2 has one
-tree, version 1 one for each controller.
+The tightest limit counts, of this process's cgroup and of those above it. In a container some of these cannot be seen,
+but the root always can. Both versions of cgroups are read: version 2 has one tree, version 1 one for each controller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The CPU time and memory that this machine has to spare, as they change.
 
-The readings are psutil's, except for the limits of cgroups. `MachineMeter` is used by one thread, the tuner's, and
-limits how often it reads each source. psutil is imported with the first reading, as it takes 10 ms.
+The readings are those of ``/proc`` (proc(5)) and of cgroups. `MachineMeter` is used by one thread, the tuner's, and
+limits how often it reads each source.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
@@ -27,28 +28,31 @@ WORKER_EVERY_S = 5.0
 """Seconds between readings of the workers' memory. The kernel adds up the pages of each in a millisecond or two."""
 _MOST_READ = 8
 """Processes whose memory is read for one median."""
+_PROC = Path("/proc")
+_IDLE = slice(3, 5)
+"""Places of the times in which a CPU was idle or waited for a disk, in its line of ``/proc/stat``."""
+_GUESTS = 8
+"""Place from which on that line repeats times that it has counted before: those of virtual machines."""
 
 
-def busy_s(cpus: Collection[int]) -> float:
-    """Return the seconds that these CPUs have been busy since boot, stolen time included."""
-    import psutil
-
-    each = psutil.cpu_times(percpu=True)
-    if max(cpus, default=0) < len(each):  # else some CPUs are offline, and psutil does not say which
-        each = [each[number] for number in cpus]
-    return float(sum(one.user + one.nice + one.system + one.irq + one.softirq + one.steal for one in each))
+def busy_s(cpus: Collection[int], proc: Path = _PROC) -> float:
+    """Return the seconds that these CPUs have been busy since boot, stolen time included; of those offline 0."""
+    names, ticks = {f"cpu{number}" for number in cpus}, 0
+    for line in (proc / "stat").read_text().splitlines():
+        name, *times = line.split()
+        if name in names:
+            ticks += sum(map(int, times[:_GUESTS])) - sum(map(int, times[_IDLE]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _spent_s(pids: Iterable[int]) -> float:
     """Return the CPU seconds of this process and of these; of those that have ended 0."""
-    import psutil
-
-    total_s = time.process_time()
+    ticks = 0
     for pid in pids:
-        with contextlib.suppress(OSError, psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            total_s += times.user + times.system
-    return total_s
+        with contextlib.suppress(OSError):
+            fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class MachineMeter:
@@ -133,23 +137,25 @@ def _affinity() -> Collection[int]:
 
 def private_bytes(pids: Collection[int]) -> float:
     """Return the median of the memory that these processes have for themselves, the lower one of two; 0: unknown."""
-    import psutil
-
     found = []
     for pid in list(pids)[:_MOST_READ]:
-        with contextlib.suppress(OSError, psutil.Error):
-            found.append(psutil.Process(pid).memory_full_info().uss)
+        with contextlib.suppress(OSError):
+            found.append(sum(_kilobytes(_PROC / str(pid) / "smaps_rollup", "Private_")) * 1024)
     return float(sorted(found)[(len(found) - 1) // 2]) if found else 0.0
 
 
 def free_memory() -> int | None:
-    import psutil
-
+    """Return the bytes that this process and its cgroup may still take; None: unknown."""
     limited = cgroup_memory()
     with contextlib.suppress(OSError):
-        free = int(psutil.virtual_memory().available)
+        free = sum(_kilobytes(_PROC / "meminfo", "MemAvailable:")) * 1024
         return free if limited is None else min(free, limited)
     return limited
+
+
+def _kilobytes(file: Path, name: str) -> list[int]:
+    """Return the numbers in the lines of a file whose names begin with ``name``."""
+    return [int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name)]
 
 
 def cpu_used(pids: Iterable[int]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,12 +257,14 @@ def test_an_engine_shows_where_time_went() -> None:
     assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
 
 
-def test_busy_time_is_that_of_the_cpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = dict.fromkeys(("user", "nice", "system", "irq", "softirq", "steal"), 1.0)
-    each = [SimpleNamespace(**spent, idle=9.0, iowait=9.0), SimpleNamespace(**spent | {"steal": 2.0})]
-    monkeypatch.setattr("psutil.cpu_times", lambda percpu: each)
-    assert (busy_s({0}), busy_s({1}), busy_s({0, 1})) == (6.0, 7.0, 13.0)
-    assert busy_s({0, 2}) == 13.0  # a CPU between them is offline
+def test_busy_time_is_that_of_the_cpus_in_use(tmp_path: Path) -> None:
+    """The CPU of number 1 is offline. Idle times and those that the kernel repeats for virtual machines are 9."""
+    second = os.sysconf("SC_CLK_TCK")
+    rows = ("cpu", "cpu0", "cpu2")
+    times = [(*[second] * 3, 9, 9, second, second, last * second, 9, 9) for last in (3, 1, 2)]
+    lines = [" ".join(map(str, (name, *row))) for name, row in zip(rows, times, strict=True)]
+    (tmp_path / "stat").write_text("\n".join([*lines, "intr 1"]))
+    assert [busy_s(cpus, tmp_path) for cpus in ({0}, {2}, {0, 2}, {0, 1})] == [6.0, 7.0, 13.0, 6.0]
 
 
 def test_cpu_time_of_processes_that_ended_is_0() -> None:

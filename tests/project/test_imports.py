@@ -38,7 +38,7 @@ def after(statement: str) -> dict[str, list[str] | int]:
     [
         (IMPORT, {"torch", "numpy", "ray", "prometheus_client", "pynvml", "psutil", "rich"}),
         (COMMAND, {"torch", "numpy", "ray", "prometheus_client"}),
-        (LOADER, {"ray", "prometheus_client", "statistics"}),
+        (LOADER, {"ray", "prometheus_client", "psutil", "statistics"}),
     ],
     ids=["import", "command", "loader"],
 )
@@ -82,11 +82,10 @@ FOR_OTHER_LOADERS = {
 }
 """Modules of these packages that a plain loader has no use for."""
 FOREIGN = {
-    *("ray", "prometheus_client", "rich", "pynvml", "zstandard", "cloudpickle", "pandas"),
+    *("ray", "prometheus_client", "rich", "psutil", "pynvml", "zstandard", "cloudpickle", "pandas"),
     *("asyncio", "html", "http.server", "ssl", "statistics", "urllib.request", "torch.distributed", "torch._dynamo"),
 }
-"""Packages and modules that dpex uses elsewhere, or that are slow to load. psutil, which takes 11 ms, is loaded with
-the first pass, to measure the CPU time of other programs."""
+"""Packages and modules that dpex uses elsewhere, or that are slow to load."""
 
 SCRIPT = """
 import json, sys
