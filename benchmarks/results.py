@@ -107,7 +107,7 @@ class RowResult:
         return max(contestants, key=lambda one: self.rate(one, part).median, default=None)
 
     def best(self, engine: str, seeding: Seeding | None = None, part: Part = "whole") -> Contestant | None:
-        """The best fixed count of an engine with that seeding; for torch, with any prefetch factor."""
+        """The best fixed count of an engine with that seeding and any prefetch factor."""
         return self.best_of((one for one in self.fixed(engine) if one.seeding == seeding), part)
 
     def at_cores(self, engine: str, seeding: Seeding | None = None) -> Contestant | None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.consumer import Use
-from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
+from benchmarks.contestants import AUTO, LIMIT, LOCAL, RIVALS, Contestant
 
 TRAINING_COUNTS = (1, 2, 4)
 WAITING_COUNT, WAITING_COUNT_UNDER_STEP = 64, 8
-"""Workers at which torch and dpex were best where workers wait, in a sweep of nine counts (2026-11-25). There torch
-also has other prefetch factors than its 2."""
+"""Workers at which torch and dpex were best where workers wait, in a sweep of nine counts (2026-11-25). There both
+also have other prefetch factors than 2."""
 PREFETCHES = (4, 16)
 ACTORS_AHEAD = (2, 4, 16)
 NODES = (0, 1, 2, 4)
@@ -91,9 +91,9 @@ def _local(row: Row, cores: int) -> list[Contestant]:
         return [*_fixed("torch", counts), *_fixed("dpex", counts), AUTO]
     if row.waits:
         counts = {cores, WAITING_COUNT}
-        torch = [Contestant(engine="torch", workers=WAITING_COUNT, prefetch=factor) for factor in PREFETCHES]
-        dpex = [Contestant(engine="dpex", workers=count, seeding="batch") for count in sorted(counts)]
-        return [*_fixed("torch", counts), *torch, *_fixed("dpex", counts), *dpex, AUTO]
+        ahead = [Contestant(engine=e, workers=WAITING_COUNT, prefetch=factor) for e in LOCAL for factor in PREFETCHES]
+        batch = [Contestant(engine="dpex", workers=count, seeding="batch") for count in sorted(counts)]
+        return [*_fixed("torch", counts), *_fixed("dpex", counts), *ahead, *batch, AUTO]
     counts = {0, cores, 2 * cores}
     return [*_fixed("torch", counts), *_fixed("dpex", counts), AUTO]
 
