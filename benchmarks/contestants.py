@@ -57,7 +57,7 @@ class Contestant:
         if self.seeding:
             parts.append(f'seeding="{self.seeding}"')
         if self.prefetch:
-            parts.append(f"prefetch {self.prefetch}" if self.engine == "torch" else f"{self.prefetch} ahead")
+            parts.append(f"prefetch {self.prefetch}" if self.engine in LOCAL else f"{self.prefetch} ahead")
         if self.nodes:
             parts.append(f"{self.nodes} further node{'' if self.nodes == 1 else 's'}")
         return ", ".join(parts)

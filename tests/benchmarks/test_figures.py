@@ -166,3 +166,10 @@ def test_the_documents_tables_match_the_kept_results(path: Path) -> None:
 
 def test_what_is_kept_can_be_quoted() -> None:
     assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
+
+
+@pytest.mark.parametrize("run", report.quoted_first(keep.kept_runs()), ids=lambda run: str(run.commit)[:8])
+def test_figures_that_readers_see_first_are_recent(run: keep.Kept) -> None:
+    """The README and the first table of the benchmarks' page."""
+    since = report.commits_since(run)
+    assert since is None or since <= report.MOST_SINCE, f"measure again: {report.age(run)}"
