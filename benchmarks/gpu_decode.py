@@ -9,7 +9,6 @@ works, and nothing about speed.
 from __future__ import annotations
 
 import argparse
-import random
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.utils.data import Dataset
 from benchmarks.gpu import IMAGENET_CLASSES, Trainer, normalised_on_device
 from benchmarks.works import ENDLESS
 from benchmarks.works.jitter import MOST_FILES
-from benchmarks.works.jpeg import CROP, encoded_photographs, random_resized_crop
+from benchmarks.works.jpeg import CROP, encoded_photographs, random_resized_crop, random_window
 from dpex import DeviceConfig, DpexDataLoader
 
 HOST = -99999
@@ -60,12 +59,8 @@ def listed(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], torch.Tensor]
 
 
 def cropped(image: torch.Tensor) -> torch.Tensor:
-    """Return a random window, 8 to 100 % of the area, of an image (H, W, 3), as float32 (3, 224, 224)."""
-    height, width = image.shape[:2]
-    area, ratio = height * width * random.uniform(0.08, 1.0), random.uniform(3 / 4, 4 / 3)
-    crop_w, crop_h = min(width, round((area * ratio) ** 0.5)), min(height, round((area / ratio) ** 0.5))
-    left, top = random.randint(0, width - crop_w), random.randint(0, height - crop_h)
-    window = image[top : top + crop_h, left : left + crop_w].permute(2, 0, 1)[None].float()
+    """Return a random window of an image (H, W, 3), resized, as float32 (3, 224, 224)."""
+    window = image[random_window(*image.shape[:2])].permute(2, 0, 1)[None].float()
     return interpolate(window, size=(CROP, CROP), mode="bilinear", antialias=True)[0]
 
 

@@ -60,19 +60,22 @@ def _random_files(count: int) -> Iterator[bytes]:
         yield cv2.imencode(".jpg", pixels, quality)[1].tobytes()
 
 
-def random_resized_crop(image: np.ndarray) -> np.ndarray:
-    """A random window of 8 to 100 % of the area and 3:4 to 4:3 in shape, resized to CROP x CROP.
+def random_window(height: int, width: int) -> tuple[slice, slice]:
+    """Rows and columns of a random window of 8 to 100 % of the area and 3:4 to 4:3 in shape.
 
     The ranges are those of torchvision's RandomResizedCrop.
     """
-    height, width = image.shape[:2]
     area = height * width * random.uniform(0.08, 1.0)
     ratio = random.uniform(3 / 4, 4 / 3)
     crop_w = min(width, max(1, round((area * ratio) ** 0.5)))
     crop_h = min(height, max(1, round((area / ratio) ** 0.5)))
     left, top = random.randint(0, width - crop_w), random.randint(0, height - crop_h)
-    window = image[top : top + crop_h, left : left + crop_w]
-    return cv2.resize(window, (CROP, CROP), interpolation=cv2.INTER_LINEAR)
+    return slice(top, top + crop_h), slice(left, left + crop_w)
+
+
+def random_resized_crop(image: np.ndarray) -> np.ndarray:
+    """A random window (`random_window`) of an image, resized to CROP x CROP."""
+    return cv2.resize(image[random_window(*image.shape[:2])], (CROP, CROP), interpolation=cv2.INTER_LINEAR)
 
 
 def normalised(image: np.ndarray) -> torch.Tensor:
