@@ -21,11 +21,12 @@ from operator import index as whole_number
 from pathlib import Path
 from typing import Any, Literal
 
+from torch.utils.data import Dataset, get_worker_info
+
 from dpex.cache import disk_store
-from dpex.cache.attributes import AttributeWatch, Wrapper
 from dpex.cache.encoding import Encoded, decoded, encoded, is_same
 from dpex.cache.fingerprint import digest, fingerprint
-from dpex.cache.memory_store import Changes, MemoryStore, Stored, memory_folder, path_of, room
+from dpex.cache.memory_store import MemoryStore, Stored, memory_folder, path_of, room
 from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
@@ -36,7 +37,7 @@ from dpex.transport.pickling import is_shipping
 
 logger: logging.Logger = logging.getLogger("dpex")
 
-FORMAT = 4
+FORMAT = 5
 """Version of encoded samples and their stores. Another number makes other caches."""
 CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
@@ -100,8 +101,7 @@ def cached(
     Raises:
         OptionError: An argument has a wrong value, or lmdb is not installed. It is a ValueError.
         CacheError: A folder is another user's, or shared memory or a limit of the process is too small. Reading a
-            sample raises it as well: the sample is random, or an attribute of ``dataset`` was set after samples were
-            cached.
+            random sample raises it as well, and setting an attribute to another value than that of cached samples.
 
     Examples:
         >>> import dpex
@@ -203,7 +203,7 @@ class _Options:
     disk_budget: int | None
 
 
-class CachedDataset(Wrapper):
+class CachedDataset(Dataset[Any]):
     """A dataset whose samples are prepared once; made by `dpex.cached`.
 
     Attributes:
@@ -211,9 +211,11 @@ class CachedDataset(Wrapper):
         key: The name of its cache, 32 hexadecimal digits.
     """
 
+    dataset: Any
+
     def __init__(self, dataset: Any, key: str, options: _Options) -> None:
         vars(self).update(dataset=dataset, key=key)
-        self.__options, self.__samples, self.__watch = options, len(dataset), AttributeWatch(dataset)
+        self.__options, self.__samples = options, len(dataset)
         self.__open()
 
     def __len__(self) -> int:
@@ -223,8 +225,7 @@ class CachedDataset(Wrapper):
         place = self.__place(index)
         if place is None or not self.__is_caching():
             one = has_getitem(self.dataset)
-            return self.__uncached(lambda: self.dataset[index] if one else self.dataset.__getitems__([index])[0])
-        self.__look()
+            return self.dataset[index] if one else self.dataset.__getitems__([index])[0]
         in_bulk = not has_getitem(self.dataset)
         found = self.__kept(place, in_bulk=in_bulk)
         (sample,) = self.__prepared([place], in_bulk=in_bulk) if found is None else found
@@ -238,8 +239,7 @@ class CachedDataset(Wrapper):
     def __many(self, indices: Sequence[Any]) -> Any:
         places = [place for index in indices if (place := self.__place(index)) is not None]
         if len(places) < len(indices) or not self.__is_caching():
-            return self.__uncached(lambda: self.dataset.__getitems__(indices))
-        self.__look()
+            return self.dataset.__getitems__(indices)
         each = ((at, self.__kept(place, in_bulk=True)) for at, place in enumerate(places))
         found = {at: kept[0] for at, kept in each if kept is not None}
         missing = [at for at in range(len(places)) if at not in found]
@@ -247,12 +247,6 @@ class CachedDataset(Wrapper):
             made = self.__prepared([places[at] for at in missing], in_bulk=True)
             found.update(zip(missing, made, strict=True))
         return [found[at] for at in range(len(places))]
-
-    def __uncached(self, prepare: Callable[[], Any]) -> Any:
-        try:
-            return prepare()
-        finally:
-            self.__watch.absorb()
 
     @property
     def is_random(self) -> bool:
@@ -277,60 +271,29 @@ class CachedDataset(Wrapper):
         if name.startswith(_OWN):
             super().__setattr__(name, value)
         else:
-            self.__change(name, lambda: setattr(self.dataset, name, value))
+            self.__check_change(name, value)
+            setattr(self.dataset, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self.__change(name, lambda: delattr(self.dataset, name))
+        self.__check_change(name)
+        delattr(self.dataset, name)
 
-    def __change(self, name: str, change: Callable[[], None]) -> None:
-        """Change an attribute of the dataset within. Raises CacheError if samples with another value are cached."""
+    def __check_change(self, name: str, *value: Any) -> None:
+        """Raise CacheError if samples with another value may be cached. A worker prepares its own copy of the dataset.
+
+        The key of a cache that other trainings join is of the dataset as it was given.
+        """
         if name in vars(self) or hasattr(type(self), name):
             raise AttributeError(f"{name!r} belongs to the cache of {self.__options.label}: set it in its .dataset")
-        self.__look()
-        is_own, before = name in getattr(self.dataset, "__dict__", ()), getattr(self.dataset, name, None)
-        change()
-        changed = self.__watch.names_changed()
-        try:
-            self.__see(changed)
-        except CacheError:
-            if not is_own and name in getattr(self.dataset, "__dict__", ()):
-                delattr(self.dataset, name)  # of which the class may have a value
-            else:
-                setattr(self.dataset, name, before)
-            self.__watch.names_changed()
-            raise
-
-    def __look(self) -> None:
-        """Take notice of attributes that other code has set. Raises CacheError if samples of old values are cached."""
-        if names := self.__watch.names_changed():
-            self.__see(names)
-
-    def __see(self, names: Sequence[str]) -> None:
-        self.__is_agreed = False
-        for store in self.__stores.values() if names else ():
-            if (then := store.agree()) is not None:
-                self.__compare(then, names)
-
-    def __agree(self, note: bool) -> None:
-        """Compare the attributes with those of the stores; with ``note``, note them in stores that have none."""
-        if self.__is_agreed:
+        if get_worker_info() is not None or not hasattr(self.dataset, name):
             return
-        found = [store.agree(self.__watch.changes if note else None) for store in self.__stores.values()]
-        for then in found:
-            if then is not None:
-                self.__compare(then)
-        self.__is_agreed = None not in found
-
-    def __compare(self, then: Changes, names: Sequence[str] | None = None) -> None:
-        """Raise CacheError if one of these attributes, or of all, is another one than it was then."""
-        now = self.__watch.changes
-        others = [name for name in {**then, **now} if now.get(name) != then.get(name)]
-        others = others if names is None else [name for name in others if name in names]
-        if others:
+        is_joined = not self.__options.is_private or self.__options.disk is not None
+        has_samples = is_joined or any(store.stored().kept for store in self.__stores.values())
+        if has_samples and digest(value) != digest((getattr(self.dataset, name),)):
             raise CacheError(
-                f"attribute {others[0]!r} of {type(self.dataset).__name__} has another value than when samples were "
-                "cached, so these may be old. Set it before the first sample is read, in each worker to one value. "
-                "Or put what depends on it into a dataset around the cached one, or call dpex.cached again"
+                f"attribute {name!r} of {type(self.dataset).__name__} would get another value than that of cached "
+                "samples, so these may be old. Set it before dpex.cached, put what depends on it into a dataset around "
+                "the cached one, or call dpex.cached again"
             )
 
     # -- stores --------------------------------------------------------------------------------------------------------
@@ -339,7 +302,7 @@ class CachedDataset(Wrapper):
         """Open the stores of this machine. Raises as `cached`."""
         options = self.__options
         stores: dict[str, Any] = {}
-        self.__pid, self.__misses, self.__is_agreed, self.__stores = os.getpid(), 0, False, stores
+        self.__pid, self.__misses, self.__stores = os.getpid(), 0, stores
         try:
             if options.memory != 0:
                 path = path_of(options.memory_key)
@@ -352,17 +315,15 @@ class CachedDataset(Wrapper):
             ) from error
 
     def __getstate__(self) -> Any:
-        self.__watch.names_changed()
         options = self.__options
         if options.is_private and not is_shipping():  # a copy for another use has a cache of its own
             options = replace(options, memory_key="")
-        return self.dataset, self.key, options, self.__samples, self.__watch.changes
+        return self.dataset, self.key, options, self.__samples
 
     def __setstate__(self, state: Any) -> None:
-        dataset, key, options, self.__samples, changes = state
+        dataset, key, options, self.__samples = state
         vars(self).update(dataset=dataset, key=key)
         self.__options = options if options.memory_key else replace(options, memory_key=uuid.uuid4().hex)
-        self.__watch = AttributeWatch(dataset, changes)
         try:
             self.__open()
         except (CacheError, OptionError) as error:
@@ -373,9 +334,6 @@ class CachedDataset(Wrapper):
         """Return a dataset with attributes of its own and the same cache."""
         made = type(self).__new__(type(self))
         vars(made).update(vars(self), dataset=copy.copy(self.dataset))
-        self.__watch.names_changed()
-        made.__is_agreed = False
-        made.__watch = AttributeWatch(made.dataset, self.__watch.changes)
         return made
 
     def __kept(self, place: int, *, in_bulk: bool) -> tuple[Any] | None:
@@ -389,12 +347,10 @@ class CachedDataset(Wrapper):
         if found is None and disk is not None:
             found = disk.get(place)
             if found is not None and memory is not None and not memory.why_full:
-                self.__agree(note=True)
                 memory.put(place, Encoded((found[0],), len(found[0])), found[1])
         if found is None:
             CACHE_USE.misses += 1
             return None
-        self.__agree(note=False)
         try:
             kept, cost_s = decoded(found[0]), found[1] / 1e6
         except Exception as error:
@@ -417,7 +373,6 @@ class CachedDataset(Wrapper):
         return made
 
     def __keep(self, place: int, sample: Any, cost_us: int) -> None:
-        self.__agree(note=True)
         stores = {where: store for where, store in self.__stores.items() if not store.why_full}
         if not stores:
             return
@@ -468,17 +423,13 @@ class CachedDataset(Wrapper):
         numbers = enumerate(places, self.__misses)
         due = [place for number, place in numbers if number < CHECKED_FIRST or number % CHECKED_EVERY == 0]
         self.__misses += len(places)
-        self.__agree(note=False)
         differing: list[int] = []
-        try:
-            make = partial(load, self.dataset, in_bulk=in_bulk)
-            made, took_s, is_random = prepared(partial(make, places), self.dataset if due else None)
-            each_s = took_s / len(places)
-            if due and not is_random and each_s * len(due) <= CHECKED_LATER_S:
-                again = zip(due, prepared_again(partial(make, due), self.dataset), strict=True)
-                differing = [place for place, other in again if not is_same(made[places.index(place)], other)]
-        finally:
-            self.__watch.absorb()
+        make = partial(load, self.dataset, in_bulk=in_bulk)
+        made, took_s, is_random = prepared(partial(make, places), self.dataset if due else None)
+        each_s = took_s / len(places)
+        if due and not is_random and each_s * len(due) <= CHECKED_LATER_S:
+            again = zip(due, prepared_again(partial(make, due), self.dataset), strict=True)
+            differing = [place for place, other in again if not is_same(made[places.index(place)], other)]
         if is_random or differing:
             self.__end_caching((differing or places)[0], in_bulk=in_bulk)
             return made

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dpex.cache.encoding import Encoded
-from dpex.cache.memory_store import COUNTS, Changes, ClaimLock, Counts, Stored, own_folder
+from dpex.cache.memory_store import COUNTS, ClaimLock, Counts, Stored, own_folder
 from dpex.errors import CacheError, OptionError
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -35,8 +35,6 @@ _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 _MUCH_LARGER = 2
 """Factor over other samples from which a sample that does not fit is skipped. Otherwise the store is full."""
 _LEAST_MAP = 1 << 20
-_CHANGES = b"changes"
-"""The key of the changes of the dataset. Keys of samples have eight bytes."""
 _DATA = "data.mdb"
 _READERS = 1024
 """Processes that may read at the same time."""
@@ -155,23 +153,6 @@ class DiskStore(Counts):
             env.set_mapsize(0)
             return env.begin(buffers=True)
 
-    def agree(self, changes: Changes | None = None) -> Changes | None:
-        """See `MemoryStore.agree`."""
-        env = self._current()
-        if env is None:
-            return changes
-        try:
-            with self._reading(env) as transaction:
-                found = transaction.get(_CHANGES)
-                text = None if found is None else bytes(found)
-            if text is None and changes is not None and not self._is_read_only:
-                with env.begin(write=True) as transaction:
-                    transaction.put(_CHANGES, json.dumps(changes).encode(), overwrite=False)
-                    text = transaction.get(_CHANGES)
-        except (self._lmdb.Error, OSError):  # so it has no sample, and takes none
-            return changes
-        return changes if text is None else json.loads(text)
-
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
         """Keep a sample, in place of a damaged one too. Return False if it does not fit or the folder is read-only."""
         env = self._current()
@@ -204,7 +185,7 @@ class DiskStore(Counts):
     def stored(self) -> Stored:
         """Return what the store has now."""
         env, file = self._current(), self._folder / _DATA
-        kept = 0 if env is None else int(env.stat()["entries"]) - (self.agree() is not None)
+        kept = 0 if env is None else int(env.stat()["entries"])
         nbytes = file.stat().st_blocks * 512 if file.exists() else 0
         return Stored(self._samples, kept, nbytes, self._budget)
 

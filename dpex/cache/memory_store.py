@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import stat
@@ -50,21 +49,17 @@ _PREPARED_BYTES = 2 * HUGE_PAGE
 _LEAD_BYTES = 64 << 20
 """Most bytes from the claimed space to the end of the huge pages: 16 workers write less while a part is prepared."""
 _SUFFIX = ".samples"
-_MAGIC = 0x6470_6578_6361_636A
+_MAGIC = 0x6470_6578_6361_636B
 """Another layout of the file has another number."""
 COUNTS = [(name, "<u8") for name in ("is_random", "least", "left_out", "full", "checked")]
 """Common fields of both stores: the least bytes of a sample that was kept, and the events that `Counts` counts."""
 _HEADER = np.dtype([("magic", "<u8"), ("samples", "<u8"), ("capacity", "<u8"), ("used", "<u8"), ("is_full", "<u8"),
-                    *COUNTS, ("changes_bytes", "<u8")])  # fmt: skip
-_CHANGES_AT = 512
-"""The place of the changes of the dataset, in the page of the header."""
+                    *COUNTS])  # fmt: skip
 _ENTRY = struct.Struct("<QQII")
 """Place, bytes, microseconds to prepare it, and checksum of this entry."""
 _OFFSET = struct.Struct("<Q")
 _TRIES = 1000
 """A file may go again and again, when its last user ends, before another process has its lock on it."""
-Changes = dict[str, str]
-"""Attributes that were set in a dataset after it was given to `dpex.cached`, and hashes of their values."""
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
@@ -171,19 +166,6 @@ class MemoryStore(Counts):
     def why_full(self) -> str:
         """The reason why the cache takes no more samples, or "". The first samples stay."""
         return "it has no more room" if self._header["is_full"][0] else ""
-
-    def agree(self, changes: Changes | None = None) -> Changes | None:
-        """Return the changes of the dataset before its first sample was kept: ``changes`` if none were noted before.
-
-        None: none were noted, and none are given.
-        """
-        with self._claims:
-            nbytes = int(self._header["changes_bytes"][0])
-            if not nbytes and changes is not None:
-                text = json.dumps(changes).encode()
-                self._table[_CHANGES_AT : _CHANGES_AT + len(text)] = text
-                self._header["changes_bytes"] = nbytes = len(text)
-            return json.loads(bytes(self._table[_CHANGES_AT : _CHANGES_AT + nbytes])) if nbytes else None
 
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
         """Keep a sample, unless it is there or does not fit. Return False if it does not fit."""

@@ -125,6 +125,23 @@ def test_an_index_that_is_no_number_goes_to_the_dataset() -> None:
     assert cached(Batches())[[1, 2]] == [1, 2]
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_an_attribute_keeps_the_value_of_cached_samples(is_joined: bool) -> None:
+    found = cached(Images(), **({"name": "images", "version": 1} if is_joined else {}))
+    found.note = "new"
+    assert (found.dataset.note, found.note) == ("new", "new")
+    if not is_joined:
+        found.note = "other"
+        found[3]
+    found.note = found.dataset.note
+    for change in (lambda: setattr(found, "note", "third"), lambda: delattr(found, "note")):
+        with pytest.raises(CacheError, match=r"attribute 'note' of Images .* before dpex\.cached"):
+            change()
+    assert found.note == ("new" if is_joined else "other")
+    with pytest.raises(AttributeError, match="'key' belongs to the cache of Images"):
+        found.key = "other"
+
+
 def test_a_shallow_copy_has_the_cache_and_attributes_of_its_own() -> None:
     found = cached(Images())
     found.label_of_first = "one"
