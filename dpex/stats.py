@@ -84,7 +84,7 @@ class LoaderStats:
 
     def _shown(self) -> Iterator[tuple[str, str]]:
         """Return the main figures in words."""
-        yield "pass", str(self.epoch + 1)
+        yield "epoch", str(self.epoch + 1)
         yield "batches", f"{self.batches:,}"
         if self.wait_s + self.work_s:
             yield "wait", fine_percent(self.wait_ratio)

@@ -45,7 +45,7 @@ def main() -> None:
     """Train, and print loss, and what the device took for its batches."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--epochs", type=int, default=2, help="passes over the data (2)")
-    options.add_argument("--limit", type=int, metavar="N", help="end each pass after N batches")
+    options.add_argument("--limit", type=int, metavar="N", help="end each epoch after N batches")
     chosen = options.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

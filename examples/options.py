@@ -10,7 +10,7 @@ def parser(
     """Return a parser with the options of every example, and these defaults."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--epochs", type=int, default=epochs, help=f"passes over the data ({epochs})")
-    found.add_argument("--limit", type=int, metavar="N", help="end each pass after N batches")
+    found.add_argument("--limit", type=int, metavar="N", help="end each epoch after N batches")
     found.add_argument("--num-workers", type=int, default=num_workers, help=f"number of workers ({num_workers})")
     place = found.add_mutually_exclusive_group()
     here, there = ("", " (default)") if distribute_mode else (" (default)", "")
@@ -40,6 +40,6 @@ def framework_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of the examples in which a framework trains."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--epochs", type=int, default=2, help="passes over the data (2)")
-    found.add_argument("--limit", type=int, metavar="N", help="end each pass after N batches")
+    found.add_argument("--limit", type=int, metavar="N", help="end each epoch after N batches")
     found.add_argument("--accelerator", choices=("auto", "cpu"), default="auto", help="where to train (auto)")
     return found

@@ -58,7 +58,7 @@ def main() -> None:
     """Train, and print what training worker 0 reported at last."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--epochs", type=int, default=2, help="passes over the data (2)")
-    options.add_argument("--limit", type=int, metavar="N", help="end each pass after N batches")
+    options.add_argument("--limit", type=int, metavar="N", help="end each epoch after N batches")
     options.add_argument("--training-workers", type=int, default=2, help="training workers (2)")
     options.add_argument("--address", default="local", help="of the Ray cluster (local: a private one)")
     chosen = options.parse_args()

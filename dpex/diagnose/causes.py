@@ -36,9 +36,9 @@ STARTUP = Cause(
     key="startup",
     title="start-up",
     part="starting",
-    explanation="the first batch of each pass takes long",
-    evidence="the first batch of each pass, and waits while no worker ran",
-    advice="Keep the workers between passes (`persistent_workers=True`).",
+    explanation="the first batch of each epoch takes long",
+    evidence="the first batch of each epoch, and waits while no worker ran",
+    advice="Keep the workers between epochs (`persistent_workers=True`).",
     colour="#a7953a",
 )
 STRAGGLER = Cause(

@@ -62,8 +62,8 @@ def headline(facts: Facts) -> str:
     """Return the loader, the process and the time that the report is about."""
     whose = f"{facts.name or 'loader'} ({facts.dataset or 'dataset'}, batch size {facts.batch_size or 'unknown'})"
     rank = f", rank {facts.rank}" if facts.rank else ""
-    passes = f", {facts.passes} pass{'es' if facts.passes > 1 else ''}" if facts.passes else ""
-    return f"{whose}{rank}: {facts.batches} batches in {facts.wall_s:.1f} s{passes}"
+    epochs = f", {facts.passes} epoch{'s' if facts.passes > 1 else ''}" if facts.passes else ""
+    return f"{whose}{rank}: {facts.batches} batches in {facts.wall_s:.1f} s{epochs}"
 
 
 def confidence(verdict: Verdict) -> str:

@@ -186,7 +186,7 @@ def _where(facts: Facts, found: LostTime, cause: str) -> str:
     if cause == "memory":
         return "memory_budget" if facts.is_capped else "prefetch"
     if cause == "startup" and facts.passes > 1:
-        return f"{facts.passes} passes"
+        return f"{facts.passes} epochs"
     return _place(facts, found, cause)
 
 
@@ -346,7 +346,7 @@ def _evidence(facts: Facts, found: LostTime, cause: str) -> Iterator[Evidence]:
     known: tuple[tuple[str, float | None, str, str], ...] = (
         ("wait", facts.wait_ratio, "ratio", "time in next(), timed around every call"),
         ("batches", facts.batches, "", "counted"),
-        ("wall time in passes", facts.wall_s, "s", "timed around every next()"),
+        ("wall time in epochs", facts.wall_s, "s", "timed around every next()"),
         ("GPU stall", facts.gpu_stall_ratio, "ratio", "CUDA events on the training stream around next()"),
         ("step waiting for a CPU", facts.held_ratio or None, "ratio", "run queue of the training thread in its steps"),
         ("making a batch", making_s[0], "s", "wall time where it is made, mean"),

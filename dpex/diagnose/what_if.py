@@ -269,7 +269,7 @@ class Run:
             yield self.predicted("cheaper", "a start in half the time", saved_s=HALF * startup_s)
             return
         saved_s = max(0.0, first_s - self.model.local.service_s) * (passes - 1 if passes > 1 else 1)
-        condition = "" if passes > 1 else "there are more passes"
+        condition = "" if passes > 1 else "there are more epochs"
         yield self.predicted("start", "persistent_workers=True", saved_s=saved_s, condition=condition)
 
     def _cpus(self) -> Iterator[Prediction]:

@@ -530,7 +530,7 @@ class Engine:
         level, text = self._broken_by
         if text and not self._has_logged_renewal:
             self._has_logged_renewal = True
-            logger.log(level, "the pass is resumed with new workers after an exception in next():\n%s", text)
+            logger.log(level, "the epoch goes on with new workers after an exception in next():\n%s", text)
 
     # -- the thread that pins --------------------------------------------------------------------------------------
 
@@ -564,7 +564,7 @@ class Engine:
             return
         if settings.workers < 1:  # batches in flight would never be made
             raise ValueError(
-                f"local={settings.local}, remote={settings.remote}: a pass with workers needs at least one"
+                f"local={settings.local}, remote={settings.remote}: an epoch with workers needs at least one"
             )
         self._requests.append(settings)
         self._wakeup.ring()

@@ -204,5 +204,5 @@ def _why_unmeasured(loader: DpexDataLoader[Any], sizing: Sizing) -> str:
     if _is_torchs(sizing):
         return "anything: PyTorch's own iterators make the batches of this loader"
     if not loader._runtime.is_diagnosed and loader.num_workers == 0:
-        return "passes before this call: without workers it is measured from now on, or under dpex diagnose"
+        return "epochs before this call: without workers it is measured from now on, or under dpex diagnose"
     return "anything: no batch was delivered yet"

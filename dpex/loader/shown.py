@@ -60,7 +60,7 @@ def _state(loader: DpexDataLoader[Any], stats: LoaderStats) -> str:
     workers = [f"{pool.running} {name}" for name, pool in stats.pools.items() if pool.running and not has_ended]
     wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
     running = f"; workers that run: {' + '.join(workers)}" if workers else "; no worker runs now"
-    return f"Pass {stats.epoch + 1}: {stats.batches:,} batches{wait}{running}."
+    return f"Epoch {stats.epoch + 1}: {stats.batches:,} batches{wait}{running}."
 
 
 def _latest(decisions: Sequence[Decision]) -> Iterator[str]:

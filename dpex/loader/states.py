@@ -52,7 +52,7 @@ def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     found = None if runtime.last_state is None else runtime.last_state.read()
     if found is None:
         raise StateError(
-            "the state of the pass could not be read: another thread has been in next() for a second; call "
+            "the state of the epoch could not be read: another thread has been in next() for a second; call "
             "state_dict() in the thread that iterates"
         )
     dataset = found.dataset if found.fetcher is None else dataset_state_of(found.fetcher)

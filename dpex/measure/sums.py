@@ -245,7 +245,7 @@ class PoolStats(StageSums, LinkSums):
 class Sums(Record):
     """The sums of one or several iterators: the training loop, the queue, the pools, and the machine."""
 
-    passes: int = counter("Passes over the data that have begun.")
+    passes: int = counter("Epochs that have begun.")
     batches: int = counter(
         "Batches delivered to the training loop.",
         metric="dpex_batches_total",
@@ -312,7 +312,7 @@ class Sums(Record):
         "Seconds in which its training thread could have run and had no CPU.", "seconds", default=None
     )
     waits: tuple[int, ...] = histogram(
-        "Waiting time of one batch, the first of each pass left out.",
+        "Waiting time of one batch, the first of each epoch left out.",
         WAIT_BUCKETS,
         metric="dpex_batch_wait_seconds",
         how_to_read="A median near 0 with a long tail means stragglers; everything shifted up, too little throughput.",
@@ -357,7 +357,7 @@ class Sums(Record):
         how_to_read="The cost of waiting: less than the loop's wait where queued kernels cover it.",
     )
     gpu_running_stall_s: float | None = counter(
-        "The same without the first batch of each pass.", "seconds", default=None
+        "The same without the first batch of each epoch.", "seconds", default=None
     )
     pools: Mapping[str, PoolStats] = by_name("Worker pools.")
     cache_memory_bytes: int | None = state(

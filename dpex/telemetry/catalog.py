@@ -84,7 +84,7 @@ ERRORS = ("batch", "worker", "timeout")
 OTHERS = "others"
 
 LOADER = Label(name="loader", most=4, help='the loader\'s `name=`, else "loader-1" and so on')
-STATE = Label(name="state", values=STATES, help="exclusive; all three together are the wall time of all passes")
+STATE = Label(name="state", values=STATES, help="exclusive; all three together are the wall time of all epochs")
 CAUSE = Label(name="cause", values=CAUSES, help='exclusive; all of them together are `state="wait"`')
 POOL = Label(name="pool", values=POOLS, help="where batches are made: the training process, this machine, the cluster")
 WORKER_POOL = Label(name="pool", values=WORKER_POOLS, help="where workers are: this machine, the cluster")

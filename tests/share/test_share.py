@@ -223,7 +223,7 @@ def test_other_order_is_told(notes: Path) -> None:
     with loader_of(Noted(notes), shuffle=None, sampler=_From(0)) as one:
         batches = iter(one)
         next(batches)
-        text = r"batch 0 of pass 0 has the samples \[5, 6, 7, 8\].*\[0, 1, 2, 3\]"
+        text = r"batch 0 of epoch 0 has the samples \[5, 6, 7, 8\].*\[0, 1, 2, 3\]"
         with loader_of(Noted(notes), shuffle=None, sampler=_From(5)) as other, pytest.raises(ShareError, match=text):
             next(iter(other))
 

@@ -205,7 +205,7 @@ def test_another_loader_can_be_chosen_and_names_are_text(training: Training, ope
     assert seen.page.locator("img").count() == 1  # the icon
     seen.page.select_option("#loader", "validation")
     seen.page.wait_for_selector("#verdict-text:text('3 batches in')")
-    assert "between passes" in seen.text("#verdict")
+    assert "between epochs" in seen.text("#verdict")
     assert seen.page.is_hidden("#first")
     assert seen.text("#wait") == "\u2013"
     assert "3 delivered so far" in seen.text("#ready-note")

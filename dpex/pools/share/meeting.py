@@ -123,7 +123,7 @@ def difference(known: Mapping[str, str], other: Mapping[str, str]) -> str:
 def other_order(facts: Mapping[str, str], epoch: int, number: int, known: Any, other: Any) -> str:
     """Return the reason why a training with ``other`` samples in a batch than the ``known`` cannot share it."""
     return (
-        f"share={facts['share']!r}: batch {number} of pass {epoch} has the samples {_shortened(repr(other))} in this "
+        f"share={facts['share']!r}: batch {number} of epoch {epoch} has the samples {_shortened(repr(other))} in this "
         f"training, and {_shortened(repr(known))} in another. Have both draw the same order (one seed, one sampler, "
         "one set_epoch()), or give another name to one of them"
     )

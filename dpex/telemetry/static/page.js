@@ -76,7 +76,7 @@ function showLoader(loader) {
   const { now } = loader;
   const empty = loader.state === "empty";
   if (empty) undiagnosed();
-  put("idle", loader.state === "idle" ? "No batches are asked for right now: training is between passes, or busy with something else." : "");
+  put("idle", loader.state === "idle" ? "No batches are asked for right now: training is between epochs, or busy with something else." : "");
   document.title = now.wait_ratio === null ? "dpex" : `wait ${percent(now.wait_ratio)} · dpex`;
 
   put("wait", now.wait_ratio === null ? "–" : percent(now.wait_ratio));

@@ -172,6 +172,6 @@ def test_an_incomplete_message_is_not_rechecked_for_each_batch(monkeypatch: pyte
 def test_a_pass_with_workers_keeps_at_least_one(engine: Engine) -> None:
     """Batches in flight would never be made, and ``next()`` would wait for ever."""
     for ask in (engine.resize, engine.request):
-        with pytest.raises(ValueError, match="local=0, remote=0: a pass with workers needs at least one"):
+        with pytest.raises(ValueError, match="local=0, remote=0: an epoch with workers needs at least one"):
             ask(Settings())
     engine.request(Settings(local=1))
