@@ -289,25 +289,8 @@ TRANSFER = Row(
         ),
         graph(
             title="GPU at work",
-            description=about("dpex_gpu_sm_active_ratio", "dpex_gpu_kernel_active_ratio"),
-            queries=(
-                query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_active_ratio', per=GPU)})", legend=f"SMs, {ON_GPU}"),
-                query(expr=f"avg by (gpu) ({of('dpex_gpu_kernel_active_ratio', per=GPU)})", legend=f"kernel, {ON_GPU}"),
-            ),
-            unit="percentunit",
-            highest=1,
-            dashed="kernel.*",
-            none="no GPU measured",
-        ),
-        graph(
-            title="GPU memory bandwidth and occupancy",
-            description=about("dpex_gpu_dram_active_ratio", "dpex_gpu_sm_occupancy_ratio"),
-            queries=(
-                query(
-                    expr=f"avg by (gpu) ({of('dpex_gpu_dram_active_ratio', per=GPU)})", legend=f"bandwidth, {ON_GPU}"
-                ),
-                query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_occupancy_ratio', per=GPU)})", legend=f"warps, {ON_GPU}"),
-            ),
+            description=about("dpex_gpu_kernel_active_ratio"),
+            queries=(query(expr=f"avg by (gpu) ({of('dpex_gpu_kernel_active_ratio', per=GPU)})", legend=ON_GPU),),
             unit="percentunit",
             highest=1,
             none="no GPU measured",
@@ -321,19 +304,6 @@ TRANSFER = Row(
             ),
             unit="bytes",
             dashed="size.*",
-            none="no GPU measured",
-        ),
-        graph(
-            title="GPU's bus",
-            description=about("dpex_gpu_pcie_bytes_total"),
-            queries=(
-                query(
-                    expr=f"max by (gpu, direction) ({rate('dpex_gpu_pcie_bytes_total', per=GPU)})",
-                    legend="{{direction}}, {{gpu}}",
-                ),
-            ),
-            unit="Bps",
-            width=12,
             none="no GPU measured",
         ),
         label_table(

@@ -6,14 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15, MOST = 256, DEVICES = 4 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, GPU_IS_LOST = 15, MOST = 256, DEVICES = 4 };
 
 typedef unsigned long long u64;
 typedef struct { int number; } device_t;
-typedef struct { device_t *device; long order; int percent; } sample_t;
-typedef struct { unsigned field, scope; long long timestamp, latency; int type, rc; u64 value; } field_t;
-typedef struct { unsigned id; int rc; double value; const char *names[3]; } metric_t;
-typedef struct { unsigned version, count; sample_t *older, *newer; metric_t metrics[]; } metrics_t;
 
 static device_t devices[DEVICES] = {{0}, {1}, {2}, {3}};
 static const char *uuids[DEVICES] = {
@@ -22,7 +18,6 @@ static const char *uuids[DEVICES] = {
 };
 static struct { int device; char key[64]; long long value; } values[MOST];
 static struct { char name[64]; int count; } calls[MOST];
-static long samples_taken;
 
 void stub_set(int device, const char *key, long long value) {
     int place = 0;
@@ -108,53 +103,5 @@ int nvmlDeviceGetMemoryInfo(device_t *device, u64 *memory) {
     memory[0] = 80ull << 30;
     memory[2] = (u64)get(device->number, "used", 0);
     memory[1] = memory[0] - memory[2];
-    return SUCCESS;
-}
-
-int nvmlDeviceGetFieldValues(device_t *device, int count, field_t *fields) {
-    ENTER(device->number);
-    for (int place = 0; place < count; place++) {
-        int is_tx = fields[place].field == 197;
-        fields[place].rc = (int)get(device->number, is_tx ? "rc:tx" : "rc:rx", SUCCESS);
-        fields[place].type = (int)get(device->number, "type", 3);
-        fields[place].value = (u64)get(device->number, is_tx ? "tx" : "rx", 0);
-    }
-    return SUCCESS;
-}
-
-int nvmlGpmQueryDeviceSupport(device_t *device, unsigned *support) {
-    ENTER(device->number);
-    support[1] = (unsigned)get(device->number, "gpm", 0);
-    return SUCCESS;
-}
-
-int nvmlGpmSampleAlloc(sample_t **sample) {
-    ENTER(-1);
-    *sample = calloc(1, sizeof **sample);
-    return SUCCESS;
-}
-
-int nvmlGpmSampleFree(sample_t *sample) { ENTER(-1); free(sample); return SUCCESS; }
-
-int nvmlGpmSampleGet(device_t *device, sample_t *sample) {
-    ENTER(device->number);
-    sample->device = device;
-    sample->order = ++samples_taken;
-    sample->percent = (int)get(device->number, "sm", 0);
-    return SUCCESS;
-}
-
-int nvmlGpmMetricsGet(metrics_t *request) {
-    ENTER(-1);
-    if (request->version != 1 || !request->older->device || request->older->device != request->newer->device
-        || request->older->order >= request->newer->order) return INVALID_ARGUMENT;
-    int number = request->newer->device->number;
-    for (unsigned place = 0; place < request->count; place++) {
-        metric_t *metric = &request->metrics[place];
-        called(metric->id == 2 ? "sm" : metric->id == 3 ? "occupancy" : metric->id == 10 ? "dram" : "other");
-        metric->rc = metric->id == 10 ? (int)get(number, "rc:dram", SUCCESS) : SUCCESS;
-        metric->value = (request->older->percent + request->newer->percent) / 2.0 / (metric->id == 3 ? 2 : 1);
-        if (metric->id == 10 && get(number, "nan", 0)) metric->value = 0.0 / 0.0;
-    }
     return SUCCESS;
 }

@@ -97,7 +97,6 @@ ERROR = Label(name="kind", values=ERRORS, help="user's code failed, workers were
 KNOB = Label(name="knob", values=KNOBS, help="workers here, workers on the cluster, prefetch")
 DIRECTION = Label(name="direction", values=("up", "down"))
 GPU = Label(name="gpu", most=8, help="the GPU's UUID")
-BUS = Label(name="direction", values=("rx", "tx"), help="rx: to the GPU, tx: from it")
 
 # -- metrics of one field ----------------------------------------------------------------------------------------------
 
@@ -162,28 +161,15 @@ _OTHERS: tuple[Metric, ...] = (
         "Compare with dpex_tuner_predicted_batches_per_second.",
         "Batches per second that the training loop did get after the latest decision that was judged."),
     Metric("gpu", "dpex_gpu_kernel_active_ratio", (GPU,),
-        "Low is bad, but high is not yet good: one busy multiprocessor of many counts as 1.",
+        "Low is bad, but high is not yet good: one busy multiprocessor of many counts as 1. NVIDIA's DCGM exporter "
+        "has the share of the multiprocessors.",
         "Share of time in which at least one kernel ran (NVML utilisation)."),
-    Metric("gpu", "dpex_gpu_sm_active_ratio", (GPU,),
-        "The honest utilisation; low with little wait means kernels that are too small.",
-        "Share of multiprocessors that were busy, averaged over time (GPM; Hopper and later)."),
-    Metric("gpu", "dpex_gpu_sm_occupancy_ratio", (GPU,),
-        "Low is no fault by itself; it says whether there is room to hide latencies.",
-        "Warps resident on the multiprocessors over the most there could be (GPM; Hopper and later)."),
-    Metric("gpu", "dpex_gpu_dram_active_ratio", (GPU,),
-        "Near 1 the training step is bound by memory; faster data loading will not help.",
-        "Share of the device memory's bandwidth in use (GPM; Hopper and later)."),
     Metric("gpu", "dpex_gpu_memory_used_bytes", (GPU,),
         "Over dpex_gpu_memory_size_bytes: how full the device is.",
         "Device memory in use, that of other processes included."),
     Metric("gpu", "dpex_gpu_memory_size_bytes", (GPU,),
         "The capacity behind dpex_gpu_memory_used_bytes.",
         "Size of the device memory."),
-    Metric("gpu", "dpex_gpu_pcie_bytes_total", (GPU, BUS),
-        "An `rx` rate near the bus's speed means that copying to the device is the limit. A counter "
-        "of 32 bits shows at most 4 GB between two scrapes. A counter that stays 0, as on some virtual machines, is "
-        "not exported.",
-        "Bytes over the PCIe bus, by direction, those of other processes included."),
     Metric("gpu", "dpex_gpu_info", (GPU, Label(name="index", help="the driver's number"), Label(name="model")),
         "Join it to other GPU metrics by `gpu` to show a name.",
         "Index and model of a GPU; always 1."),

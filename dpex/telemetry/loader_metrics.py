@@ -171,9 +171,6 @@ def _add_tuner(found: Readings, decisions: Sequence[Decision]) -> None:
 
 _GPU_GAUGES = {
     "kernel_active_ratio": "dpex_gpu_kernel_active_ratio",
-    "sm_active_ratio": "dpex_gpu_sm_active_ratio",
-    "sm_occupancy_ratio": "dpex_gpu_sm_occupancy_ratio",
-    "dram_active_ratio": "dpex_gpu_dram_active_ratio",
     "memory_used_bytes": "dpex_gpu_memory_used_bytes",
     "memory_total_bytes": "dpex_gpu_memory_size_bytes",
 }
@@ -246,6 +243,3 @@ class Collector:
                 value = getattr(gpu, name)
                 if value is not None:
                     families.add(metric, [gpu.uuid], value)
-            for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
-                if value is not None:
-                    families.add("dpex_gpu_pcie_bytes_total", [gpu.uuid, direction], value)

@@ -40,19 +40,15 @@ class Slow(Dataset[torch.Tensor]):
 
 class OneGpu:
     def latest(self) -> tuple[GpuSample, ...]:
-        shares = dict.fromkeys(("kernel", "sm", "dram"), 0.5)
         return (
             GpuSample(
                 uuid="GPU-0",
                 ordinal=0,
                 index=0,
                 model="stand-in",
-                **{f"{name}_active_ratio": value for name, value in shares.items()},
-                sm_occupancy_ratio=0.5,
+                kernel_active_ratio=0.5,
                 memory_used_bytes=10**9,
                 memory_total_bytes=2 * 10**9,
-                pcie_rx_bytes=int(1e6 * time.monotonic()),
-                pcie_tx_bytes=int(1e5 * time.monotonic()),
             ),
         )
 

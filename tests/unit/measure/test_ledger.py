@@ -143,9 +143,9 @@ def test_all_families_are_described_under_their_names() -> None:
 
 
 def test_what_a_gpu_cannot_tell_has_no_series() -> None:
-    found = samples(Collector(list, Gpus(replace(BARE, sm_active_ratio=0.5))))
+    found = samples(Collector(list, Gpus(replace(BARE, kernel_active_ratio=0.5))))
     gpu = {name for name, _ in found if "gpu" in name}
-    assert gpu == {"dpex_gpu_info", "dpex_gpu_sm_active_ratio"}
+    assert gpu == {"dpex_gpu_info", "dpex_gpu_kernel_active_ratio"}
     assert found["dpex_gpu_info", frozenset({("gpu", "GPU-1"), ("index", "3"), ("model", "X")})] == 1.0
 
 
