@@ -27,7 +27,7 @@ RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 .PHONY: help venv demo check check-tests check-ray test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-others bench-report docs mutants soak lint format dist clean
 
 help:
-	@echo "make demo    watch num_workers=\"auto\" at work: training, live page, Ray, diagnosis (a minute, after the installation)"
+	@echo "make demo    watch num_workers=\"auto\" at work: training, live page, diagnosis (a minute, after the installation)"
 	@echo "make check   linters, types, unit tests and a few real workers: one minute, for each change"
 	@echo "make test    all tests but the long ones: a quarter of an hour on two cores  (TEST_ARGS='-k name' to choose)"
 	@echo "make test-long  drills of nodes and networks, soaks and floods; a whole run is recorded in tests/long_run.json"
@@ -54,11 +54,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(if $(WITHOUT),$(BIN)/python -m pip uninstall --quiet --yes $(WITHOUT))
 	touch $@
 
-# What the demo needs: torch, Ray and dpex, without the packages of tests and documents.
+# What the demo needs: torch and dpex, without the packages of tests and documents.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -e $(STAMP) || { echo "Installing torch, Ray and dpex into $(VENV), once ($(shell date +%H:%M)) ..."; \
-	    $(BIN)/python -m pip install --quiet --editable '.[ray]' --constraint constraints.txt; }
+	test -e $(STAMP) || { echo "Installing torch and dpex into $(VENV), once ($(shell date +%H:%M)) ..."; \
+	    $(BIN)/python -m pip install --quiet --editable . --constraint constraints.txt; }
 	touch $@
 
 demo: $(DEMO_STAMP)

@@ -8,17 +8,15 @@ from typing import Any
 
 from dpex.cli.main import add_command
 
-SECONDS = 52.0
+SECONDS = 40.0
 """Seconds of training in all: enough for "auto" to settle."""
 _DESCRIPTION = """
 See num_workers="auto" find its workers. A small network is trained on files that the command makes in a temporary
-folder: with "auto" from a cold start, then with PyTorch's DataLoader, then with workers on a private Ray cluster where
-Ray is installed. It takes about a minute.
+folder: with "auto" from a cold start, then with PyTorch's DataLoader, then with "auto" again. It takes about a minute.
 """
 
 
 def register(subparsers: Any) -> None:
-    """Add the command."""
     summary = "see it work, on data that it makes itself"
     parser = add_command(subparsers, "demo", summary=summary, description=_DESCRIPTION)
     parser.add_argument(
