@@ -74,7 +74,6 @@ def _look() -> RenderableType:
 
 
 def register(subparsers: Any) -> None:
-    """Add this command."""
     summary = "watch a Ray cluster: who has its workers, and who waits for more"
     found = add_command(subparsers, "cluster", summary=summary, description=_DESCRIPTION)
     found.add_argument("--address", help="address of the cluster (default: $RAY_ADDRESS, else the one on this machine)")

@@ -48,7 +48,6 @@ examples:
 
 
 def register(subparsers: Any) -> None:
-    """Add the subcommand."""
     summary = "explain a recorded run, and decide it again"
     parser = add_command(subparsers, "replay", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("trace", metavar="TRACE", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")

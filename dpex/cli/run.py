@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import atexit
 import builtins
 import functools
 import importlib.machinery
-import inspect
 import io
 import json
 import os
-import pkgutil
-import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -23,15 +19,18 @@ from typing import Any
 
 from dpex.cli.main import add_command
 from dpex.errors import ClusterError, OptionError
-from dpex.options import LoaderOptions, WorkerConfig, checked
+from dpex.options import checked
 from dpex.run.install import ROOT, RunOptions, begin, has_served
 from dpex.system.ray_package import require_ray
 
 _LOADERS_OPTIONS = {
-    LoaderOptions: ("distribute_mode", "head_address", "metrics_port"),
-    WorkerConfig: ("memory_budget",),
+    "distribute_mode": "place of workers: False (this machine), True (the Ray cluster) or auto, the cluster if there "
+    "is one (default: False)",
+    "head_address": "the cluster: auto, local, or host:port of its head (default: auto)",
+    "metrics_port": "port of the live page and of the metrics; 0: a free one (default: $DPEX_METRICS_PORT)",
+    "memory_budget": "maximum bytes of batches in flight, such as 2G (default: no limit)",
 }
-"""Options of a loader that ``dpex run`` takes as flags, with the default, check and help of their declarations."""
+"""Options of a loader that ``dpex run`` takes as flags, with their help. The loader's own checks cover their values."""
 
 _RUN = """
 Run a Python script (or -m module) as python would, with dpex behind each torch.utils.data.DataLoader, in this process
@@ -83,7 +82,6 @@ examples:
 
 
 def register(subparsers: Any) -> None:
-    """Add both subcommands."""
     summary = "run a script with dpex behind its loaders"
     parser = add_command(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
     parser.add_argument(
@@ -92,9 +90,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--also-in-process", action="store_true", help="give workers to loaders with num_workers=0, too"
     )
-    for owner, names in _LOADERS_OPTIONS.items():
-        for name in names:
-            _add_option(parser, owner, name)
+    for name, explained in _LOADERS_OPTIONS.items():
+        flag, place = f"--{name.replace('_', '-')}", f"loader.{name}"
+        parser.add_argument(flag, dest=place, type=_value, default=argparse.SUPPRESS, metavar="VALUE", help=explained)
     parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
     _add_report_and_script(parser)
     parser.set_defaults(command=functools.partial(_run_tuned, parser))
@@ -125,35 +123,6 @@ def _workers(text: str) -> int | str:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1, auto or keep")
     return int(text)
-
-
-def _add_option(parser: argparse.ArgumentParser, owner: type, name: str) -> None:
-    """Add an option of a loader as a flag. The loader's own check covers its value."""
-    explained = " ".join([_description(owner, name), f"(default: {getattr(owner, name)})"])
-    parser.add_argument(
-        f"--{name.replace('_', '-')}",
-        dest=f"loader.{name}",
-        type=_value,
-        default=argparse.SUPPRESS,
-        metavar="VALUE",
-        help=explained.replace("%", "%%"),
-    )
-
-
-def _description(owner: type, name: str) -> str:
-    """Return the first sentence on an option in its docstring; "" where Python keeps none."""
-    text = _loaders_docstring() if owner is LoaderOptions else inspect.getdoc(owner) or ""
-    found = re.search(rf"^ {{4}}{name}: (.+?\.)(?:\s|$)", text, re.MULTILINE | re.DOTALL)
-    return "" if found is None else " ".join(found[1].replace("`", "").split())
-
-
-def _loaders_docstring() -> str:
-    """Return the docstring of `dpex.DpexDataLoader`. Its module is parsed, as it would import torch."""
-    source = pkgutil.get_data("dpex", "dataloader.py") or b""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "DpexDataLoader":
-            return ast.get_docstring(node) or ""
-    return ""
 
 
 def _value(text: str) -> Any:

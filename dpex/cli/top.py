@@ -122,7 +122,6 @@ def _printable(text: str) -> str:
 
 
 def register(subparsers: Any) -> None:
-    """Add this command."""
     summary = "watch the training processes: whether each one waits for data, and why"
     found = add_command(subparsers, "top", summary=summary, description=_DESCRIPTION)
     found.add_argument(
