@@ -351,54 +351,46 @@ def _plain(value: Any) -> Any:
 # -- a page ------------------------------------------------------------------------------------------------------------
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #667; --line: #d8dce2; --mark: #f2f5f9; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #15181c; --faint: #9aa3ae; --line: #333a42;
-  --mark: #1e2329; } }
-* { box-sizing: border-box; }
-body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0; } h1::first-letter { text-transform: uppercase; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p.faint, th, li { color: var(--faint); }
-p.first { background: var(--mark); padding: .75rem 1rem; border-radius: .4rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 500; font-size: .85rem; } td { white-space: nowrap; }
-td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
-.bar { display: flex; height: 1.4rem; border-radius: .3rem; overflow: hidden; margin: 1rem 0 .3rem; }
-.bar span { min-width: 2px; } .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
-.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .3rem; }
-@media print { body { margin: 0; max-width: none; font-size: 11pt; } h2 { break-after: avoid; }
-  tr { break-inside: avoid; }
-  .bar, .key i { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+.dpex-diagnosis {
+  max-width: 60rem; margin: auto;
+  h1 { font-size: 1.3rem; } h1::first-letter { text-transform: uppercase; } h2 { font-size: 1.05rem; }
+  .faint, th, li { opacity: .7; } .first { background: rgb(128 128 128 / .12); padding: .75rem 1rem; }
+  .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
+  th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid rgb(128 128 128 / .3); }
+  th { font-weight: 500; } td { white-space: nowrap; vertical-align: top; }
+  td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+  .bar { display: flex; height: 1.4rem; } .bar span { min-width: 2px; }
+  .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
+  .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
+  .bar, .key i { print-color-adjust: exact; }
+}
 """
-_NOTEBOOK = """
-.dpex-diagnosis { max-width: 60rem; } .dpex-diagnosis h1 { font-size: 1.2rem; }
-.dpex-diagnosis h1::first-letter { text-transform: uppercase; } .dpex-diagnosis summary { cursor: pointer; }
-.dpex-diagnosis .scroll { overflow-x: auto; } .dpex-diagnosis th, .dpex-diagnosis td { text-align: left !important; }
-.dpex-diagnosis h2 { font-size: 1rem; } .dpex-diagnosis .bar { display: flex; height: 1.2rem; }
-.dpex-diagnosis .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
-.dpex-diagnosis .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
-"""
+"""Colours are those of the page or of the notebook around it, light or dark."""
 
 
 def page(found: Diagnosis, last: Sequence[str] = ()) -> str:
     """Return the report as a page; ``last`` are lines for its end."""
-    article = ["<article>", _summary(found), *map(_html_section, sections(found)), "</article>"]
-    body = "\n".join([*article, *(f"<p>{escape(line)}</p>" for line in last)])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>dpex: {escape(found.verdict.title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
+        f"<title>dpex: {escape(found.verdict.title)}</title>\n<style>:root {{ color-scheme: light dark; }} "
+        "body { margin: 2rem 1rem; font: 16px/1.5 system-ui, sans-serif; }</style>\n</head>\n"
+        f"<body>\n{_article(found, _tables(found), last)}\n</body>\n</html>\n"
     )
 
 
 def fragment(found: Diagnosis) -> str:
-    """Return the report for a notebook, with its tables folded, and a style that leaves the notebook's own alone."""
-    tables = "\n".join(map(_html_section, sections(found)))
-    folded = f"<details><summary>All tables</summary>\n{tables}\n</details>"
-    return f'<div class="dpex-diagnosis">\n<style>{_NOTEBOOK}</style>\n{_summary(found)}\n{folded}\n</div>'
+    """Return the report for a notebook, with its tables folded."""
+    return _article(found, f"<details><summary>All tables</summary>\n{_tables(found)}\n</details>")
+
+
+def _article(found: Diagnosis, tables: str, last: Sequence[str] = ()) -> str:
+    end = "".join(f"<p>{escape(line)}</p>\n" for line in last)
+    return f'<div class="dpex-diagnosis">\n<style>{_STYLE}</style>\n{_summary(found)}\n{tables}\n{end}</div>'
+
+
+def _tables(found: Diagnosis) -> str:
+    return "\n".join(map(_html_section, sections(found)))
 
 
 def _summary(found: Diagnosis) -> str:
