@@ -141,19 +141,19 @@ def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
 
 
 def _behind_one(facts: Facts) -> float:
-    """Return N / (N - 1) for N workers, since at most N - 1 can be idle behind a batch."""
-    return facts.workers / (facts.workers - 1) if facts.workers > 1 else 0.0
+    """Return N / (N - 1) for N batches at the same time, since the place of the late batch is not idle behind it."""
+    return facts.at_once / (facts.at_once - 1) if facts.at_once > 1 else 0.0
 
 
 def _narrow(facts: Facts, left: Seconds) -> Seconds:
-    """Workers were idle as fewer batches may be in flight than there are workers.
+    """Workers were idle as fewer batches may be in flight than they can make at the same time.
 
     What the order costs is in it where ``memory_budget`` keeps the prefetch below what slow batches would take.
     """
-    if facts.prefetch >= facts.workers and not facts.is_capped:
+    if facts.prefetch >= facts.at_once and not facts.is_capped:
         return {}
     slowest_s = max(facts.services_s, default=0.0)
-    needed = slowest_s * facts.batches / max(1e-9, facts.wall_s) + facts.workers
+    needed = slowest_s * facts.batches / max(1e-9, facts.wall_s) + facts.at_once
     order_s = left["straggler"] if facts.is_capped and needed <= _AT_HAND * facts.prefetch else 0.0
     return {**_part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts)), "straggler": order_s}
 

@@ -77,7 +77,8 @@ class Subject:
         is_torchs: True if PyTorch's own iterators make the batches. dpex does not count these.
         held: The Python objects of the dataset.
         private_bytes: Private memory that most local workers exceed; 0: no worker runs, or unknown.
-        is_asynchronous: True if an event loop loads samples. A step that waits without an await blocks that loop.
+        is_asynchronous: True if an event loop loads samples.
+        lanes: Batches that a worker makes at the same time.
         concurrency: Samples that an event loop may load at the same time; 0: the dataset is a stream.
     """
 
@@ -99,6 +100,7 @@ class Subject:
     held: HeldObjects = field(default_factory=HeldObjects)
     private_bytes: float = 0.0
     is_asynchronous: bool = False
+    lanes: int = 1
     concurrency: int = 0
 
 
@@ -189,6 +191,11 @@ class Facts(Sums, Subject):
     def workers(self) -> int:
         """Workers of both pools."""
         return self.local + self.remote
+
+    @property
+    def at_once(self) -> int:
+        """Batches that all workers can make at the same time."""
+        return self.lanes * self.workers
 
     @property
     def tickets(self) -> int:

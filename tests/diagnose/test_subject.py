@@ -1,8 +1,24 @@
 """What the heading of a report says of a loader."""
 
-from torch.utils.data import BatchSampler, SequentialSampler
+from typing import Any
+
+from torch.utils.data import BatchSampler, Dataset, SequentialSampler
 
 from dpex import DpexDataLoader
+
+
+class Asynchronous(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    async def __getitem__(self, index: int) -> Any:
+        return index
+
+
+def test_batches_that_a_worker_makes_at_the_same_time_are_known() -> None:
+    for dataset, lanes in ((Asynchronous(), 8), (range(64), 1)):
+        loader = DpexDataLoader(dataset, batch_size=8, num_workers=2)
+        assert loader._diagnosis_source().subject.lanes == lanes
 
 
 def test_batch_size_of_a_batch_sampler_is_shown() -> None:

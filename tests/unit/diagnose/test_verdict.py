@@ -150,6 +150,14 @@ def test_forty_long_batches_are_enough() -> None:
     assert verdict.is_sure
 
 
+def test_a_late_batch_of_one_asynchronous_worker_is_a_straggler() -> None:
+    """The worker makes eight batches at the same time, of which seven wait behind the late one."""
+    one = replace(READING, running=1)
+    measured = facts({"read": 0.5, "straggler": 5.0}, one, head_idle_s=5.0 * 7 / 8, lanes=8, prefetch=16)
+    assert judge(measured).cause == "straggler"
+    assert dict(judge(replace(measured, head_idle_s=0.0)).shares).get("straggler") is None
+
+
 def test_a_wait_while_all_workers_are_busy_is_no_straggler() -> None:
     measured = facts({"transform": 1.0, "straggler": 5.0}, COMPUTING, head_idle_s=0.0)
     assert judge(measured).cause == "cpu"
