@@ -9,17 +9,15 @@ each kind is in order of the rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Literal
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import EndOfStall, Model, PoolCost
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
-from dpex.diagnose.facts import WITHIN, Facts, TransformFacts
-from dpex.diagnose.verdict import TRANSFORM, dominant, waited_for
+from dpex.diagnose.facts import WITHIN, Facts
+from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural, rounded
 from dpex.schedule.names import lanes
 from dpex.schedule.prefetch import Settings
@@ -30,8 +28,6 @@ MATTERS = 0.05
 """A share of the time below which nothing is worth a change."""
 HALF, QUARTER = 0.5, 0.25
 """Parts of a cost: of half the work; of uint8 instead of float32, and of batches four times as large."""
-_THREADS = 32
-"""Threads of `asyncio.to_thread`, at most; there are four more than CPUs."""
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
 _TOLD = 0.05
@@ -41,35 +37,14 @@ _ENOUGH = 0.05
 _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
 """Stages of a batch in words. All other keys are names of transforms."""
 
-Kind = Literal[
-    "workers",
-    "prefetch",
-    "start",
-    "free",
-    "place",
-    "narrow",
-    "larger",
-    "cached",
-    "awaited",
-    "divided",
-    "cheaper",
-    "machines",
-]
-EFFORT: dict[Kind, float] = {
-    "workers": 1.0,
-    "prefetch": 1.0,
-    "start": 1.0,
-    "free": 2.0,
-    "narrow": 2.0,
-    "place": 2.0,
-    "larger": 3.0,
-    "cached": 3.0,
-    "awaited": 4.0,
-    "divided": 4.0,
-    "cheaper": 4.0,
+EFFORT: dict[str, float] = {
+    **dict.fromkeys(("workers", "prefetch", "start"), 1.0),
+    **dict.fromkeys(("free", "narrow", "place"), 2.0),
+    **dict.fromkeys(("larger", "cached"), 3.0),
+    **dict.fromkeys(("awaited", "divided", "cheaper"), 4.0),
     "machines": 12.0,
 }
-"""A person's effort: an argument, another program, a type, a cluster that is there, a cache, a rewrite, machines."""
+"""A person's effort by kind of change: an argument, another program or type, a cache, a rewrite, machines."""
 ARGUMENTS = ("workers", "prefetch", "start")
 """Changes of an argument of the loader. They need no other code, so they are advised first."""
 WORTH_FIRST = 0.1
@@ -86,7 +61,7 @@ class Prediction:
 
     Attributes:
         change: The change in words.
-        kind: The kind of change.
+        kind: The kind of change: a key of `EFFORT`.
         settings: Workers and prefetch after the change.
         rate: Batches per second, within ``rate_low`` to ``rate_high``.
         wait: Share of the training loop's time in ``next()``, 0 to 1, within ``low`` to ``high``.
@@ -94,7 +69,7 @@ class Prediction:
     """
 
     change: str
-    kind: Kind
+    kind: str
     settings: Settings
     rate: float
     wait: float
@@ -149,7 +124,7 @@ class Run:
 
     def predicted(
         self,
-        kind: Kind,
+        kind: str,
         change: str,
         settings: Settings | None = None,
         *,
@@ -255,7 +230,7 @@ class Run:
         remote = now.remote + min(_ELSEWHERE, more)
         settings = Settings(local=local, remote=remote, prefetch=2 * (local + remote))
         change = f"{remote} worker{'s' * (remote > 1)} on other nodes beside {local} here"
-        kind: Kind = "place" if self.facts.has_cluster else "machines"
+        kind = "place" if self.facts.has_cluster else "machines"
         yield self.predicted(kind, change, settings, condition="their CPUs are as fast")
 
     def _starts(self) -> Iterator[Prediction]:
@@ -296,12 +271,12 @@ class Run:
             left = 1.0 - HALF * stage[1]
             yield self._costing("cheaper", f"{_stage(stage[0])} at half its cost", left, left)
         yield from self._cached()
-        yield from self._unblocked() if self.facts.is_asynchronous else self._awaited()
+        yield from self._awaited()
 
     def _awaited(self) -> Iterator[Prediction]:
         """Samples that mostly wait, read by coroutines: a worker then waits for many at the same time."""
         facts, model, now = self.facts, self.model, self.base or self.model.now
-        if not facts.concurrency or model.cpu_share >= HALF:
+        if facts.is_asynchronous or not facts.concurrency or model.cpu_share >= HALF:
             return
         quicker = self._scaled(max(model.cpu_share, 1.0 / facts.concurrency), 1.0)
         local, remote = quicker.best(facts.config.headroom)
@@ -314,19 +289,6 @@ class Run:
         change = f"`async def __getitem__` with num_workers={chosen.workers} instead of {now.workers}{told}"
         condition = f"the storage serves {chosen.workers * facts.concurrency} requests at a time as fast"
         yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
-
-    def _unblocked(self) -> Iterator[Prediction]:
-        """The step that blocks the event loop most, awaited: as many of them wait at the same time as threads can."""
-        facts, share = self.facts, self.model.cpu_share
-        step = dominant(facts, "storage")
-        if step is None or not step[0].is_within or not facts.concurrency:
-            return
-        at_once = min(facts.concurrency, _THREADS, int(facts.cpus) + 4)
-        blocked = max(0.0, step[0].all_wall_s - step[0].all_cpu_s) / max(1e-9, facts.busy_s)
-        left = max(share, 1.0 - blocked * (1.0 - 1.0 / at_once))
-        yield self._costing(
-            "awaited", f"`await asyncio.to_thread(...)` around the call that blocks in {step[0].short}", left, 1.0
-        )
 
     def _cached(self) -> Iterator[Prediction]:
         """Samples from `dpex.cached`, as far as nothing random was drawn for them."""
@@ -346,7 +308,7 @@ class Run:
         if self.found.place("transfer") == "taking batches in":  # views of tensors take none of it
             narrow = "tensors instead of Python objects, at a quarter of the time"
         fewer = "batches of four times the size, counted as four each"
-        known: tuple[tuple[str, Kind, str, float], ...] = (
+        known: tuple[tuple[str, str, str, float], ...] = (
             ("sampler", "cheaper", "the sampler at half its cost", HALF),
             ("transfer", "narrow", narrow, 1.0 - QUARTER),
             ("dispatch", "larger", fewer, 1.0 - QUARTER),
@@ -361,7 +323,7 @@ class Run:
         facts, late = self.facts, waited_for(self.facts)
         if not late:
             return
-        kind: Kind = "cheaper" if late == TRANSFORM else "narrow"
+        kind = "cheaper" if late == TRANSFORM else "narrow"
         change = "the device transform at half its cost"
         saved_s = HALF * (facts.feed_transform_s or 0.0)
         if kind == "narrow":
@@ -371,14 +333,14 @@ class Run:
         step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(facts))
         yield self.predicted(kind, change, model=replace(self.model, step_s=step_s))
 
-    def _quicker(self, kind: Kind, change: str, saved_s: float) -> Prediction:
+    def _quicker(self, kind: str, change: str, saved_s: float) -> Prediction:
         """Predict a training loop that is busy ``saved_s`` seconds less in ``next()``."""
         count = work.later_batches(self.facts)
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
         return self.predicted(kind, change, model=model, saved_s=saved_s)
 
-    def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
+    def _costing(self, kind: str, change: str, wall: float, cpu: float) -> Prediction:
         """Predict batches whose wall and CPU times are these shares of the present times."""
         return self.predicted(kind, change, model=self._scaled(wall, cpu))
 
@@ -401,10 +363,6 @@ def _named(now: Settings, new: Settings) -> str:
     return f"num_workers={new.workers} instead of {now.workers}{more}"
 
 
-Steps = Mapping[tuple[str, ...], TransformFacts]
-"""The steps of a sample by `_path`, in the order of their first calls; () is the dataset's own code."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Cachable:
     """The part of a sample that is the same in each epoch, as far as is known.
@@ -423,35 +381,31 @@ class _Cachable:
 
 
 def _cachable(facts: Facts) -> _Cachable | None:
-    """Return what a cache can keep; None if it can keep nothing, or no batch was timed to see what draws."""
+    """Return what a cache can keep: all before the first part that draws random numbers. A part is a step of the
+    dataset's Compose, or another step of the dataset. None: nothing, or no batch was timed to see what draws."""
     steps = {_path(one.name): one for one in facts.transforms if not one.is_collating}
     drawing = [path for path, one in steps.items() if one.drawing]
     if facts.compose is None or () not in steps or () in drawing:
         return None
+    compose = facts.compose[:1]
+
+    def part(path: tuple[str, ...]) -> tuple[str, ...]:
+        return path[:2] if path[:1] == compose else path[:1]
+
+    heads = [path[:1] for path in steps]
+    parts = sorted(dict.fromkeys(map(part, steps)), key=lambda one: heads.index(one[:1]))
+    first = min((parts.index(part(path)) for path in drawing), default=len(parts))
+    kept = parts[:first]
+    if drawing and kept[-1] and kept[-1] == compose == parts[first][:1]:  # of which no step is left
+        kept.pop()
+    known = [one for path, one in steps.items() if part(path) in kept]
+    wall_s, cpu_s = sum(one.all_wall_s for one in known), sum(one.all_cpu_s for one in known)
     if not drawing:
-        return _kept(steps, set())
-    compose, names = facts.compose[:1], facts.compose[1:]
-    heads = list(dict.fromkeys(path[:1] for path in steps if path))
-    first = next(head for head in heads if any(path[:1] == head for path in drawing))
-    same: tuple[str, ...] = ()
-    if first == compose and compose not in drawing:
-        same = tuple(takewhile(lambda name: not any(path[:2] == (*compose, name) for path in drawing), names))
-    later = {(*compose, name) for name in names[len(same) :]} if same else {compose} - {()}
-    before = heads[: heads.index(first)]
-    later |= {head for head in heads[len(before) :] if head != compose or not same}
-    last = [*(head[0] for head in before), *same][-1:]
-    return _kept(steps, later, f"of the steps up to `{last[0]}`" if last else "without its transforms")
-
-
-def _kept(steps: Steps, later: set[tuple[str, ...]], dataset: str = "") -> _Cachable:
-    """Return what can be kept without the ``later`` steps and the steps within these. ``dataset``: one in words."""
-    kept = [one for path, one in steps.items() if path[:1] not in later and path[:2] not in later]
-    wall_s, cpu_s = sum(one.all_wall_s for one in kept), sum(one.all_cpu_s for one in kept)
-    change = "`dpex.cached(dataset)`"
-    if dataset:
-        share = percent(wall_s / max(1e-12, sum(one.all_wall_s for one in steps.values())))
-        change = f"`dpex.cached` around a dataset {dataset} ({share} of a sample), and the rest in another around it"
-    return _Cachable(change=change, wall_s=wall_s, cpu_s=cpu_s, is_divided=bool(dataset))
+        return _Cachable(change="`dpex.cached(dataset)`", wall_s=wall_s, cpu_s=cpu_s)
+    dataset = f"of the steps up to `{kept[-1][-1]}`" if kept[-1] else "without its transforms"
+    share = percent(wall_s / max(1e-12, sum(one.all_wall_s for one in steps.values())))
+    change = f"`dpex.cached` around a dataset {dataset} ({share} of a sample), and the rest in another around it"
+    return _Cachable(change=change, wall_s=wall_s, cpu_s=cpu_s, is_divided=True)
 
 
 def _path(name: str) -> tuple[str, ...]:
