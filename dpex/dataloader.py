@@ -14,14 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
-from dpex.loader.checks import (
-    check_generator,
-    check_samples,
-    check_share,
-    check_tuned,
-    parsed_device,
-    start_fork_server_early,
-)
+from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
 from dpex.loader.proxies import Source, own_number, remember, source_of
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of, worker_count
 from dpex.options import (
@@ -240,9 +233,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         )
         self.in_order = in_order
         self._is_auto = is_auto
-        check_share(self)
-        check_tuned(self)
-        check_samples(self)
+        check_settings(self)
         if Sizing(self).is_tuned:
             from dpex.autotune.runtime.trace_file import check as check_trace
 
@@ -386,9 +377,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
         The ``repr`` of the list has a line for each decision. See `dpex.Decision`.
         """
-        from dpex.loader.shown import DecisionList
-
-        return DecisionList(self._runtime.decisions)
+        return self._runtime.decisions
 
     @property
     def metrics_url(self) -> str | None:
@@ -418,16 +407,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Returns:
             A verdict with its evidence, the first step to take, and the changes that would end the wait. Its text is a
             report of one screen; ``full`` is the report with all tables.
-
-        Examples:
-            >>> import torch
-            >>> from torch.utils.data import TensorDataset
-            >>> from dpex import DpexDataLoader
-            >>> with DpexDataLoader(TensorDataset(torch.arange(6)), num_workers=1) as loader:
-            ...     for batch in loader:
-            ...         pass
-            ...     print(loader.diagnose().verdict.title)
-            too early to say
         """
         source = self._diagnosis_source()
         self._runtime.is_diagnosed = True
@@ -498,14 +477,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         return super().__iter__() if begun is None else begun
 
     def __repr__(self) -> str:
-        from dpex.loader.shown import loader_text
-
-        return loader_text(self) or object.__repr__(self)
-
-    def _repr_html_(self) -> str:
-        from dpex.loader.shown import loader_html
-
-        return loader_html(self)
+        return self._runtime.text(self) if hasattr(self, "_is_auto") else object.__repr__(self)
 
     def _diagnosis_source(self) -> DiagnosisSource:
         from dpex.loader.passes import diagnosis_source

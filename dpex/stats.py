@@ -77,11 +77,6 @@ class LoaderStats:
     def __repr__(self) -> str:
         return f"LoaderStats({'; '.join(f'{name} {value}' for name, value in self._shown())})"
 
-    def _repr_html_(self) -> str:
-        left = 'style="text-align: left"'  # Jupyter aligns cells to the right
-        rows = "".join(f"<tr><th {left}>{name}</th><td {left}>{value}</td></tr>" for name, value in self._shown())
-        return f"<table>{rows}</table>"
-
     def _shown(self) -> Iterator[tuple[str, str]]:
         """Return the main figures in words."""
         yield "epoch", str(self.epoch + 1)

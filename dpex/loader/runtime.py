@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from dpex.engine.snapshots import LoaderCounters
 from dpex.errors import ClusterError, OptionError
 from dpex.measure.ledger import LastReading
+from dpex.measure.readable import percent
 from dpex.measure.timeline import Timeline
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LoaderStats
@@ -37,6 +38,17 @@ if TYPE_CHECKING:
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
+
+
+class DecisionList(list["Decision"]):
+    """A list of decisions whose ``repr`` is a line for each."""
+
+    def __repr__(self) -> str:
+        from dpex.autotune.law.wording import described
+
+        lines = [f"{number}. {described(one)}" for number, one in enumerate(self, 1)]
+        return "\n".join(lines) or "no decisions"
+
 
 Counting = TypeVar("Counting", "_DpexDataLoaderIter", "InProcessIterator")
 
@@ -121,7 +133,23 @@ class LoaderRuntime:
     @property
     def decisions(self) -> list[Decision]:
         """Return the decisions of the tuner and of those before it; the oldest comes first."""
-        return [*self._past, *(self.tuner.decisions if self.tuner is not None else ())]
+        return DecisionList([*self._past, *(self.tuner.decisions if self.tuner is not None else ())])
+
+    def text(self, loader: DpexDataLoader[Any]) -> str:
+        """Return the loader in one line, for terminals and notebooks."""
+        stats, title = self.last_stats.read(), f" {loader.name}" if loader.name else ""
+        size = "" if loader.batch_size is None else f", batch size {loader.batch_size}"
+        workers = '"auto"' if loader._is_auto else loader.num_workers
+        now = "No batch was delivered yet."
+        if stats.batches:
+            wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
+            # the figures that are kept of an iterator that has ended still count its workers
+            pools = {} if self.last_stats.has_ended else stats.pools
+            running = " + ".join(f"{pool.running} {name}" for name, pool in pools.items() if pool.running)
+            now = f"Epoch {stats.epoch + 1}: {stats.batches:,} batches{wait}; "
+            now += f"workers that run: {running}." if running else "no worker runs now."
+        kind = type(loader.dataset).__name__
+        return f"<{type(loader).__name__}{title}: {kind}{size}, num_workers={workers}. {now}>"
 
     def dismiss_tuner(self) -> None:
         """End tuning from the next iterator on; `decisions` keeps what was decided."""

@@ -88,7 +88,7 @@ def test_a_redefined_class_replaces_the_former_one(kernel: Kernel) -> None:
 
 def test_a_loader_is_shown(kernel: Kernel) -> None:
     shown = kernel.run("loader = DpexDataLoader(Numbers(), 4, num_workers='auto', name='mine')\nlist(loader)\nloader")
-    assert "DpexDataLoader mine" in shown["text/html"]
+    assert "DpexDataLoader mine" in shown["text/plain"]
 
 
 def test_the_notebook_of_the_examples_runs(kernel: Kernel) -> None:
