@@ -19,51 +19,37 @@ if TYPE_CHECKING:
     from dpex.dataloader import DpexDataLoader
 
 
-def check_share(loader: DpexDataLoader[Any]) -> None:
-    """Raise OptionError if batches are to be shared and cannot be."""
-    if loader.worker_config.share is None:
-        return
-    why = ""
-    if loader._dataset_kind == DatasetKind.Iterable:
-        why = "each worker of an IterableDataset reads a stream of its own: use a map-style dataset"
-    elif loader.num_workers == 0:
-        why = "with num_workers=0 each training makes its own batches: give a number of workers, or 'auto'"
-    elif sys.platform != "linux":
-        why = f"dpex's own workers need Linux, and this is {sys.platform}"
+def check_settings(loader: DpexDataLoader[Any]) -> None:
+    """Raise OptionError for a setting that the loader's data, its workers or this system exclude."""
+    share, policy, autotune = loader.worker_config.share, loader.sample_policy, loader.autotune
+    is_stream = loader._dataset_kind == DatasetKind.Iterable
+    why_linux = f"dpex's own workers need Linux, and this is {sys.platform}" if sys.platform != "linux" else ""
+    if share is not None:
+        why = why_linux
+        if is_stream:
+            why = "each worker of an IterableDataset reads a stream of its own: use a map-style dataset"
+        elif loader.num_workers == 0:
+            why = "with num_workers=0 each training makes its own batches: give a number of workers, or 'auto'"
+        _refuse(f"WorkerConfig(share={share!r})", why)
+    if policy.is_on:
+        why = why_linux
+        if is_stream or isinstance(loader.dataset, MapDataPipe):
+            why = "a stream decides itself how it continues after an error: use a map-style dataset"
+        elif policy.timeout_s is not None and loader.num_workers == 0 and not is_asynchronous(loader.dataset):
+            why = "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
+        _refuse(policy, why)
+    if isinstance(autotune, AutotuneConfig) and not is_daemonic():
+        if loader.num_workers == 0:
+            why = "num_workers=0 has none: give num_workers='auto', or a number to start from"
+            _refuse("autotune=AutotuneConfig(...) tunes workers", why)
+        if autotune.max_local == 0 and loader.distribute_mode is False:
+            why = "this leaves no worker: give distribute_mode=True for workers on a cluster"
+            _refuse("AutotuneConfig(max_local=0) without distribute_mode", why)
+
+
+def _refuse(what: object, why: str) -> None:
     if why:
-        raise OptionError(f"WorkerConfig(share={loader.worker_config.share!r}): {why}; or leave it out")
-
-
-def check_tuned(loader: DpexDataLoader[Any]) -> None:
-    """Raise OptionError if workers are to be tuned and there can be no worker."""
-    if not isinstance(loader.autotune, AutotuneConfig) or is_daemonic():
-        return
-    if loader.num_workers == 0:
-        raise OptionError(
-            "autotune=AutotuneConfig(...) tunes workers, and num_workers=0 has none: give num_workers='auto', or the "
-            "number to start from"
-        )
-    if loader.autotune.max_local == 0 and loader.distribute_mode is False:
-        raise OptionError(
-            "AutotuneConfig(max_local=0) without distribute_mode leaves no worker: give distribute_mode=True for "
-            "workers on a cluster, or num_workers=0 for batches made in the training process"
-        )
-
-
-def check_samples(loader: DpexDataLoader[Any]) -> None:
-    """Raise OptionError if the sample policy needs samples that are loaded one by one, and they cannot be."""
-    policy = loader.sample_policy
-    if not policy.is_on:
-        return
-    why = ""
-    if loader._dataset_kind == DatasetKind.Iterable or isinstance(loader.dataset, MapDataPipe):
-        why = "a stream decides itself how it continues after an error: use a map-style dataset"
-    elif sys.platform != "linux":
-        why = f"dpex's own workers need Linux, and this is {sys.platform}"
-    elif policy.timeout_s is not None and loader.num_workers == 0 and not is_asynchronous(loader.dataset):
-        why = "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
-    if why:
-        raise OptionError(f"{policy}: {why}; or leave it out")
+        raise OptionError(f"{what}: {why}; or leave it out")
 
 
 def start_fork_server_early(loader: DpexDataLoader[Any]) -> None:

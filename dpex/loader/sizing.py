@@ -413,10 +413,7 @@ def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[s
         return Streams(count=shards, why=_why(shards, f"the dataset names {plural(shards, 'shard')}"))
     if most is not None:
         return Streams(count=most, why=_why(most, f"max_streams={most} says so"))
-    why = _why(cpus, f"this rank has {plural(cpus, 'CPU')}")
-    if _spans_machines(environ):
-        why += " Where machines differ in CPUs, give AutotuneConfig(max_streams=...): all ranks need the same number."
-    return Streams(count=cpus, why=why)
+    return Streams(count=cpus, why=_why(cpus, f"this rank has {plural(cpus, 'CPU')}"))
 
 
 def _source_of(dataset: Any) -> Any:
@@ -434,9 +431,3 @@ def ranks(environ: Mapping[str, str]) -> int:
     """Return the number of ranks of the job."""
     world = environ.get("WORLD_SIZE", "")
     return int(world) if world.isdigit() and int(world) else 1
-
-
-def _spans_machines(environ: Mapping[str, str]) -> bool:
-    """Return True if the variables of a launcher show ranks on other machines."""
-    world, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
-    return world.isdigit() and local.isdigit() and int(world) > int(local)

@@ -182,8 +182,6 @@ def check_identity(saved: Mapping[str, Any], loader: DpexDataLoader[Any]) -> Non
     found = identity_of(loader)
     for name, (words, remedy) in _WORDS.items():
         theirs, ours = saved.get(name), found.get(name)
-        if name == "ranks" and theirs is None:  # a state of an earlier commit
-            continue
         if theirs != ours:
             raise StateError(
                 f"the state is of {words.format(theirs)}, and the loader has {words.format(ours)}; {remedy}"

@@ -35,11 +35,6 @@ class SamplePolicy:
     Examples:
         >>> from dpex import DpexDataLoader, SamplePolicy
         >>> loader = DpexDataLoader([1, 2, 3], num_workers=1, sample_policy=SamplePolicy(on_error="skip", timeout_s=30))
-        >>> try:
-        ...     SamplePolicy(max_errors=2)
-        ... except ValueError as error:
-        ...     print(error)
-        SamplePolicy(max_errors=2): give a share of the samples, from 0 to 1
     """
 
     on_error: OnSampleError = "raise"

@@ -73,15 +73,6 @@ def test_how_many(shards: int | None, machine: int, most: int | None, count: int
     assert bool(found.warning) == (shards is None and limit > 1)
 
 
-def test_ranks_on_several_machines_are_told_how_to_agree() -> None:
-    elsewhere = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
-    assert "AutotuneConfig(max_streams=...)" in choose_streams(Shards(), 4, None, elsewhere).why
-    for known in (choose_streams(Shards(), 4, 3, elsewhere), choose_streams(Shards(2), 4, None, elsewhere)):
-        assert "AutotuneConfig" not in known.why
-    assert "AutotuneConfig" not in choose_streams(Numbers(), 4, None, elsewhere).why
-    assert "AutotuneConfig" not in choose_streams(Shards(), 4, None, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}).why
-
-
 class Odd:
     def __init__(self, value: Any) -> None:
         self.num_shards = value
