@@ -32,8 +32,8 @@ from dpex.measure.batch_times import BatchTimes
 from dpex.measure.ledger import Seqlock
 from dpex.measure.record import Record, counter
 from dpex.measure.samples import PoolSample
+from dpex.measure.sampling import WaitLog
 from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS, StageSums, Sums
-from dpex.measure.waits import WaitLog
 
 if TYPE_CHECKING:
     from dpex.schedule.prefetch import Settings

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
-from dpex.measure.sampling import FailedSample, SlowIndex, merged
-from dpex.measure.waits import Waits
+from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
 
 SERVICES_KEPT = 1024
 """Maximum times of single batches in the sum of several iterators; the latest are kept."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpex.measure import waits
-from dpex.measure.waits import WaitLog, Waits
+from dpex.measure import sampling
+from dpex.measure.sampling import WaitLog, Waits
 
 
 def logged(count: int, begin: int = 0) -> Waits:
@@ -18,12 +18,12 @@ def shown(found: Waits) -> tuple[int, list[float], list[float]]:
 
 
 def test_old_waits_are_dropped_and_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "KEPT", 4)
+    monkeypatch.setattr(sampling, "LATEST", 4)
     assert shown(logged(11)) == (7, [7, 8, 9, 10], [7.5, 8.5, 9.5, 10.5])
 
 
 def test_iterators_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "KEPT", 4)
+    monkeypatch.setattr(sampling, "LATEST", 4)
     assert shown(logged(2).then(logged(3, 2))) == (1, [1, 2, 3, 4], [1.5, 2.5, 3.5, 4.5])
     assert shown(logged(2).then(logged(6, 2))) == (4, [4, 5, 6, 7], [4.5, 5.5, 6.5, 7.5])
 
