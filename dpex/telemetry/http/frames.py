@@ -89,7 +89,7 @@ def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any
 
 def summary(frames: Sequence[Frame]) -> Mapping[str, Any]:
     """Return shares and rates over these frames; None where the denominator is 0."""
-    seconds, made = _sum(frames, "seconds"), _sum(frames, "made")
+    seconds = _sum(frames, "seconds")
     spent_s = {state: _sum(frames, f"{state}_s") for state in STATES}
     total_s = sum(spent_s.values())
     stalls = [stall for one in frames if (stall := one["gpu_stall_s"]) is not None]
@@ -103,7 +103,6 @@ def summary(frames: Sequence[Frame]) -> Mapping[str, Any]:
         "network_bytes_per_second": _ratio(_sum(frames, "network_bytes"), seconds, digits=0),
         "network_ratio": _ratio(_sum(frames, "network_sending_s"), linked_s),
         "cache_hit_ratio": _ratio(hits := _sum(frames, "cache_hits"), hits + _sum(frames, "cache_misses")),
-        "stages_s": {stage: _ratio(_sum(frames, f"make_{stage}_s"), made, digits=6) for stage in STAGES},
     }
 
 

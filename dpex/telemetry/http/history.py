@@ -200,10 +200,8 @@ class LoaderHistory:
     def _head_now(self) -> Mapping[str, Any]:
         assert self._ledger is not None
         assert self._before is not None
-        return self._head(self._ledger, self._before[0], [one for one, _ in self._frames])
-
-    def _head(self, ledger: LoaderMetrics, sums: Sums, frames: Sequence[Frame]) -> Mapping[str, Any]:
-        now = summary(latest(frames, NOW_S))
+        ledger, sums = self._ledger, self._before[0]
+        now = summary(latest([one for one, _ in self._frames], NOW_S))
         decisions = list(enumerate(self._decisions, 1))[-MOST_DECISIONS:]
         return {
             "name": ledger.name,
