@@ -301,9 +301,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.
 
         New workers take batches as soon as they run, and leaving workers finish their batches. Under
-        ``seeding="worker"``, and for iterable datasets, an iterator's workers keep their places. The next ``iter()``
-        applies this call, and a warning says so. If the loader tunes itself, the values given here are fixed from now
-        on (``prefetch``: as a maximum). dpex continues to tune the others.
+        ``seeding="worker"``, and for iterable datasets, only the prefetch can change. If the loader tunes itself, the
+        values given here are fixed from now on (``prefetch``: as a maximum). dpex continues to tune the others.
 
         Args:
             local: The number of workers on this machine. None keeps it.
@@ -313,8 +312,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Raises:
             OptionError: A count is not an integer of at least 0, ``prefetch`` is less than 1, or no worker would be
                 left.
-            FixedWorkersError: The call changes the number of workers under ``seeding="worker"``, or of PyTorch's local
-                workers; or the loader has ``num_workers=0``.
+            FixedWorkersError: The call changes the workers under ``seeding="worker"``, of an iterable dataset, or
+                PyTorch's own; or the loader has ``num_workers=0``.
             ClusterError: The call asks for remote workers, and Ray is not installed.
 
         Examples:

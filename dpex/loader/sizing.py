@@ -33,7 +33,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
-from dpex.schedule.names import KNOBS, LOCAL, REMOTE, attribute
+from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
 from dpex.schedule.prefetch import Settings
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected, require_ray
@@ -104,7 +104,6 @@ class Sizing:
         return self._loader.seeding == "worker" or self.is_iterable
 
     def tuner(self) -> Tuner | None:
-        """Return the loader's tuner, if it is tuned."""
         runtime = self._loader._runtime
         if runtime.tuner is None and self.is_tuned:
             runtime.tuner = self._new_tuner()
@@ -125,7 +124,6 @@ class Sizing:
         return Tuner(config, start, self.limits(config, start), room=room, note=self._note())
 
     def current(self) -> Settings:
-        """Return the settings as they are now."""
         tuner = self.tuner()
         if tuner is not None:
             return tuner.settings
@@ -141,7 +139,6 @@ class Sizing:
         return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=loader._prefetch_is_given)
 
     def limits(self, config: AutotuneConfig, start: Settings) -> Limits:
-        """Return the limits of tuning, which begins at ``start``."""
         from dpex.autotune.limits import Limits
 
         loader, limits = self._loader, Limits.of(config)
@@ -170,7 +167,6 @@ class Sizing:
         return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
 
     def start(self) -> Settings:
-        """Return the settings that tuning begins with."""
         from dpex.autotune.runtime.tuner import cold_start
         from dpex.engine.with_workers import lanes_of
 
@@ -191,25 +187,17 @@ class Sizing:
             settings = tuner.settings
         else:
             loader._settings = settings
-        engines = [iterator._engine for iterator in list(loader._runtime.iterators)]
-        has_moved = (settings.local, settings.remote) != (now.local, now.remote)
-        if has_moved and self.are_workers_fixed and not all(engine.closed for engine in engines):
-            warn(
-                f"resize() to {settings.local} local and {settings.remote} remote workers takes effect with the next "
-                "iterator. Under seeding='worker', and for iterable datasets, the workers of a running iterator stay "
-                "where they are; with persistent_workers=True, all epochs have the same iterator."
-            )
-        for engine in engines:
-            engine.resize(settings)
+        for iterator in list(loader._runtime.iterators):
+            iterator._engine.resize(settings)
 
     def fixed_by_resize(
         self, now: Settings, local: int | None, remote: int | None, prefetch: int | None
     ) -> dict[str, int]:
-        """Return the settings that a call of ``resize`` fixes, by name; if the total is fixed, both counts of workers.
+        """Return the settings that a call of ``resize`` fixes, by name.
 
         Raises:
             OptionError: A count makes no sense.
-            FixedWorkersError: It asks for another number of workers, and that cannot change.
+            FixedWorkersError: It asks for other workers, and these cannot change.
         """
         check_count("local", local)
         check_count("remote", remote)
@@ -219,10 +207,13 @@ class Sizing:
                 "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
                 "loader with at least one worker, or with num_workers='auto'"
             )
-        if self.are_workers_fixed:
-            local, remote = self._split_of_fixed(now, local, remote)
         counts = zip(KNOBS, (local, remote, prefetch), strict=True)
-        return {knob: count for knob, count in counts if count is not None}
+        fixed = {knob: count for knob, count in counts if count is not None}
+        if self.are_workers_fixed and any(
+            fixed.get(name, getattr(now, name)) != getattr(now, name) for name in WORKER_POOLS
+        ):
+            self._refuse_other_workers(now, {name: fixed[name] for name in WORKER_POOLS if name in fixed})
+        return fixed
 
     def resized(self, now: Settings, fixed: Mapping[str, int]) -> Settings:
         """Return the settings of now with those that are fixed by name.
@@ -250,26 +241,16 @@ class Sizing:
             )
         return settings
 
-    def _split_of_fixed(self, now: Settings, local: int | None, remote: int | None) -> tuple[int, int]:
-        total, given = self._workers, {"local": local, "remote": remote}
-        if local is None and remote is None:
-            return now.local, now.remote
-        if local is None:
-            local = total - (remote or 0)
-        if remote is None:
-            remote = total - local
-        if local + remote != total or min(local, remote) < 0:
-            why = "seeding='worker' ties the random state to the number of workers"
-            remedy = "With seeding='batch' any number gives the same batches"
-            if self.is_iterable:
-                why = "the number of workers decides what each of them reads of an iterable dataset"
-                remedy = "Make a new loader for another number"
-            asked = ", ".join(f"{name}={count}" for name, count in given.items() if count is not None)
-            raise FixedWorkersError(
-                f"resize({asked}) asks for another number of workers than num_workers={total}, but {why}. The next "
-                f"iterator may have the {total} elsewhere. {remedy}"
-            )
-        return local, remote
+    def _refuse_other_workers(self, now: Settings, asked: Mapping[str, int]) -> None:
+        why = "seeding='worker' ties the random state to the workers"
+        remedy = "With seeding='batch' any number gives the same batches"
+        if self.is_iterable:
+            why = "the number of workers decides what each of them reads of an iterable dataset"
+            remedy = "Make a new loader for another number"
+        raise FixedWorkersError(
+            f"resize({', '.join(f'{name}={count}' for name, count in asked.items())}) asks for other workers than the "
+            f"{now.local} local and {now.remote} remote, but {why}. {remedy}"
+        )
 
 
 def fix_workers(loader: DpexDataLoader[Any], count: Any) -> None:
@@ -428,6 +409,5 @@ def _why(count: int, reason: str) -> str:
 
 
 def ranks(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks of the job."""
     world = environ.get("WORLD_SIZE", "")
     return int(world) if world.isdigit() and int(world) else 1

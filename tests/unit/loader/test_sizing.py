@@ -130,9 +130,8 @@ def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
     [
         ({}, (None, None, None), {}),
         ({}, (7, None, 3), {"local": 7, "prefetch": 3}),
-        ({"seeding": "worker"}, (1, None, None), {"local": 1, "remote": 2}),
-        ({"seeding": "worker"}, (None, 3, None), {"local": 0, "remote": 3}),
-        (STREAM, (None, None, 4), {"local": 3, "remote": 0, "prefetch": 4}),
+        ({"seeding": "worker"}, (3, 0, None), {"local": 3, "remote": 0}),
+        (STREAM, (None, None, 4), {"prefetch": 4}),
     ],
 )
 def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[str, int]) -> None:
@@ -142,7 +141,7 @@ def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[st
 @pytest.mark.parametrize(
     ("changes", "named", "message"),
     [
-        ({"seeding": "worker"}, (5, None), r"resize\(local=5\) asks .* than num_workers=3, but seeding='worker' ties"),
+        ({"seeding": "worker"}, (5, None), r"resize\(local=5\) asks .* than the 3 local .* seeding='worker' ties"),
         ({"seeding": "worker"}, (1, 1), r"resize\(local=1, remote=1\) asks .* With seeding='batch' any number"),
         (STREAM, (5, None), r"resize\(local=5\) .* reads of an iterable dataset.* Make a new loader"),
     ],
@@ -191,17 +190,8 @@ def resize(*engines: Running, sizes: tuple[int | None, int | None, int | None], 
     return sizing
 
 
-@pytest.mark.parametrize("changes", [{"seeding": "worker"}, STREAM])
-def test_workers_that_stay_are_warned_of(changes: dict[str, Any]) -> None:
-    ended, running = Running(closed=True), Running()
-    with pytest.warns(RuntimeWarning, match="to 2 local and 1 remote workers takes effect with the next iterator"):
-        sizing = resize(ended, running, sizes=(2, 1, None), **changes)
-    assert ended.asked == running.asked == [sizing.current()] == [Settings(local=2, remote=1, prefetch=6)]
-
-
 def test_no_warning_is_given_where_all_takes_effect_at_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resize(Running(), sizes=(2, 1, None), seeding="batch")
         resize(Running(), sizes=(None, None, 7), seeding="worker")
-        resize(Running(closed=True), sizes=(2, 1, None), seeding="worker")
