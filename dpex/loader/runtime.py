@@ -58,8 +58,7 @@ class LoaderRuntime:
 
     Attributes:
         iterators: Iterators with workers.
-        last_stats: Figures of the latest iterator.
-        last_state: Reads the state of the latest iterator.
+        last_stats, last_state: Of the latest iterator.
         counters: Counts of all iterators, for diagnoses.
         loaded: The state for the next iterator.
         resume: ``loaded``, parsed.
@@ -158,7 +157,11 @@ class LoaderRuntime:
     @property
     def metrics_url(self) -> str | None:
         """Return the address of the live page, if there is one."""
-        return None if self._registration is None else self._registration.url
+        if self._registration is None:
+            return None
+        from dpex.telemetry.exporter import exporter
+
+        return exporter.url
 
     def metrics(self, loader: DpexDataLoader[Any]) -> LoaderMetrics | None:
         """Return the metrics of this loader; None if the endpoint does not export them."""
@@ -167,10 +170,10 @@ class LoaderRuntime:
         if not asked or get_worker_info() is not None:
             return None
         if self._registration is None:
-            from dpex.telemetry.exporter import enrol
+            from dpex.telemetry.exporter import exporter
 
             info = (type(loader.dataset).__name__, str(loader.batch_size), str(loader.seeding))
-            self._registration = enrol(self, port, config, loader.name, info)
+            self._registration = exporter.register(self, port, config, loader.name, info)
         return None if self._registration is None else self._registration.ledger
 
     def hold_cluster(self, head_address: str) -> None:

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dpex.errors import OptionError
 from dpex.options import MetricsConfig
@@ -145,6 +146,13 @@ def _listening(port: int, config: MetricsConfig, app: App) -> Server:
         ) from error
 
 
+class Registration(NamedTuple):
+    """The registration of one loader, which it does not keep alive. It ends by ``end``, or when the loader dies."""
+
+    ledger: LoaderMetrics
+    end: Callable[[], object]
+
+
 class Exporter:
     """The ledgers of this process and its endpoint. There is one, `exporter`."""
 
@@ -159,18 +167,7 @@ class Exporter:
         self._forked = False
         self.collector: Collector = Collector(self.ledgers)
 
-    def ledger(self, name: str | None, info: Sequence[str]) -> LoaderMetrics:
-        """Return the ledger of that name, which loaders of one name share; without a name, one with a new name."""
-        with self._lock:
-            name = encodable(name or f"loader-{next(self._numbers)}")
-            found = self._known.get(name)
-            if found is None:
-                found = self._known[name] = LoaderMetrics(name)
-            found.info = tuple(map(encodable, info))
-            return found
-
     def ledgers(self) -> list[LoaderMetrics]:
-        """Return the exported ledgers."""
         return list({id(ledger): ledger for ledger in list(self._members.values())}.values())
 
     @property
@@ -185,26 +182,34 @@ class Exporter:
         server = self._server
         return None if server is None else server.url
 
-    def join(self, port: int, config: MetricsConfig, ledger: LoaderMetrics) -> int | None:
-        """Export a ledger, on a free port if the requested one is taken.
+    def register(
+        self, owner: object, port: int | None, config: MetricsConfig | None, name: str | None, info: Sequence[str]
+    ) -> Registration | None:
+        """Export a loader, on a free port if the requested one is taken. Loaders of one name share a ledger.
 
         Returns:
-            The argument of `leave`; None if this process never serves.
+            None if nothing asks for metrics, or if this process never serves.
 
         Raises:
-            OptionError: Nothing can listen on that host, or the certificate cannot be read.
+            OptionError: Nothing can listen on that host, the certificate cannot be read; or see `requested_port`.
         """
+        port = requested_port(port, config, os.environ)
         with self._lock:
-            if self._forked:
+            if port is None or self._forked:
                 return None
+            name = encodable(name or f"loader-{next(self._numbers)}")
+            ledger = self._known.get(name)
+            if ledger is None:
+                ledger = self._known[name] = LoaderMetrics(name)
+            ledger.info = tuple(map(encodable, info))
             token = next(self._tokens)
             self._members[token] = ledger  # first, so that no loader that ends meanwhile stops the server
             try:
-                self._serve(port, config)
+                self._serve(port, config or MetricsConfig())
             except BaseException:
                 del self._members[token]
                 raise
-            return token
+        return Registration(ledger, weakref.finalize(owner, self.leave, token))
 
     def _serve(self, port: int, config: MetricsConfig) -> None:
         if not self._hooked:
@@ -240,33 +245,3 @@ class Exporter:
 
 
 exporter: Exporter = Exporter()
-
-
-class Registration:
-    """The registration of one loader, which it does not keep alive. It ends by `end`, or when the loader dies."""
-
-    def __init__(self, loader: object, ledger: LoaderMetrics, seat: int) -> None:
-        self.ledger = ledger
-        self.end: Callable[[], object] = weakref.finalize(loader, exporter.leave, seat)
-        """End it. Idempotent."""
-
-    @property
-    def url(self) -> str | None:
-        """Return the address of the live page that shows the loader; None if there is no page."""
-        return exporter.url
-
-
-def enrol(
-    loader: object, port: int | None, config: MetricsConfig | None, name: str | None, info: Sequence[str]
-) -> Registration | None:
-    """Export this loader's metrics; None if nothing asks for it or this process never exports.
-
-    Raises:
-        OptionError: See `Exporter.join` and `requested_port`.
-    """
-    port = requested_port(port, config, os.environ)
-    if port is None:
-        return None
-    ledger = exporter.ledger(name, info)
-    seat = exporter.join(port, config or MetricsConfig(), ledger)
-    return None if seat is None else Registration(loader, ledger, seat)
