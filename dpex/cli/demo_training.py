@@ -106,7 +106,6 @@ class Turn:
     wait_s: float = 0.0
 
     def add(self, *, seconds: float, wait_s: float) -> None:
-        """Count one batch."""
         self.batches += 1
         self.seconds += seconds
         self.wait_s += wait_s

@@ -35,7 +35,6 @@ EVERY_S = 1.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     found = argparse.ArgumentParser(
         prog="dpex",
         description="PyTorch's DataLoader with workers that are tuned, here or on a Ray cluster, and that explain why "

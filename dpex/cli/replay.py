@@ -98,7 +98,6 @@ class Trace:
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples of all sections."""
         return [step.sample for section in self.sections for step in section.steps]
 
 
@@ -276,7 +275,6 @@ def _decide(section: TraceSection) -> list[Decision | None]:
 
 
 def report(trace: Trace, windows: Sequence[ReplayedWindow]) -> Iterator[str]:
-    """Return the lines to show."""
     yield from _head(trace)
     decided = [(window, window.recorded) for window in windows if window.recorded is not None]
     yield ""

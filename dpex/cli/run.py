@@ -185,7 +185,6 @@ def _options(given: argparse.Namespace, **own: Any) -> RunOptions:
 
 
 def _words(given: argparse.Namespace) -> tuple[str, ...]:
-    """The script and its arguments."""
     return tuple(given.script[1:] if given.script[0] == "--" else given.script)
 
 
@@ -229,7 +228,6 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Run a module like ``python -m NAME ARGUMENTS``."""
     sys.argv = ["-m", *arguments]
     _begin_path(Path.cwd())
     _new_main()

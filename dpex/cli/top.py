@@ -90,7 +90,6 @@ def _reason(error: Exception) -> str:
 
 
 def fetching(context: ssl.SSLContext | None) -> Fetch:
-    """Return a function that fetches a report."""
 
     def fetch(url: str) -> str:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context) as answer:

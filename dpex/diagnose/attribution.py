@@ -69,7 +69,6 @@ class LostTime:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all causes."""
         return sum(self.by_cause.values())
 
     @property

@@ -51,9 +51,8 @@ class RankReport:
         supply_s: Seconds per batch: the time of one worker, over the number of workers.
         unevenness: The time of the slowest twentieth of the rank's batches, over the mean.
         wait_ratio: Share of the rank's time in ``next()``.
-        title, sentence, advice, text: Parts of the rank's own diagnosis, and its ``text``.
-        first: The number of the first batch of ``waits``.
-        waits: Seconds of wait for each of the latest batches.
+        title, sentence, advice, text: Parts of the rank's own diagnosis.
+        waits: Seconds of wait for each of the latest batches, from number ``first`` on.
         ago_s: Seconds since each of these batches; only the rank itself has them.
     """
 

@@ -67,7 +67,6 @@ def headline(facts: Facts) -> str:
 
 
 def confidence(verdict: Verdict) -> str:
-    """Return the confidence in words."""
     if verdict.cause == "too-early":
         return "too little was measured to conclude anything"
     words = "enough to act on" if verdict.is_sure else "measure again before acting on it"
@@ -208,7 +207,6 @@ def _how(verdict: Verdict) -> ReportSection:
 
 
 def measure(one: Evidence) -> str:
-    """Return the number with its unit."""
     shown = {"ratio": percent, "s": duration, "bytes": size}.get(one.unit)
     return f"{rounded(one.value)} {one.unit}".strip() if shown is None else shown(one.value)
 
@@ -356,10 +354,10 @@ _STYLE = """
   h1 { font-size: 1.3rem; } h1::first-letter { text-transform: uppercase; } h2 { font-size: 1.05rem; }
   .faint, th, li { opacity: .7; } .first { background: rgb(128 128 128 / .12); padding: .75rem 1rem; }
   .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-  th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid rgb(128 128 128 / .3); }
+  th, td { text-align: left !important; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid rgb(128 128 128 / .3); }
   th { font-weight: 500; } td { white-space: nowrap; vertical-align: top; }
   td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
-  .bar { display: flex; height: 1.4rem; } .bar span { min-width: 2px; }
+  .bar { display: flex; height: 1.4rem; } .bar span { min-width: 2px; } .key { margin: .3rem 0; }
   .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
   .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
   .bar, .key i { print-color-adjust: exact; }
@@ -410,7 +408,6 @@ def _summary(found: Diagnosis) -> str:
 
 
 def _bar(facts: Facts, verdict: Verdict) -> str:
-    """The wall time as a bar."""
     shown = [part for part in parts(facts, verdict) if part.ratio >= 0.005]
     if not shown:
         return ""

@@ -30,7 +30,6 @@ _LEAST, _BY_LOAD = 0.04, 0.15
 
 
 def present(facts: Facts) -> Settings:
-    """The setting that was measured."""
     return Settings(local=facts.local, remote=facts.remote, prefetch=max(1, facts.prefetch))
 
 

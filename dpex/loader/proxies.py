@@ -71,7 +71,6 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def is_piped(loader: DataLoader[Any]) -> bool:
-    """Return True if the loader's dataset is a DataPipe."""
     return isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
 
 

@@ -79,7 +79,6 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
 
 
 def _read_part(resume: PassState | None) -> PassState | None:
-    """Return the state with which the iterator that reads begins."""
     if resume is None or resume.point.read is None:
         return None
     return replace(resume, point=resume.point.read)

@@ -22,22 +22,15 @@ StepRow = tuple[str, int, float, float, int]
 class BatchTimes(NamedTuple):
     """The times of one batch. CPU seconds include those of libraries' threads, so they may exceed the wall seconds.
 
+    `StageSums` declares the fields that add up. ``transit_s`` is the time on the network while the worker was idle.
+
     Attributes:
         samples: Samples in the batch.
-        load_s: Wall seconds of ``dataset[i]`` for all samples, transforms included.
-        load_cpu_s: CPU seconds of ``dataset[i]``.
-        collate_s: Wall seconds in the collate function.
-        collate_cpu_s: CPU seconds in the collate function.
         steps: Transforms and other steps, if dpex timed them in this batch.
         slowest: Seconds and position of the slowest sample, or empty.
         failed: Index and error text of each sample that failed to load.
-        cache_hits: Samples from a cache (`dpex.cached`).
-        cache_misses: Samples that a cache did not have.
-        cache_saved_s: Seconds of preparing the hits that the cache saved, less the seconds of reading them.
-        encode_s: Wall seconds of writing the batch into shared memory.
         encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative.
         nbytes: Bytes of the batch's buffers.
-        transit_s: Network seconds while the worker was idle.
         ended_at: Monotonic time of the end of encoding or of the arrival here.
     """
 
@@ -60,12 +53,10 @@ class BatchTimes(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Wall seconds for which the worker was busy with the batch."""
         return self.load_s + self.collate_s + self.encode_s
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of all stages."""
         return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
 
     def encoded(self, encode_s: float, cpu_s: float, nbytes: int, ended_at: float) -> tuple[Any, ...]:
@@ -153,7 +144,6 @@ class PoolTimes:
         """Sums by `_ADDED`, and the records that are not in them yet; replaced together."""
 
     def count(self, times: BatchTimes) -> None:
-        """Add one batch."""
         self.tickets += 1
         latest = self._latest[1]
         latest.append(times)
@@ -179,7 +169,6 @@ class PoolTimes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all batches."""
         return int(self._added()[-1])
 
     def stages(self) -> StageSums:
@@ -189,7 +178,6 @@ class PoolTimes:
         return StageSums(tickets=self.tickets, **found)
 
     def link(self) -> LinkSums:
-        """Return the sums over the links to all machines."""
         found = LinkSums()
         for node in list(self.nodes.values()):
             found = found.plus(node)

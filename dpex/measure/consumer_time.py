@@ -98,9 +98,7 @@ class Tally:
     `enter` and `leave` run for each batch, so they begin and end their change of ``seqlock`` without a call.
 
     Attributes:
-        entered_at: Start of the present stay in ``next()``; 0 outside it.
-        blocked_at: Start of the present wait; 0 without one.
-        returned_at: Start of the present step; 0 in ``next()`` and between passes.
+        entered_at, blocked_at, returned_at: Start of the present stay in ``next()``, wait, or step; 0 without one.
         starting: True in the first call of a pass.
         stepped: Count of ended steps; ``work_s`` holds their seconds.
         cause: Cause of the present wait.
@@ -108,12 +106,9 @@ class Tally:
         pending_s: Part of ``named_s`` whose cause follows from the awaited batch.
         causes: Seconds by cause.
         waits: Histogram of waits, if ``detailed``; so is ``steps``.
-        errors: Count of errors that ``next()`` raised, by kind.
         idle_ratio: Share of the workers that were idle when the present wait began. One that makes several batches at
             the same time counts by its free lanes.
-        head_idle_s: Waits with later batches ready, each times its ``idle_ratio``.
-        other_idle_s: All other waits, each times its ``idle_ratio``.
-        log: The wait for each of the latest batches.
+        head_idle_s, other_idle_s: See `Sums`.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
         unended_s: Counted seconds of the last step of each interrupted pass.
@@ -250,7 +245,6 @@ class Tally:
         self.blocked_at = now
 
     def unblock(self, now: float) -> None:
-        """End the wait."""
         self.seqlock.begin()
         self._unblock(now)
         self.seqlock.end()
@@ -385,11 +379,8 @@ class EngineLook:
         refused: The reason why no remote worker can start, or None.
         most_local: The number of local workers that the system allows, and the reason, once it has refused a worker.
         away_s: Seconds of the present step; 0 inside ``next()`` and between passes.
-        pids: Processes of local workers.
         thread: The consumer's native thread id, 0 if unknown.
-        gpu_stall_s: See `dpex.system.gpu.stall`; None without a GPU.
-        gpu_steps: Steps of the GPU's stream.
-        gpu_step_s: Seconds of the GPU's steps.
+        gpu_stall_s, gpu_steps, gpu_step_s: See `dpex.system.gpu.stall`.
         feed_wait_s: Seconds in which the stream waited for copies of finished batches to the device.
         pass_batches: Batches of a whole pass, 0 if unknown.
         start_s: Seconds from the beginning of the latest pass to its first batch; 0 before the first batch.

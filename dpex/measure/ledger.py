@@ -43,7 +43,6 @@ class Seqlock:
         self.changes |= 1
 
     def end(self) -> None:
-        """End a change."""
         self.changes = (self.changes | 1) + 1
 
     def read(self, values: Callable[[], T]) -> T:
@@ -91,7 +90,6 @@ class LastReading(Generic[T]):
         return self._read is None
 
     def read(self) -> T:
-        """Return the present value, or the last one."""
         read = self._read
         return self._last[0] if read is None else read()
 
@@ -121,7 +119,6 @@ class Ledger(Generic[E]):
             self._state = (past, (*(other for other in entries if other not in ended), entry))
 
     def read(self) -> Sums:
-        """Return the sum of all counts."""
         past, entries = self._state
         return reduce(self._join, [entry.read() for entry in entries], past)
 

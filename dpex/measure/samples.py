@@ -37,7 +37,6 @@ class PoolSample(LinkSums):
     )
 
     def since(self, earlier: PoolSample) -> PoolSample:
-        """Return the difference to an earlier sample."""
         found = super().since(earlier)
         return replace(found, services_s=self.services_s[-found.tickets :] if found.tickets else ())
 

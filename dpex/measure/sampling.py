@@ -171,14 +171,11 @@ class Waits:
         return Waits(self.end)
 
     def latest(self) -> Waits:
-        """Return a copy of the latest `LATEST`."""
         first = max(self.first, self.end - LATEST)
         return Waits(first, self.seconds[first - self.first :], self.at[first - self.first :])
 
 
 class WaitLog:
-    """Collects the waits of an iterator."""
-
     __slots__ = ("_waits",)
 
     def __init__(self) -> None:
@@ -193,5 +190,4 @@ class WaitLog:
         waits.seconds.append(waited_s)
 
     def read(self) -> Waits:
-        """Return the waits so far."""
         return self._waits.latest()

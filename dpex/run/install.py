@@ -59,7 +59,6 @@ class RunOptions:
     root: str = ""
 
     def to_text(self) -> str:
-        """Return the options as a text for the environment."""
         return json.dumps(asdict(self))
 
     @classmethod

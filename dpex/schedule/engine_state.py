@@ -49,9 +49,6 @@ class EngineState:
     Args:
         logicals: The number of logical workers; 0: any worker makes any ticket.
         iterable: True if each logical worker reads a stream of its own.
-        in_order: True if batches are delivered in the order of draws.
-        rules: The rules for the prefetch and the size of a message.
-        settings: Workers to start with.
         tolerates: True if batches omit samples that fail to load.
     """
 

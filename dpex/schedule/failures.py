@@ -35,12 +35,6 @@ messages of many."""
 class Failures:
     """The end of a worker: its tickets are made again, given up, or end the epoch.
 
-    Args:
-        placement: The pools, and the tickets under way.
-        logicals: Where logical workers are placed.
-        iterable: The dataset is a stream.
-        tolerates: Batches are made without samples that cannot be loaded.
-
     Attributes:
         deaths: Workers that ended unexpectedly, by pool. Any thread may read it.
         remade: Tickets that were made again for them. Any thread may read it.

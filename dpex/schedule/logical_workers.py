@@ -31,11 +31,6 @@ that were asked for come up sooner. One that comes later has nothing to do until
 class LogicalWorkers:
     """See the module.
 
-    Args:
-        placement: The pools, and the messages under way.
-        count: The number of logical workers; 0 where any worker makes any ticket.
-        iterable: Each of them reads a stream.
-
     Attributes:
         count: The number of logical workers.
         logs: The states and made tickets of each logical worker.

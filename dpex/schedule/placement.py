@@ -1,13 +1,5 @@
 """The worker pools, the workers wanted of each, and the messages under way to them. PURE.
 
-`Placement` owns five collections, each under this one name:
-
-* ``pools``: The latest status of each pool, with its requested and running workers.
-* ``wanted``: The number of workers wanted of each pool.
-* ``dirty``: Queues that may have tickets to send.
-* ``load``: Tickets under way, by pool.
-* ``instructions``: Instructions to perform, in order.
-
 Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Tickets of a logical
 worker go to the worker that `LogicalWorkers` names. A sent ticket counts to the ``load`` of its pool until
 `Placement.arrived` reports it as made or lost.
@@ -48,6 +40,11 @@ class Placement:
         rules: How far ahead the pass runs, and how many tickets a message holds.
 
     Attributes:
+        pools: The latest status of each pool, with its requested and running workers.
+        wanted: The number of workers wanted of each pool.
+        dirty: Queues that may have tickets to send.
+        load: Tickets under way, by pool.
+        instructions: Instructions to perform, in order.
         settings: Workers and prefetch that are wanted now.
         why_no_remote: Why a tuner cannot have remote workers, or None.
         incomplete: Queues whose waiting tickets do not fill a message, as far as is known.
@@ -120,7 +117,6 @@ class Placement:
     # -- workers wanted ------------------------------------------------------------------------------------------
 
     def ask(self, pool: str, count: int, *, optional: bool = False) -> None:
-        """Ask a pool for ``count`` workers."""
         self.wanted[pool] = count
         self.instructions.append(Scale(pool, count, optional))
 

@@ -123,7 +123,6 @@ class PrefetchRules:
         """Message size and prefetch are to be computed again."""
 
     def learn(self, service_s: float, nbytes: int) -> None:
-        """Take in one result."""
         self._seen += 1
         weight = 1.0 / self._seen if self._seen < _REMEMBERED else 1.0 / _REMEMBERED
         self.service_s += weight * (service_s - self.service_s)

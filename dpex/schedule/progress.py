@@ -42,7 +42,6 @@ class TicketRun(NamedTuple):
     index: Any
 
     def tickets(self) -> Iterator[MadeTicket]:
-        """Return its tickets, in order."""
         return (MadeTicket(self.epoch, number, self.index) for number in self.numbers)
 
     def continues(self, epoch: int, number: int, index: Any) -> bool:
@@ -103,7 +102,6 @@ class TicketRuns:
         self.runs[:1] = [self.runs[0]._replace(numbers=numbers)] if numbers else []
 
     def clear(self) -> None:
-        """Forget all of them."""
         self.runs.clear()
 
 

@@ -282,7 +282,6 @@ class Schedule:
         return delivery
 
     def peek(self) -> MadeBatch | None:
-        """Return the batch that `pop` would return."""
         ready = self._ready
         if not self.in_order:
             return ready[next(iter(ready))] if ready else None
@@ -363,7 +362,6 @@ class Schedule:
         return len(self._open)
 
     def issued(self) -> list[Ticket]:
-        """Return the tickets that are with workers."""
         return [ticket for ticket in self._open.values() if ticket.issued]
 
     def unfinished(self) -> list[Ticket]:
@@ -375,5 +373,4 @@ class Schedule:
         return [ticket for ticket in self._open.values() if ticket.queue == queue]
 
     def ticket(self, number: int) -> Ticket | None:
-        """Return the open ticket of that number, or None."""
         return self._open.get(number)

@@ -80,7 +80,6 @@ class MachineMeter:
 
     @property
     def cpus(self) -> float:
-        """CPUs of this part."""
         return max(0.5, self._usable / self._parts)
 
     def sample(

@@ -40,7 +40,6 @@ class RunQueueTimes(NamedTuple):
         return self.queued_s / self.cpu_s if self.cpu_s > 0 else 0.0
 
     def plus(self, other: RunQueueTimes) -> RunQueueTimes:
-        """Return the sum."""
         return RunQueueTimes(self.cpu_s + other.cpu_s, self.queued_s + other.queued_s)
 
     def since(self, then: RunQueueTimes) -> RunQueueTimes:
@@ -72,11 +71,6 @@ class Queued:
         trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
         return RunQueueGrowth(workers, here, trainer)
 
-    @property
-    def workers(self) -> RunQueueTimes | None:
-        """Times of the workers' threads since each began; None: not known."""
-        return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
-
 
 class RunQueueGrowth(NamedTuple):
     """Times between two readings: of the read workers, all threads of this process, and its training thread."""
@@ -91,12 +85,10 @@ def _grown(then: Mapping[int, RunQueueTimes], now: Mapping[int, RunQueueTimes]) 
 
 
 def total(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
-    """Return the sum of all."""
     return reduce(RunQueueTimes.plus, rans, NOTHING)
 
 
 def parse_schedstat(text: str) -> RunQueueTimes:
-    """Return the times in a ``schedstat``'s text."""
     cpu_ns, queued_ns = text.split()[:2]
     return RunQueueTimes(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
 

@@ -57,7 +57,6 @@ class Metric:
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of metric."""
         if self.buckets:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "info" if self.name.endswith("_info") else "gauge"

@@ -192,7 +192,6 @@ class Families(dict[str, Any]):
         return self[name]
 
     def add(self, name: str, labels: Iterable[str], value: float) -> None:
-        """Add a sample of a counter, a gauge or an info."""
         self[name].add_metric(list(labels), value)
 
     def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:

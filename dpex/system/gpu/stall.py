@@ -5,13 +5,11 @@ A *mark* is a CUDA event on the stream at the entry of ``next()`` and at its ret
 stream is still busy then, right after the first. So the time between both is the stream's wait for the batch, and 0 if
 queued work outlasts the wait. Later visits read completed events, oldest first; no call waits for the GPU.
 
-The marks also measure the stream's time for a step: from the return of one ``next()`` to the entry of the following
-one. It is the larger of the GPU's work and its launching, so it is the demand on the loader. A clock of the host cannot
-distinguish a loop that runs ahead of the GPU from a loop with short steps. The stream's time can.
+The marks also measure the stream's time for a step, between two visits: the demand on the loader. A clock of the host
+cannot distinguish a loop that runs ahead of the GPU from a loop with short steps.
 
-The marks do not cover other streams, so the result is an upper limit of the GPU's stall: the GPU may be busy while this
-stream is idle. They do not cover the following copy to the device either. A second thread that feeds the same stream
-during ``next()`` would lengthen the time between the marks. So a stall is at most as long as its visit.
+The result is an upper limit of the GPU's stall, as other streams may be busy meanwhile. It is at most as long as the
+visit, as a second thread may feed the same stream during ``next()``.
 
 Marking a visit takes 25 to 100 µs, which is expensive for steps of 1 ms. With a ``share``, marks take about this share
 of the loop's time.
@@ -93,7 +91,6 @@ class GpuSteps(NamedTuple):
     seconds: float = 0.0
 
     def with_more(self, count: int, step_s: float) -> GpuSteps:
-        """Add ``count`` steps of ``step_s`` seconds each."""
         return GpuSteps(self.number + count, self.seconds + count * step_s)
 
     @property

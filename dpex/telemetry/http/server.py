@@ -103,7 +103,6 @@ class Server(ThreadingHTTPServer):
         self.thread: threading.Thread = threading.Thread(target=self._run, name="dpex-metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
         self.thread.start()
 
     def _run(self) -> None:

@@ -97,7 +97,6 @@ def _is_address(text: str) -> bool:
 
 @cache
 def asset(name: str) -> bytes:
-    """Return a file of the page."""
     return (files("dpex.telemetry") / "static" / name).read_bytes()
 
 
