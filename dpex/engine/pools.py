@@ -151,7 +151,7 @@ class Pools:
             self._measure(event)
         if self.timeline is not None:
             self.timeline.made(event.epoch, number, event.worker, event.times)
-        self._state.made(event, now)
+        self._state.made(event)
 
     def _measure(self, event: TicketMade) -> None:
         """Keep what is needed of a result that is slow, awaited, or has failed samples."""

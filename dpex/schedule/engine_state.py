@@ -27,7 +27,6 @@ from typing import Any
 from dpex.schedule.events import (
     Discard,
     EnterEpoch,
-    Notice,
     PoolEvent,
     Send,
     Snapshot,
@@ -81,9 +80,22 @@ class EngineState:
 
     def handle(self, event: PoolEvent, now: float) -> None:
         """Take in an event of a pool at ``now``, in seconds of a clock that does not jump."""
-        _HANDLERS[type(event)](self, event, now)
+        if isinstance(event, TicketMade):
+            self.made(event)
+        elif isinstance(event, WorkerUp):
+            if not self._count:
+                self.placement.hand_back()
+            self.logicals.worker_up(now)
+        elif isinstance(event, WorkerGone):
+            self.failures.gone(self.schedule, self.epoch, event, now)
+        elif isinstance(event, Snapshot):
+            first = self.schedule.position()[0]
+            # delivered batches may come back
+            self.logicals.snapshot(event, self.epoch, max(0, first - RETURNED_AT_MOST))
+        else:
+            self.placement.instructions.append(event)
 
-    def made(self, event: TicketMade, now: float = 0.0) -> None:
+    def made(self, event: TicketMade) -> None:
         """Handle the event that comes once for each batch."""
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
@@ -100,21 +112,6 @@ class EngineState:
             if self._count:
                 self.logicals.logs[ticket.queue].made(event.epoch, number, ticket.index)
             schedule.done(number, event.value, times.samples, times.nbytes)
-
-    def _up(self, _: WorkerUp, now: float) -> None:
-        if not self._count:
-            self.placement.hand_back()
-        self.logicals.worker_up(now)
-
-    def _gone(self, event: WorkerGone, now: float) -> None:
-        self.failures.gone(self.schedule, self.epoch, event, now)
-
-    def _snapshot(self, event: Snapshot, _: float) -> None:
-        first = self.schedule.position()[0]
-        self.logicals.snapshot(event, self.epoch, max(0, first - RETURNED_AT_MOST))  # delivered batches may come back
-
-    def _note(self, event: Notice, _: float) -> None:
-        self.placement.instructions.append(event)
 
     def refused(self, send: Send) -> None:
         """Take back a message that a pool could not take."""
@@ -231,12 +228,3 @@ class EngineState:
         """Set message size and prefetch by the times and bytes of the batches so far."""
         self.rules.regroup(self.placement.settings, max(1, self.placement.serving()))
         self.settle_prefetch()
-
-
-_HANDLERS: dict[type[Any], Callable[[EngineState, Any, float], None]] = {
-    TicketMade: EngineState.made,
-    WorkerUp: EngineState._up,
-    WorkerGone: EngineState._gone,
-    Snapshot: EngineState._snapshot,
-    Notice: EngineState._note,
-}

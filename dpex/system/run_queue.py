@@ -71,6 +71,11 @@ class Queued:
         trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
         return RunQueueGrowth(workers, here, trainer)
 
+    @property
+    def workers(self) -> RunQueueTimes | None:
+        """Times of the workers' threads since each began; None: not known."""
+        return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
+
 
 class RunQueueGrowth(NamedTuple):
     """Times between two readings: of the read workers, all threads of this process, and its training thread."""
