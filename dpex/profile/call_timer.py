@@ -23,14 +23,25 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from functools import cache
 from operator import is_
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MOST_EVENTS = 200_000
 """Events after which the rest of a batch is not timed: they take 0.1 s."""
-_EVENT_S, _BOOKING_S = 1.6e-7, 3.2e-6
-"""Seconds that an event takes, and that recording a timed call takes in addition, with CPython 3.11 on an EPYC. They
-are subtracted. Where they are longer, steps of many calls seem some microseconds per call longer."""
+_CALLS_TRIED = 64
+"""Calls in one round of measuring the cost of timing: enough for the clock's resolution."""
+_ROUNDS_TRIED = 5
+"""Rounds, of which the fastest counts, as other programs only make a round slower."""
+
+
+class Costs(NamedTuple):
+    """Seconds that one event takes, and that recording a timed call takes in addition."""
+
+    event_s: float
+    booking_s: float
+
+
 StepSeconds = tuple[int, float, float]
 """Calls of a step in a batch, and wall and CPU seconds in them without the steps within."""
 Path = tuple[str, ...]
@@ -139,6 +150,7 @@ class StepWatch:
     """See the module: `add` steps, `start`, and in any case `stop`.
 
     Args:
+        costs: Seconds of an event and of a timed call; None: measured.
         cpu: The CPU clock, in seconds.
         wall: The wall clock, in seconds.
         draws: The random generators, or None.
@@ -146,12 +158,14 @@ class StepWatch:
 
     def __init__(
         self,
+        costs: Costs | None = None,
         cpu: Callable[[], float] = time.thread_time,
         wall: Callable[[], float] = time.perf_counter,
         draws: WatchedGenerators | None = None,
     ) -> None:
         self._cpu = cpu
         self._wall = wall
+        self._costs = costs or costs_here()
         self.is_whole: bool = True
         """False if calls may have been missed."""
         self._codes: dict[int, list[_Target]] = {}
@@ -229,7 +243,7 @@ class StepWatch:
     @property
     def cost_s(self) -> float:
         """Seconds that timing has taken so far."""
-        return self._events * _EVENT_S + self._booked * _BOOKING_S + self.compared_s
+        return self._events * self._costs.event_s + self._booked * self._costs.booking_s + self.compared_s
 
     def call(self, label: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function`` as a step of that name and return its result."""
@@ -321,3 +335,41 @@ class StepWatch:
 
 def _method(owner: Any, name: str) -> Any:
     return inspect.getattr_static(type(owner), name, None)
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def _calls(function: Callable[[], Any]) -> None:
+    for _ in range(_CALLS_TRIED):
+        function()
+
+
+def _fastest_s(function: Callable[[], Any]) -> float:
+    def once() -> float:
+        began = time.perf_counter()
+        _calls(function)
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(_ROUNDS_TRIED)) / _CALLS_TRIED
+
+
+@cache
+def costs_here() -> Costs:
+    """Measure the costs; clocks are slow system calls in some containers. The thread must have no profile function."""
+    watch = StepWatch(Costs(0.0, 0.0))
+
+    def nothing() -> None:
+        pass
+
+    def book() -> None:
+        watch._enter(None, "nothing")
+        watch._leave()
+
+    plain_s = _fastest_s(nothing)
+    sys.setprofile(watch._hook)
+    try:
+        told_s = _fastest_s(nothing)
+    finally:
+        sys.setprofile(None)
+    return Costs(max(0.0, told_s - plain_s) / 2, _fastest_s(book))
