@@ -210,6 +210,8 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
         return place
     one, share = step
     which = f"the transform {one.short}" if one.is_within else "its own code, beside its transforms"
+    if facts.is_asynchronous and cause == "storage" and one.is_within:
+        which = f"{one.short}, which blocks the event loop, so that the other samples of the worker cannot go on"
     return f"{place}, {percent(share)} of it in {which}"
 
 

@@ -17,7 +17,7 @@ from dpex.autotune.law.model import EndOfStall, Model, PoolCost
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import WITHIN, Facts
-from dpex.diagnose.verdict import TRANSFORM, waited_for
+from dpex.diagnose.verdict import TRANSFORM, dominant, waited_for
 from dpex.measure.readable import percent, plural, rounded
 from dpex.schedule.names import lanes
 from dpex.schedule.prefetch import Settings
@@ -28,6 +28,8 @@ MATTERS = 0.05
 """A share of the time below which nothing is worth a change."""
 HALF, QUARTER = 0.5, 0.25
 """Parts of a cost: of half the work; of uint8 instead of float32, and of batches four times as large."""
+_THREADS = 32
+"""Threads of `asyncio.to_thread`, at most; there are four more than CPUs."""
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
 _TOLD = 0.05
@@ -271,12 +273,12 @@ class Run:
             left = 1.0 - HALF * stage[1]
             yield self._costing("cheaper", f"{_stage(stage[0])} at half its cost", left, left)
         yield from self._cached()
-        yield from self._awaited()
+        yield from self._unblocked() if self.facts.is_asynchronous else self._awaited()
 
     def _awaited(self) -> Iterator[Prediction]:
         """Samples that mostly wait, read by coroutines: a worker then waits for many at the same time."""
         facts, model, now = self.facts, self.model, self.base or self.model.now
-        if facts.is_asynchronous or not facts.concurrency or model.cpu_share >= HALF:
+        if not facts.concurrency or model.cpu_share >= HALF:
             return
         quicker = self._scaled(max(model.cpu_share, 1.0 / facts.concurrency), 1.0)
         local, remote = quicker.best(facts.config.headroom)
@@ -289,6 +291,19 @@ class Run:
         change = f"`async def __getitem__` with num_workers={chosen.workers} instead of {now.workers}{told}"
         condition = f"the storage serves {chosen.workers * facts.concurrency} requests at a time as fast"
         yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
+
+    def _unblocked(self) -> Iterator[Prediction]:
+        """The step that blocks the event loop most, awaited: as many of them wait at the same time as threads can."""
+        facts, share = self.facts, self.model.cpu_share
+        step = dominant(facts, "storage")
+        if step is None or not step[0].is_within or not facts.concurrency:
+            return
+        at_once = min(facts.concurrency, _THREADS, int(facts.cpus) + 4)
+        blocked = max(0.0, step[0].all_wall_s - step[0].all_cpu_s) / max(1e-9, facts.busy_s)
+        left = max(share, 1.0 - blocked * (1.0 - 1.0 / at_once))
+        yield self._costing(
+            "awaited", f"`await asyncio.to_thread(...)` around the call that blocks in {step[0].short}", left, 1.0
+        )
 
     def _cached(self) -> Iterator[Prediction]:
         """Samples from `dpex.cached`, as far as nothing random was drawn for them."""

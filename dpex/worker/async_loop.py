@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
 from dpex.worker.async_states import SampleStates, turns
 from dpex.worker.setup import modes_here
+
+if TYPE_CHECKING:
+    from dpex.worker.blocking_steps import BlockingSteps
 
 _CLOSE_S = 2.0
 """Seconds that a dataset's ``aclose()`` and the tasks that are left may take at the end."""
@@ -76,14 +79,14 @@ class Stepping:
             if states is not turns.holder:
                 turns.enter(states)
             if loop.is_watched:
-                loop.begin_step(sample)
+                loop.begin_step(sample, self._coroutine)
             try:
                 waits_for = step(value)
             except StopIteration as end:
                 return end.value
             finally:
                 if loop.is_watched:
-                    loop.end_step()
+                    loop.end_step(self._coroutine)
             try:
                 value = yield waits_for
                 step = self._coroutine.send
@@ -101,6 +104,7 @@ class SampleLoop:
     Attributes:
         is_ending: All that runs is cancelled.
         is_watched: `begin_step` and `end_step` are called at each step.
+        blocking: Finds steps that block the loop, in a worker that makes several batches at the same time.
     """
 
     def __init__(self) -> None:
@@ -108,6 +112,7 @@ class SampleLoop:
         self.loop.set_task_factory(self._new_task)
         self.is_ending: bool = False
         self.is_watched: bool = sample_guard.watch_of_process is not None
+        self.blocking: BlockingSteps | None = None
         self._shows_ticket: Any = None
         self._closers: dict[int, weakref.ref[Any]] = {}
         self._turn = threading.Lock()
@@ -122,18 +127,24 @@ class SampleLoop:
 
     def show_tickets(self, show: Any) -> None:
         """Have ``show`` called with the number of the ticket before each step, and with None after it."""
-        self._shows_ticket = show
+        from dpex.worker.blocking_steps import BlockingSteps
+
+        self._shows_ticket, self.blocking = show, BlockingSteps()
         self.is_watched = True
 
-    def begin_step(self, sample: Step) -> None:
+    def begin_step(self, sample: Step, coroutine: Any) -> None:
         """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked."""
+        if self.blocking is not None:
+            self.blocking.begin(coroutine)
         if self._shows_ticket is not None:
             self._shows_ticket(sample.number)
         if sample_guard.watch_of_process is not None:
             sample_guard.watch_of_process.begin(sample.place, sample.index, sample.samples)
 
-    def end_step(self) -> None:
+    def end_step(self, coroutine: Any) -> None:
         """Note that the step has ended."""
+        if self.blocking is not None:
+            self.blocking.end(coroutine)
         if sample_guard.watch_of_process is not None:
             sample_guard.watch_of_process.end()
         if self._shows_ticket is not None:

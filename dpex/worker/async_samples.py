@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from dpex.errors import AsyncError, SampleTimeoutError
+from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import is_asynchronous, with_inner_datasets
 from dpex.schedule.seeding import ticket_seed
@@ -202,6 +203,11 @@ class AsyncSamples:
         seed_ticket(seed)
         if self.own:
             self.own.seed(seed)
+
+    def steps(self, times: BatchTimes) -> tuple[StepRow, ...]:
+        """Return the steps of samples that blocked the loop, if any does, for a batch that ends with these times."""
+        blocking = self._loop.blocking
+        return () if blocking is None else blocking.rows(self._dataset, times, draws=self.is_exact)
 
     def collated(self, seed: int) -> None:
         """Note that the collate function has returned, which may have drawn."""

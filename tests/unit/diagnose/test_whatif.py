@@ -121,6 +121,23 @@ def test_a_waiting_dataset_gets_a_prediction_for_coroutines() -> None:
     assert not any(one.kind == "awaited" for one in diagnose(busy).predictions)
 
 
+def test_a_step_that_blocks_the_event_loop_is_named() -> None:
+    steps = {"Files": 0.02, "Files > Files.read after its await in line 7": 0.08}
+    rows = {name: StepSums(calls=400, wall_s=s) for name, s in steps.items()}
+    measured = replace(waiting(step_s=0.001), is_asynchronous=True, concurrency=64)
+    measured = replace(measured, pools={"local": replace(measured.pools["local"], steps=rows)})
+    found = diagnose(measured)
+    assert (
+        "(the dataset, 80 % of it in Files.read after its await in line 7, which blocks the event loop, so that the "
+        "other samples of the worker cannot go on)"
+    ) in found.verdict.sentence
+    awaited = named(found, "`await asyncio.to_thread(...)` around the call that blocks in Files.read after its await")
+    assert awaited.rate == pytest.approx(measured.rate / (1.0 - 0.8 * (1.0 - 1.0 / 12)), rel=0.02)
+    assert not any("async def" in one.change for one in found.predictions)
+    sync = diagnose(replace(measured, is_asynchronous=False))
+    assert "blocks the event loop" not in sync.verdict.sentence
+
+
 def test_the_rate_of_waiting_workers_scales_with_their_number() -> None:
     measured = waiting(step_s=0.01)
     found = diagnose(measured)
