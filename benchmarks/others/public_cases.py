@@ -145,24 +145,24 @@ def first_batch_s(loader: str, dataset: Dataset[Any], **options: Any) -> float:
     return seconds
 
 
-def paths(loader: str, figure: str) -> float:
-    """Return a figure of a dataset of 8.3 million paths: "first" in s, "next" in µs, "memory" in GB."""
+def paths(loader: str) -> tuple[float, float, float]:
+    """Return the seconds to the first of batches of 8.3 million paths, µs per `next()`, and GB of all processes."""
     dataset, kind = Paths(), loader_class(loader)
     start_s = time.monotonic()
     batches = iter(kind(dataset, batch_size=24, shuffle=True, num_workers=2))
     next(batches)
-    found = {"first": time.monotonic() - start_s}
+    first_s = time.monotonic() - start_s
     start_s = time.monotonic()
     for _ in range(PATH_BATCHES):
         next(batches)
-    found["next"] = 1e6 * (time.monotonic() - start_s) / PATH_BATCHES
+    next_us = 1e6 * (time.monotonic() - start_s) / PATH_BATCHES
     own = psutil.Process()
-    found["memory"] = sum(one.memory_full_info().pss for one in (own, *own.children(recursive=True))) / 1e9
-    return found[figure]
+    memory = sum(one.memory_full_info().pss for one in (own, *own.children(recursive=True)))
+    return first_s, next_us, memory / 1e9
 
 
-def noisy_neighbour(loader: str, figure: str) -> float:
-    """Return the mean time of a step of 2 ms of Python beside 2 workers that want all CPUs, in ms; or batches/s."""
+def noisy_neighbour(loader: str) -> tuple[float, float]:
+    """Return the mean ms of a step of 2 ms of Python beside 2 workers that want all CPUs, and batches/s."""
     batches = iter(loader_class(loader)(Busy(), batch_size=8, num_workers=2))
     for _ in range(20):
         next(batches)
@@ -173,7 +173,7 @@ def noisy_neighbour(loader: str, figure: str) -> float:
         compute(0.002)
         stepped_s += time.monotonic() - began_s
         count += 1
-    return 1e3 * stepped_s / count if figure == "step" else count / (time.monotonic() - start_s)
+    return 1e3 * stepped_s / count, count / (time.monotonic() - start_s)
 
 
 def payload(loader: str, kind: str) -> float:
@@ -189,29 +189,26 @@ def payload(loader: str, kind: str) -> float:
     return count * PAYLOAD_BYTES / 1e6 / (time.monotonic() - start_s)
 
 
-CASES: dict[str, tuple[Callable[..., float], tuple[Any, ...], str]] = {
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[tuple[str, str], ...]]] = {
     **{
-        f"start-up, {size} MiB, {method}, {workers} workers": (start_up, (size, method, workers), "s")
+        f"start-up, {size} MiB, {method}, {workers} workers": (start_up, (size, method, workers), (("", "s"),))
         for size in (16, 128)
         for method in ("spawn", "forkserver")
         for workers in (1, 8)
     },
-    **{f"payload of 32 MiB, {kind}": (payload, (kind,), "MB/s") for kind in MAKE},
-    "noisy neighbour, step of 2 ms of CPU": (noisy_neighbour, ("step",), "ms"),
-    "noisy neighbour, batches": (noisy_neighbour, ("rate",), "/s"),
-    "8.3 million paths, first batch": (paths, ("first",), "s"),
-    "8.3 million paths, next()": (paths, ("next",), "µs"),
-    "8.3 million paths, memory": (paths, ("memory",), "GB"),
-    "xarray, spawn, 8 workers, first batch": (xarray_start, (), "s"),
+    **{f"payload of 32 MiB, {kind}": (payload, (kind,), (("", "MB/s"),)) for kind in MAKE},
+    "noisy neighbour": (noisy_neighbour, (), ((", step of 2 ms of CPU", "ms"), (", batches", "/s"))),
+    "8.3 million paths": (paths, (), ((", first batch", "s"), (", next()", "µs"), (", memory", "GB"))),
+    "xarray, spawn, 8 workers, first batch": (xarray_start, (), (("", "s"),)),
 }
+"""Function, its arguments behind the loader's name, and the name and unit of each figure that it returns."""
 
 
-def one(case: str, loader: str) -> float:
+def one(case: str, loader: str) -> list[float]:
     """Measure in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.others.public_cases", "--one", case, loader]
-    return float(
-        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-    )
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [float(figure) for figure in json.loads(output.splitlines()[-1])]
 
 
 def main() -> None:
@@ -224,15 +221,17 @@ def main() -> None:
     if options.one:
         case, loader = options.one
         measure, arguments, _ = CASES[case]
-        print(json.dumps(measure(loader, *arguments)))
+        found = measure(loader, *arguments)
+        print(json.dumps(found if isinstance(found, tuple) else [found]))
         return
     print("| case | torch | dpex |\n| --- | --- | --- |")
-    for case, (_, _, unit) in CASES.items():
+    for case, (_, _, figures) in CASES.items():
         if not case.startswith(options.cases):
             continue
         rounds = [[one(case, loader) for loader in ("torch", "dpex")] for _ in range(options.rounds)]
-        torchs, ours = (median(values) for values in zip(*rounds, strict=True))
-        print(f"| {case} | {torchs:.3g} {unit} | {ours:.3g} {unit} |", flush=True)
+        for number, (name, unit) in enumerate(figures):
+            torchs, ours = (median(each[number] for each in turns) for turns in zip(*rounds, strict=True))
+            print(f"| {case}{name} | {torchs:.3g} {unit} | {ours:.3g} {unit} |", flush=True)
 
 
 if __name__ == "__main__":
