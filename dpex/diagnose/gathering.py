@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.diagnose.job import JobDiagnosis, RankReport, judge
 from dpex.system.clock import monotonic
-from dpex.system.cpus import rank
+from dpex.system.cpus import rank, ranks
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
@@ -44,14 +44,14 @@ def of_launch(found: Sequence[tuple[str, RankReport]], environ: Mapping[str, str
     Raises:
         RuntimeError: The store cannot be reached.
     """
-    ranks = int(environ.get("WORLD_SIZE", "1"))
-    if ranks < 2 or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    count = ranks(environ)
+    if count < 2 or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
-    keys = [f"dpex/diagnosis/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}" for number in range(ranks)]
+    keys = [f"dpex/diagnosis/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}" for number in range(count)]
     if rank(environ):
         store.set(keys[rank(environ)], json.dumps([(words, report.sent()) for words, report in found]))
         return None
@@ -59,7 +59,7 @@ def of_launch(found: Sequence[tuple[str, RankReport]], environ: Mapping[str, str
         return None
     words, own = found[0]
     reports, missing, deadline = [own], [], monotonic() + PATIENCE_S
-    for number in range(1, ranks):
+    for number in range(1, count):
         try:
             store.wait([keys[number]], timedelta(seconds=max(0.1, deadline - monotonic())))
         except RuntimeError:

@@ -35,7 +35,7 @@ from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
 from dpex.schedule.prefetch import Settings
-from dpex.system.cpus import rank_cpus, static_worker_count
+from dpex.system.cpus import rank_cpus, ranks, static_worker_count
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
@@ -332,11 +332,7 @@ class Streams:
 def named_shards(dataset: Any, ranks: int = 1) -> int | None:
     """Return the number of shards that a dataset names for each of the ``ranks``; None if it names none."""
     for name in NAMES_OF_SHARDS:
-        try:
-            value = getattr(dataset, name, None)
-        except Exception as error:  # a property may do anything, and nothing depends on it
-            logger.info("auto: %s of the dataset could not be read (%r)", name, error)
-            continue
+        value = attribute(dataset, name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return _listed_urls(dataset, ranks)
@@ -406,8 +402,3 @@ def _source_of(dataset: Any) -> Any:
 
 def _why(count: int, reason: str) -> str:
     return f"The dataset is read in {plural(count, 'stream')}, as {reason}."
-
-
-def ranks(environ: Mapping[str, str]) -> int:
-    world = environ.get("WORLD_SIZE", "")
-    return int(world) if world.isdigit() and int(world) else 1

@@ -21,10 +21,11 @@ from dpex._torch import DatasetKind
 from dpex.engine.pass_state import PassState, dataset_state_of
 from dpex.engine.samplers import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
-from dpex.loader.sizing import Sizing, launched, ranks
+from dpex.loader.sizing import Sizing, launched
 from dpex.measure.readable import plural
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
+from dpex.system.cpus import ranks
 from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, LogicalState, check_global_states, pack_state, plain, unpack_state
 
@@ -138,12 +139,13 @@ def identity_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     """Return the properties of a loader that a state must match, as plain values."""
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     is_free = loader.seeding == "batch" and not is_stream
+    samplers = [sampler for _, sampler in samplers_within(loader._index_sampler)]
     found = {
         "dataset": type(loader.dataset).__qualname__,
         "samples": None if is_stream else _length(loader.dataset),
         "ranks": plural(ranks(launched()), "rank") if is_stream else None,
         "drop_last": bool(loader.drop_last),
-        "sampler": None if is_stream else _kinds(loader._index_sampler),
+        "sampler": None if is_stream else " of ".join(type(one).__name__ for one in samplers),
         "seeding": loader.seeding,
         "workers": None if is_free else int(loader.num_workers),
         "seed": None if is_stream else _seeds(loader),
@@ -156,10 +158,6 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except TypeError:
         return None
-
-
-def _kinds(index_sampler: Any) -> str:
-    return " of ".join(type(sampler).__name__ for _, sampler in samplers_within(index_sampler))
 
 
 def _seeds(loader: DpexDataLoader[Any]) -> dict[str, int]:

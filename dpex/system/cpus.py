@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -25,8 +25,7 @@ _INACTIVE = ("inactive_file", "total_inactive_file")
 
 def rank(environ: Mapping[str, str]) -> int:
     """Return the rank of this training process among all, as launchers set it; 0 if they did not."""
-    said = (environ.get(name, "") for name in _RANKS)
-    return next((int(value) for value in said if value.isascii() and value.isdigit()), 0)
+    return _first(environ, _RANKS, 0)
 
 
 def local_ranks(environ: Mapping[str, str]) -> int:
@@ -36,11 +35,18 @@ def local_ranks(environ: Mapping[str, str]) -> int:
     ``WORLD_SIZE``, which is the same number if the ranks meet at a loopback address.
     """
     names = (*_LOCAL_RANKS, "WORLD_SIZE") if environ.get("MASTER_ADDR") in _LOOPBACK else _LOCAL_RANKS
-    for name in names:
-        value = environ.get(name, "")
-        if value.isascii() and value.isdigit() and int(value) > 0:
-            return int(value)
-    return 1
+    return _first(environ, names, 1)
+
+
+def ranks(environ: Mapping[str, str]) -> int:
+    """Return the number of ranks of the job, at least 1."""
+    return _first(environ, ("WORLD_SIZE",), 1)
+
+
+def _first(environ: Mapping[str, str], names: Iterable[str], least: int) -> int:
+    """Return the first number of at least ``least`` among these variables, else ``least``."""
+    values = (environ.get(name, "") for name in names)
+    return next((int(text) for text in values if text.isascii() and text.isdigit() and int(text) >= least), least)
 
 
 def parts_of_machine(environ: Mapping[str, str], sharing_ranks: int = 1) -> float:
