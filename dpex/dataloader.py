@@ -344,13 +344,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             OptionError: The loader has no workers of dpex, so there is nothing to record. ``with`` raises it, too,
                 while the loader records another timeline.
             OSError: The file cannot be written, at the end of ``with``.
-
-        Examples:
-            >>> from dpex import DpexDataLoader
-            >>> loader = DpexDataLoader(range(8), batch_size=4, num_workers=1)
-            >>> with loader, loader.timeline("/dev/null"):
-            ...     for batch in loader:
-            ...         pass
         """
         sizing = Sizing(self)
         if self.num_workers == 0 or sizing.why_torch is not None or sizing.is_piped:

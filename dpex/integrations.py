@@ -76,12 +76,6 @@ def loader_behind(loader: Any) -> DpexDataLoader[Any] | None:
 
     Returns:
         The loader whose ``decisions``, ``stats()``, ``diagnose()``, ``resize()`` and ``close()`` are about it.
-
-    Examples:
-        >>> from dpex import DpexDataLoader, loader_behind
-        >>> loader = DpexDataLoader(range(6), num_workers=1)
-        >>> loader_behind(loader) is loader
-        True
     """
     inner = _innermost(loader)
     proxy: DpexDataLoader[Any] | None = inner if isinstance(inner, DpexDataLoader) else proxy_behind(inner)

@@ -50,14 +50,7 @@ def size(nbytes: float) -> str:
 
 
 def remainder(whole_s: float, *parts_s: float) -> float:
-    """Subtract parts from a time, in seconds; 0 if the parts were measured as longer than the time.
-
-    Examples:
-        >>> remainder(2.0, 0.5, 0.25)
-        1.25
-        >>> remainder(0.0884, 0.7644)
-        0.0
-    """
+    """Subtract parts from a time, in seconds; 0 if the parts were measured as longer than the time."""
     return max(0.0, whole_s - sum(parts_s))
 
 
