@@ -194,16 +194,13 @@ def table(section: ReportSection) -> Iterator[str]:
 def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
     """The tables that have rows."""
     facts = found.facts
-    made = [_how(found.verdict), _stages(facts), _transforms(facts), _slow_samples(facts), _machines(facts.nodes)]
+    evidence = tuple((one.name, measure(one), one.how) for one in found.verdict.evidence)
+    how = ReportSection(title="How do we know", header=("what", "measured", "how"), rows=evidence)
+    made = [how, _stages(facts), _transforms(facts), _slow_samples(facts), _machines(facts.nodes)]
     if found.verdict.cause not in (TOO_EARLY.key, STEP.key):
         made.append(_changes(found.predictions))
     missing = facts.unmeasured or ("nothing that matters here",)
     return (*(one for one in made if one.rows), ReportSection(title="What was not measured", lines=missing))
-
-
-def _how(verdict: Verdict) -> ReportSection:
-    rows = tuple((one.name, measure(one), one.how) for one in verdict.evidence)
-    return ReportSection(title="How do we know", header=("what", "measured", "how"), rows=rows)
 
 
 def measure(one: Evidence) -> str:

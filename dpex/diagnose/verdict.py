@@ -53,6 +53,8 @@ BUSY = 0.9
 """A GPU that runs kernels for that share of the time lacks no CPU."""
 APART = 4.0
 """A sample that took this many times the mean, each time on average, is named if it is slow repeatedly."""
+FULL = 0.3
+"""Part of the seconds of "cpu" that are waits for a CPU, from which a machine is called full."""
 _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
 IDLE = 0.2
@@ -140,15 +142,12 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
-    clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT)) * (0.5 if _may_have_queued(facts) else 1.0)
+    clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT))
+    if work.is_full(facts) and any(pool.tickets and queueing_s(pool) is None for pool in facts.pools.values()):
+        clear *= 0.5  # workers may have waited for a CPU without a report by the kernel
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
     return first, apart * clear, [first]
-
-
-def _may_have_queued(facts: Facts) -> bool:
-    """Return True if workers of a full machine may have waited for a CPU without a report by the kernel."""
-    return work.is_full(facts) and any(pool.tickets and queueing_s(pool) is None for pool in facts.pools.values())
 
 
 def _held(facts: Facts) -> float:
@@ -252,7 +251,11 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
         return f"{_held_up(facts)} The wait for batches is {percent(facts.wait_ratio)} of the time."
     held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
     who = "workers wait" if facts.workers else "next() waits"
-    full = f" The machine is full: {who} for a CPU." if "cpu" in causes and _is_full(found) else ""
+    full = (
+        f" The machine is full: {who} for a CPU."
+        if "cpu" in causes and found.queued_s > FULL * found.by_cause["cpu"]
+        else ""
+    )
     if cause == "mixed":
         parts = "; ".join(_because(facts, name, _place(facts, found, name)) for name in causes)
         return f"{waits}, for several reasons: {parts}.{full}{_gpu(facts)}{held}"
@@ -327,10 +330,6 @@ def _not_the_loader(facts: Facts) -> str:
 def _because(facts: Facts, cause: str, where: str) -> str:
     because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else CAUSES[cause].explanation
     return because + (f" ({where})" if where else "")
-
-
-def _is_full(found: LostTime) -> bool:
-    return found.queued_s > 0.3 * found.by_cause["cpu"]
 
 
 _SO_SMALL = "batches are so small that dispatching and receiving them costs more than making them"

@@ -81,6 +81,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
     step_s = max(1e-6, _free_step_s(facts) / count)
     inline = facts.pools.get(INLINE, PoolStats())
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"]
+    load = min(1.0, (facts.others or 0.0) / facts.cpus)
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
     return Model(
         now=now,
@@ -93,15 +94,10 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         limits=_limits(facts, now, here),
         unevenness=_unevenness(facts),
         measured_rate=count / makes_s if waits else None,
-        error=math.hypot(_LEAST + _BY_LOAD * _load(facts), _missed(facts.decisions), 1.0 / math.sqrt(count)),
+        error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),
         start=_start(facts, now),
         stages=_stages(facts),
     )
-
-
-def _load(facts: Facts) -> float:
-    """Part of the CPUs that other programs hold."""
-    return min(1.0, (facts.others or 0.0) / facts.cpus)
 
 
 def _free_step_s(facts: Facts) -> float:

@@ -36,10 +36,10 @@ def _described(name: str, container: Any) -> HeldObjects:
     sample = _sample_of(container)
     if not sample:
         return HeldObjects()
-    kind = type(sample[-1]).__name__
+    kind, each = type(sample[-1]).__name__, sum(_bytes_of(one, _DEEPEST) for one in sample) // len(sample)
     return HeldObjects(
         text=f"`{name}`: a {type(container).__name__} of {len(container):,} {kind}",
-        nbytes=sys.getsizeof(container) + len(container) * _mean(sample) * (1 + isinstance(container, dict)),
+        nbytes=sys.getsizeof(container) + len(container) * each * (1 + isinstance(container, dict)),
     )
 
 
@@ -50,10 +50,6 @@ def _sample_of(container: Any) -> list[Any]:
         items: Iterable[tuple[Any, Any]] = islice(container.items(), _SAMPLED // 2)
         return [one for item in items for one in item]
     return list(islice(container, _SAMPLED))
-
-
-def _mean(sample: list[Any]) -> int:
-    return sum(_bytes_of(one, _DEEPEST) for one in sample) // len(sample)
 
 
 def _bytes_of(one: Any, levels: int) -> int:

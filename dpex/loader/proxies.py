@@ -47,16 +47,15 @@ _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
 
 
 class _Known:
-    """The proxy of a loader, what it was made for, and whether it was given to the loader from outside."""
+    """The proxy of a loader, and what it was made for; `_GIVEN`: it was given to the loader from outside."""
 
-    def __init__(
-        self, loader: DataLoader[Any], proxy: DpexDataLoader[Any], made_for: object = None, *, is_given: bool = False
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], proxy: DpexDataLoader[Any], made_for: object) -> None:
         forget = functools.partial(_known.pop, id(loader), None)
         self.reference = weakref.ref(loader, lambda _: forget())
-        self.proxy, self.made_for, self.is_given = proxy, made_for, is_given
+        self.proxy, self.made_for = proxy, made_for
 
 
+_GIVEN = object()
 _known: dict[int, _Known] = {}
 _inherited: list[_Known] = []
 
@@ -101,13 +100,13 @@ def proxy_of(loader: DataLoader[Any], made_for: object, make: Callable[[], DpexD
 
 def give_proxy(loader: DataLoader[Any], proxy: DpexDataLoader[Any]) -> None:
     """Have this proxy make the loader's iterators from now on."""
-    _known[id(loader)] = _Known(loader, proxy, is_given=True)
+    _known[id(loader)] = _Known(loader, proxy, _GIVEN)
 
 
 def given_proxy(loader: DataLoader[Any]) -> DpexDataLoader[Any] | None:
     """Return the proxy that the loader was given, with the loader's attributes as they are now; else None."""
     known = _known.get(id(loader))
-    if known is None or not known.is_given:
+    if known is None or known.made_for is not _GIVEN:
         return None
     _take_over(known.proxy, loader)
     return known.proxy

@@ -31,18 +31,6 @@ def latest_services(one: Sequence[float], other: Sequence[float]) -> tuple[float
     return (*one, *other)[-SERVICES_KEPT:]
 
 
-def _slow_samples(one: Sequence[SlowIndex], other: Sequence[SlowIndex]) -> Sequence[SlowIndex]:
-    return merged([*one, *other])
-
-
-def _all_of_both(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
-    return tuple(dict.fromkeys([*one, *other]))
-
-
-def _latest_failed(one: Sequence[FailedSample], other: Sequence[FailedSample]) -> Sequence[FailedSample]:
-    return (*one, *other)[-FAILED_KEPT:]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StageSums(Record):
     """Times of batches by stage, added up over all workers of a pool."""
@@ -228,7 +216,9 @@ class PoolStats(StageSums, LinkSums):
     )
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
-    failed_nodes: Sequence[str] = few_of_many("The reasons why nodes of the cluster were excluded.", _all_of_both)
+    failed_nodes: Sequence[str] = few_of_many(
+        "The reasons why nodes of the cluster were excluded.", lambda one, other: tuple(dict.fromkeys([*one, *other]))
+    )
     sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
     shared_objects: int = state(
         "Objects of the dataset that workers of a machine read without copying them; of several machines the fewest."
@@ -373,8 +363,12 @@ class Sums(Record):
         metric="dpex_cache_disk_bytes",
         how_to_read="It is kept for later runs. Remove the folder in `disk=` to free it.",
     )
-    slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
-    latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)
+    slow_samples: Sequence[SlowIndex] = few_of_many(
+        "The samples that took longest.", lambda one, other: merged([*one, *other])
+    )
+    latest_failed: Sequence[FailedSample] = few_of_many(
+        "The latest samples that could not be loaded.", lambda one, other: (*one, *other)[-FAILED_KEPT:]
+    )
     batch_waits: Waits = log("The wait for each of the latest batches.", Waits, Waits.then, Waits.since)  # noqa: RUF009
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")
     others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")

@@ -38,7 +38,7 @@ from dpex.schedule.failures import Failures, LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Settings
-from dpex.schedule.progress import LogicalPoint, ResumePoint
+from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import RETURNED_AT_MOST, SHARED, Schedule
 
 
@@ -182,23 +182,17 @@ class EngineState:
     def point(self) -> ResumePoint:
         """Return where this epoch stands. It may be called wherever an exception broke off a change of this state."""
         first, ahead = self.schedule.position()
+        points = []
+        for queue, log in enumerate(self.logicals.logs):
+            next_of_queue, delivered, has_ended = self.schedule.standing(queue)
+            points.append(log.point(self.epoch, next_of_queue, delivered=delivered, has_ended=has_ended))
         return ResumePoint(
             epoch=max(0, self.epoch),
             first=first,
             ahead=ahead,
-            turn=self._turn(first),
-            logicals=tuple(self._logical_point(queue) for queue in range(self._count)),
+            turn=self.schedule.queue_of(first) if self._iterable else first % max(1, self._count),
+            logicals=tuple(points),
         )
-
-    def _turn(self, first: int) -> int:
-        """Return the logical worker whose turn it is at batch ``first``."""
-        if not self._iterable:
-            return first % max(1, self._count)
-        return self.schedule.queue_of(first)
-
-    def _logical_point(self, queue: int) -> LogicalPoint:
-        next_of_queue, delivered, has_ended = self.schedule.standing(queue)
-        return self.logicals.logs[queue].point(self.epoch, next_of_queue, delivered=delivered, has_ended=has_ended)
 
     def succeed(self, former: EngineState) -> None:
         """Count on from ``former``, in whose place this state comes."""

@@ -180,11 +180,6 @@ class LogicalWorkers:
         if self.count:
             self._placement.dirty.update(range(self.count))
 
-    def _wait_anew(self, now: float) -> None:
-        """Give workers that were asked for at ``now`` `CROWD_AFTER_S` to come up."""
-        if self._changed_at is not None:
-            self._changed_at = now
-
     def snapshot(self, event: Snapshot, epoch: int, first: int) -> None:
         """Take in a state: what came before it need not be made again.
 
@@ -210,7 +205,8 @@ class LogicalWorkers:
 
     def evict(self, place: Place, now: float) -> None:
         """A worker has ended at ``now``: its logical workers have none until they are placed anew."""
-        self._wait_anew(now)
+        if self._changed_at is not None:
+            self._changed_at = now  # a worker in its place has `CROWD_AFTER_S` to come up
         for logical in self.placed_on(place):
             self._placement.dirty.add(logical)
             self._place_of[logical] = None

@@ -65,7 +65,6 @@ class MachineMeter:
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._parts = parts_of_machine(os.environ)
-        self._affinity = _affinity()
         self._usable = usable_cpus()
         self._limited = cgroup_cpus() is not None
         self._others = 0.0
@@ -117,10 +116,9 @@ class MachineMeter:
         if self._limited or sys.platform != "linux":
             return
         try:
-            busy = busy_s(self._affinity)
+            busy, own = cpu_used(pids)
         except OSError:  # /proc is closed to this process
             return
-        own = _spent_s(pids)
         if self._others_at > -math.inf and not self._pids - pids:  # of workers that ended, the CPU time is not known
             seconds = now - self._others_at
             own_cpus = (own - self._own) / seconds
