@@ -127,6 +127,11 @@ def cached(
             f"{kind}.__getitem__ is async, and a cache reads samples one by one: make {kind} a dpex.AsyncDataset, "
             "which can be read so, or leave dpex.cached out"
         )
+    if callable(getattr(dataset, "set_epoch", None)):
+        raise OptionError(
+            f"{kind} has set_epoch, so its samples may differ between epochs, and a cache would keep those of one: "
+            "cache a dataset with the part that stays the same, and put set_epoch into a dataset around it"
+        )
     if on_random not in ("raise", "skip"):
         raise OptionError(f"on_random={on_random!r}: give 'raise' or 'skip'")
     sizes = {"memory": byte_count(memory), "disk_budget": byte_count(disk_budget)}

@@ -125,6 +125,15 @@ def test_an_index_that_is_no_number_goes_to_the_dataset() -> None:
     assert cached(Batches())[[1, 2]] == [1, 2]
 
 
+def test_a_dataset_with_set_epoch_is_refused() -> None:
+    class Curriculum(Images):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    with pytest.raises(OptionError, match=r"Curriculum has set_epoch, so its samples may differ between epochs"):
+        cached(Curriculum())
+
+
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_an_attribute_keeps_the_value_of_cached_samples(is_joined: bool) -> None:
     found = cached(Images(), **({"name": "images", "version": 1} if is_joined else {}))
