@@ -20,7 +20,6 @@ from tests.diagnose.planted import REMOTE, Case, Planted, Transformed, Uneven, c
 from tests.diagnose.test_transforms import check_dear
 from tests.shared_ray import SharedRay, by_value
 
-pytest.importorskip("ray")
 pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 SLOW_NODE = "aside"
 """Resource of the node that is slow in `Uneven`."""

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpex import DpexDataLoader, log_to
@@ -55,6 +52,8 @@ def test_figures_are_those_since_the_last_call(kind: Any) -> None:
 
 def test_a_logger_of_lightning_has_them_in_its_file(tmp_path: Path) -> None:
     """mlflow has the same function, `log_metrics(values, step=...)`."""
+    from lightning.pytorch.loggers import CSVLogger
+
     writer = CSVLogger(str(tmp_path), name="run", version=0)
     loader = DpexDataLoader(DATA, num_workers=1, name="train")
     log = log_to(writer, loader)
@@ -68,6 +67,9 @@ def test_a_logger_of_lightning_has_them_in_its_file(tmp_path: Path) -> None:
 
 
 def test_gauges_of_opentelemetry_have_the_latest_values() -> None:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
     reader = InMemoryMetricReader()
     loader = DpexDataLoader(DATA, num_workers=1, name="train")
     log = log_to(MeterProvider([reader]).get_meter("dpex"), loader)

@@ -14,7 +14,6 @@ from dpex import DpexDataLoader
 from dpex.pools.local import clean_server
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
-pytest.importorskip("ray")
 
 
 def remote(length: int) -> DpexDataLoader[torch.Tensor]:

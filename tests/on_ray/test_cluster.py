@@ -18,7 +18,6 @@ from dpex import DpexDataLoader, decode_in_workers
 from dpex.options import ClusterConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
-pytest.importorskip("ray")
 
 WORK = Augmented(120)
 SLOW = Augmented(240, nap_s=0.004)

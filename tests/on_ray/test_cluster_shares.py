@@ -15,7 +15,6 @@ from waiting import until
 from benchmarks.process import Surroundings
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(400)]
-pytest.importorskip("ray")
 
 ROOM = 6
 PATIENCE_S = 120.0

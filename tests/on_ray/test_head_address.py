@@ -17,7 +17,6 @@ from dpex.errors import ClusterError
 from dpex.pools.ray.cluster import connect, release
 
 pytestmark = pytest.mark.ray
-pytest.importorskip("ray")
 
 DATA = TensorDataset(torch.arange(32))
 

@@ -14,7 +14,6 @@ from dpex import DpexDataLoader
 from dpex.pools.agent.pool import RemotePool
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
-pytest.importorskip("ray")
 WORK = Augmented(20_000)
 
 

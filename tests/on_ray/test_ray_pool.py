@@ -23,7 +23,6 @@ from dpex.system.machine import private_bytes
 from dpex.worker.setup import ObjectSharing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
-pytest.importorskip("ray")
 ASIDE = {"resources": {"aside": 1}}
 """For workers on the other node, of which no test expects parked agents."""
 

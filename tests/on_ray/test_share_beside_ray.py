@@ -11,7 +11,6 @@ from dpex import DpexDataLoader
 from dpex.options import WorkerConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
-pytest.importorskip("ray")
 SAMPLES, BATCH = 64, 4
 
 

@@ -1,12 +1,12 @@
 """The loader under one key of `torch.distributed.checkpoint`, in real process groups of 4 ranks and then 2 or 8."""
 
+import importlib
 import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.utils.data import DistributedSampler, IterableDataset
 from waiting import PATIENCE_S
 
@@ -25,6 +25,8 @@ class Stream(IterableDataset[int]):
 
 def train(folder: Path, ranks: int, rank: int, is_first: bool, told: Any) -> None:
     """One rank, as torchtitan's checkpointer has it: states by name, the loader among them."""
+    import torch.distributed.checkpoint as dcp
+
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting {ranks}", rank=rank, world_size=ranks)
     sampler, got = DistributedSampler(DATA, ranks, rank, seed=1), []
     with DpexDataLoader(
@@ -43,6 +45,7 @@ def train(folder: Path, ranks: int, rank: int, is_first: bool, told: Any) -> Non
 
 def job(folder: Path, ranks: int, *, is_first: bool) -> list[int]:
     """Return the samples of all ranks."""
+    importlib.import_module("torch.distributed.checkpoint")  # once for all ranks, and not before other tests fork
     context = multiprocessing.get_context("fork")
     told = context.SimpleQueue()
     processes = [context.Process(target=train, args=(folder, ranks, rank, is_first, told)) for rank in range(ranks)]

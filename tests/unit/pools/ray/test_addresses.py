@@ -4,12 +4,13 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from packages import need
 
 from dpex.errors import ClusterError
 from dpex.pools.ray import cluster
 from dpex.pools.ray.cluster import connect
 
-pytest.importorskip("ray")
+need("ray", "needs Ray: pip install 'dpex[ray]'")
 
 
 @pytest.fixture

@@ -2,27 +2,27 @@
 
 from typing import Any
 
-import pytest
+from packages import need
 
 from dpex.pools.ray.cluster import LONGEST_TEXT, reason_of
 
-pytest.importorskip("ray")
-
-from ray import exceptions
-from ray._raylet import ActorID
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
-
-ACTOR = b"\1" * ActorID.size()
+need("ray", "needs Ray: pip install 'dpex[ray]'")
 
 
-def died(message: str = "something happened", **fields: Any) -> exceptions.ActorDiedError:
-    """As Ray makes it of what its control service says about a dead actor."""
-    context = ActorDiedErrorContext(error_message=message, class_name="DpexWorker", actor_id=ACTOR, pid=7, **fields)
-    return exceptions.ActorDiedError(context)
+def died(message: str = "something happened", **fields: Any) -> Any:
+    """Return the error that Ray makes of what its control service says about a dead actor."""
+    from ray import exceptions
+    from ray._raylet import ActorID
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext
+
+    about: Any = {"class_name": "DpexWorker", "actor_id": b"\1" * ActorID.size(), "pid": 7, **fields}
+    return exceptions.ActorDiedError(ActorDiedErrorContext(error_message=message, **about))
 
 
-def raised(cause: Exception) -> exceptions.RayTaskError:
-    """As Ray hands on an error that was raised in a task."""
+def raised(cause: Exception) -> Any:
+    """Return the error that Ray makes of an error in a task."""
+    from ray import exceptions
+
     trace = f'Traceback (most recent call last):\n  File "a.py", line 1, in work\n{type(cause).__name__}: {cause}'
     error = exceptions.RayTaskError("work", trace, cause, proctitle="ray::work", pid=7, ip="127.0.0.1")
     return error.as_instanceof_cause()
@@ -31,7 +31,7 @@ def raised(cause: Exception) -> exceptions.RayTaskError:
 def test_rays_reason_of_a_death_omits_the_actors_fields() -> None:
     error = died("its process ended with\tcode 9", name="dpex-worker-1", node_ip_address="127.0.0.1")
     assert "\n\tip: 127.0.0.1\n" in str(error)
-    base = exceptions.ActorDiedError.BASE_ERROR_MSG
+    base = type(error).BASE_ERROR_MSG
     assert reason_of(error) == f"{base} its process ended with code 9 [ActorDiedError]"
 
 
