@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from stub_pool import StubPool
+from fake_pool import FakePool
 
 from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
-from dpex.schedule.events import WorkerGone
+from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.prefetch import Settings
 
 
@@ -25,7 +25,7 @@ def draws_of(indices: Sequence[int]) -> Draws:
     return Draws(indices, None, iter(indices), copies=False, is_stream=False)
 
 
-def engine_on(pool: StubPool, prefetch: int = 4, **changes: Any) -> Engine:
+def engine_on(pool: FakePool, prefetch: int = 4, **changes: Any) -> Engine:
     plan = {
         "logicals": 0,
         "iterable": False,
@@ -35,20 +35,40 @@ def engine_on(pool: StubPool, prefetch: int = 4, **changes: Any) -> Engine:
         "memory_budget": None,
         "make_pool": lambda name, count: pool,
     }
-    return Engine(EnginePlan(**plan | changes), Settings(local=len(pool.up), prefetch=prefetch))
+    return Engine(EnginePlan(**plan | changes), Settings(local=2, prefetch=prefetch))
+
+
+def pool_of_two(**options: Any) -> FakePool:
+    """Return a pool whose workers make nothing by themselves."""
+    pool = FakePool(**options)
+    pool.resize(2)
+    pool.start()
+    pool.poll().clear()
+    return pool
 
 
 @pytest.fixture
-def pool() -> StubPool:
-    return StubPool()
+def pool() -> FakePool:
+    return pool_of_two()
 
 
 @pytest.fixture
-def engine(pool: StubPool) -> Iterator[Engine]:
+def engine(pool: FakePool) -> Iterator[Engine]:
     made = engine_on(pool)
     made.begin_epoch(draws_of(range(20)))
     yield made
     made.close()
+
+
+def says_made(pool: FakePool, number: int, value: Callable[[], Any], epoch: int = 0) -> None:
+    """Let the result of a ticket arrive with the next `poll`."""
+    pool.poll().append(TicketMade(epoch, number, 0, value))
+
+
+def numbers_sent(pool: FakePool) -> list[int]:
+    """Return the numbers of all tickets in the order of their messages."""
+    boxes = [pool._queue, *(worker.inbox for worker in pool._workers.values())]
+    return [ticket.number for box in boxes for message in box for ticket in message.tickets]
 
 
 def decoded(log: list[int], number: int) -> Callable[[], str]:
@@ -59,11 +79,11 @@ def decoded(log: list[int], number: int) -> Callable[[], str]:
     return value
 
 
-def test_a_new_epoch_decodes_undelivered_batches_to_free_memory(engine: Engine, pool: StubPool) -> None:
+def test_a_new_epoch_decodes_undelivered_batches_to_free_memory(engine: Engine, pool: FakePool) -> None:
     """Also what waits behind a batch that is not made yet. Decoding is what gives slots their taker, who lets go."""
     log: list[int] = []
     for number in (0, 1, 3):
-        pool.says_made(number, decoded(log, number))
+        says_made(pool, number, decoded(log, number))
     taken(engine)
     assert log == [0]
     engine.begin_epoch(draws_of(range(20)))
@@ -71,35 +91,38 @@ def test_a_new_epoch_decodes_undelivered_batches_to_free_memory(engine: Engine, 
     assert engine.schedule.ready == 0
 
 
-def test_an_undecodable_undelivered_batch_blocks_no_new_epoch(engine: Engine, pool: StubPool) -> None:
+def test_an_undecodable_undelivered_batch_blocks_no_new_epoch(engine: Engine, pool: FakePool) -> None:
     log: list[int] = []
-    pool.says_made(0, decoded(log, 0))
-    pool.says_made(1, lambda: 1 // 0)
-    pool.says_made(2, decoded(log, 2))
+    says_made(pool, 0, decoded(log, 0))
+    says_made(pool, 1, lambda: 1 // 0)
+    says_made(pool, 2, decoded(log, 2))
     taken(engine)
     engine.begin_epoch(draws_of(range(20)))
     assert log == [0, 2]
 
 
-def test_a_batch_that_was_made_twice_is_decoded_and_dropped(engine: Engine, pool: StubPool) -> None:
+def test_a_batch_that_was_made_twice_is_decoded_and_dropped(engine: Engine, pool: FakePool) -> None:
     log: list[int] = []
     for number in (0, 0, 1):
-        pool.says_made(number, decoded(log, number))
+        says_made(pool, number, decoded(log, number))
     assert taken(engine) == "batch 0"
     assert log == [0, 0]
     assert taken(engine) == "batch 1"
 
 
-def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: StubPool) -> None:
+def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: FakePool) -> None:
     engine.begin_epoch(draws_of(range(20)))
-    pool.says_made(0, lambda: "old", epoch=0)
-    pool.says_made(0, lambda: "new", epoch=1)
+    says_made(pool, 0, lambda: "old", epoch=0)
+    says_made(pool, 0, lambda: "new", epoch=1)
     assert taken(engine) == "new"
 
 
 @pytest.mark.parametrize(("lanes", "idle_ratio"), [(1, 0.0), (2, 0.25), (4, 0.625)])
-def test_free_lanes_of_workers_count_as_idle(pool: StubPool, lanes: int, idle_ratio: float) -> None:
+def test_free_lanes_of_workers_count_as_idle(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch, lanes: int, idle_ratio: float
+) -> None:
     """Two workers hold the last three batches of a pass."""
+    monkeypatch.setattr(pool, "at_work", lambda: 2)
     engine = engine_on(pool, lanes=lanes)
     engine.begin_epoch(draws_of(range(3)))
     assert engine.read_ahead() is not None
@@ -112,10 +135,10 @@ def errors(engine: Engine) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore:it was killed:RuntimeWarning")
-def test_a_batch_that_kills_its_workers_counts_as_worker_error(engine: Engine, pool: StubPool) -> None:
+def test_a_batch_that_kills_its_workers_counts_as_worker_error(engine: Engine, pool: FakePool) -> None:
     for _ in range(engine.schedule.max_tries):
-        pool.said.append(WorkerGone("local", 0, 0, (0,), 0, False, "it was killed", 4711))
-        pool.says_made(1, lambda: "batch 1")
+        pool.poll().append(WorkerGone("local", 0, 0, (0,), 0, False, "it was killed", 4711))
+        says_made(pool, 1, lambda: "batch 1")
         engine._collect()
     with pytest.raises(WorkerDiedError, match="Batch 0"):
         taken(engine)
@@ -124,7 +147,7 @@ def test_a_batch_that_kills_its_workers_counts_as_worker_error(engine: Engine, p
     assert errors(engine) == {"worker": 1}
 
 
-def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, pool: StubPool) -> None:
+def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, pool: FakePool) -> None:
     pool.failed, pool.counts.requested = "no worker can be started", 0
     for times in (1, 2):
         with pytest.raises(WorkerDiedError, match="no worker can be started"):
@@ -132,7 +155,7 @@ def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, 
         assert errors(engine) == {"worker": times}
 
 
-def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
+def test_a_timeout_is_an_error_of_its_own_kind(pool: FakePool) -> None:
     engine = engine_on(pool, timeout_s=0.01)
     engine.begin_epoch(draws_of(range(20)))
     with pytest.raises(BatchTimeoutError, match=r"timed out after 0\.01 seconds"):
@@ -144,11 +167,11 @@ def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
 @pytest.mark.parametrize("logicals", [0, 2])
 def test_an_incomplete_message_is_not_rechecked_for_each_batch(monkeypatch: pytest.MonkeyPatch, logicals: int) -> None:
     """It goes once it is complete, or nothing is ready any more."""
-    pool = StubPool()
+    pool = pool_of_two(shared=not logicals)
     engine = engine_on(pool, logicals=logicals, prefetch=8)
     engine.begin_epoch(draws_of(range(40)))
     for number in range(8):
-        pool.says_made(number, decoded([], number))
+        says_made(pool, number, decoded([], number))
     assert taken(engine) == "batch 0"
     engine.state.rules.group = 3
     engine._collected_at = math.inf
@@ -165,7 +188,7 @@ def test_an_incomplete_message_is_not_rechecked_for_each_batch(monkeypatch: pyte
     assert asked == 1  # when there was room for 3
     assert engine.state.placement.dirty == engine.state.placement.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
-    assert (sorted(pool.numbers_sent), engine.state.placement.dirty) == (list(range(15)), set())
+    assert (sorted(numbers_sent(pool)), engine.state.placement.dirty) == (list(range(15)), set())
     engine.close()
 
 
