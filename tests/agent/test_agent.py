@@ -62,7 +62,7 @@ def test_batches_are_torchs() -> None:
         assert pool.at_work() == 0, "a worker without a ticket counts as at work"
 
 
-@pytest.mark.parametrize("share_objects", [True, False])
+@pytest.mark.parametrize("share_objects", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_stats_show_the_objects_that_workers_share(share_objects: bool) -> None:
     rows = [{"path": f"/data/{n:080d}.jpg", "label": n + 1000} for n in range(20_000)]
     with remote(rows, num_workers=2, worker_config=WorkerConfig(share_objects=share_objects)) as loader:

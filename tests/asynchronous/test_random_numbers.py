@@ -19,8 +19,8 @@ WORKERS = [0, 1, 2, 3, "auto"]
 @pytest.mark.parametrize("own", [False, True], ids=["global", "own"])
 def test_batches_are_equal_with_any_number_of_workers(own: bool) -> None:
     dataset = Draws(own=own)
-    first, *others = [batches(dataset, num_workers=count) for count in WORKERS]
-    assert others == [first] * len(others)
+    first, *others = [batches(dataset, num_workers=count) for count in (0, 3, "auto")]
+    assert others == [first] * 2
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_the_demo_compares_auto_with_torch_and_explains_it() -> None:
     demo = start("--seconds", "16")
     out, err = demo.communicate(timeout=180)

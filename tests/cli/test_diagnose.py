@@ -88,7 +88,7 @@ def test_another_rank_writes_only_a_file_of_its_own(tmp_path: Path) -> None:
     assert "Let training run for longer" in written.read_text()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_loader_of_dpexs_class_is_reported_on_too(workers: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "from dpex import DpexDataLoader\n"

@@ -20,7 +20,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 
-RANKS, BATCHES, STEP_S, SLOW_S = 4, 60, 0.02, 0.06
+RANKS, BATCHES, STEP_S, SLOW_S = 4, 60, 0.015, 0.045
 Seconds = Callable[[int, int], float]
 
 

@@ -55,6 +55,7 @@ def test_cause_and_beginning_are_told(ranks: list[dict[str, Any]]) -> None:
     assert f"since batch {middle['since']}" in " ".join(middle["text"].split())
 
 
+@pytest.mark.long
 def test_launch_by_torchrun_has_one_report(tmp_path: Path) -> None:
     """Of torch's own loaders, by the process of rank 0."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d"]

@@ -1,4 +1,4 @@
-"""A thousand signals, at each place inside ``next()``, with workers in this process. Planted faults are found.
+"""Hundreds of signals, at each place inside ``next()``, with workers in this process. Planted faults are found.
 
 The iterator, the engine, the schedule and the samplers are the real ones. `test_sweep` has real workers, and fewer
 signals, as each costs new processes.
@@ -25,10 +25,11 @@ from dpex.schedule.schedule import Schedule
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator was just being closed
 ]
-ROWS = 400
-STREAM_BATCHES = 50
-TICKS = 1000
-RENEWED_TICKS = 400
+ROWS = 160
+STREAM_BATCHES = 20
+TICKS = 400
+PLANTED_TICKS = 1000
+RENEWED_TICKS = 200
 """Signals of which some come within a renewal, which has hundreds of places."""
 KINDS: dict[str, dict[str, Any]] = {
     "worker": {},
@@ -136,5 +137,5 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     exec(compile(source, PLANTED, "exec"), made)
     (name,) = set(made) - {"__builtins__"}
     monkeypatch.setattr(owner, name, made[name])
-    wanted, got, _ = both("batch", monkeypatch, TICKS)
+    wanted, got, _ = both("batch", monkeypatch, PLANTED_TICKS)
     assert got != wanted

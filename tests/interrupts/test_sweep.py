@@ -57,7 +57,9 @@ def loader_of(kind: str) -> DpexDataLoader[Any]:
     return DpexDataLoader(Augmented(ROWS, extra=1000), batch_size=4, shuffle=True, generator=seeded(), **KINDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in ("batch", "out of order"))) for kind in KINDS]
+)
 def test_each_batch_comes_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in pretended(monkeypatch):
         with loader_of(kind) as loader:

@@ -78,6 +78,7 @@ def rank_of_a_job(rank: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps({"indices": indices, "deaths": deaths}))
 
 
+@pytest.mark.long
 def test_eight_ranks_on_one_machine_get_all_samples_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dpex", "torch.distributed"])

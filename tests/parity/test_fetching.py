@@ -129,8 +129,17 @@ def test_stream(cls: Loader, workers: int, batch_size: int | None, drop_last: bo
     return list(cls(Stream(pair, 7), batch_size, num_workers=workers, drop_last=drop_last))
 
 
-@pytest.mark.parametrize("sizes", [(0, 4, 20), (20, 4, 0), (0, 0, 0), (1, 9, 1), (0, 0, 5)])
-@pytest.mark.parametrize(("prefetch_factor", "batch_size"), [(1, None), (2, 3), (5, None)])
+@pytest.mark.parametrize(
+    ("sizes", "prefetch_factor", "batch_size"),
+    [
+        ((0, 4, 20), 1, None),
+        ((20, 4, 0), 2, 3),
+        ((20, 4, 0), 5, None),
+        ((0, 0, 0), 2, 3),
+        ((1, 9, 1), 5, None),
+        ((0, 0, 5), 1, None),
+    ],
+)
 @parity
 def test_uneven_streams(cls: Loader, sizes: tuple[int, ...], prefetch_factor: int, batch_size: int | None) -> Any:
     loader = cls(Stream(pair, *sizes), batch_size, num_workers=3, prefetch_factor=prefetch_factor)

@@ -20,8 +20,7 @@ def lists(batches: list[Any]) -> list[Any]:
     return [[part.tolist() for part in batch] for batch in batches]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("prefetch_factor", [1, 2, 7])
+@pytest.mark.parametrize(("workers", "prefetch_factor"), [(1, 7), (2, 1), (2, 2), (3, 2), (3, 7)])
 @parity
 def test_in_order(cls: Loader, workers: int, prefetch_factor: int) -> Any:
     """The first batch waits at a gate, yet nothing overtakes it; batch i is made by worker i mod W."""
@@ -271,8 +270,7 @@ def test_a_persistent_stream_that_is_broken_off(cls: Loader) -> Any:
     return [take(iter(loader), 3), list(loader), take(iter(loader), 12), list(loader)]
 
 
-@WORKERS
-@pytest.mark.parametrize("taken", [0, 1, 3])
+@pytest.mark.parametrize(("workers", "taken"), [(0, 1), (2, 0), (2, 3)])
 @parity
 def test_breaking_off(cls: Loader, workers: int, taken: int) -> Any:
     loader = cls(Counting(40), batch_size=2, num_workers=workers, shuffle=True)

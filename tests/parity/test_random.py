@@ -63,9 +63,11 @@ SAMPLERS = (
 )
 
 
-@WORKERS
-@pytest.mark.parametrize("seeded", [False, True])
-@pytest.mark.parametrize("kind", SAMPLERS)
+HERE = [(kind, seeded, 0) for kind in SAMPLERS for seeded in (False, True)]
+BESIDE_WORKERS = [(kind, number % 2 == 0, 2) for number, kind in enumerate(SAMPLERS)]
+
+
+@pytest.mark.parametrize(("kind", "seeded", "workers"), [*HERE, *BESIDE_WORKERS])
 @parity
 def test_draws_in_this_process(cls: Loader, kind: str, seeded: bool, workers: int) -> Any:
     """The state of every generator after each step of two epochs."""
@@ -116,8 +118,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "workers"), [*((how, 2) for how in HOW), ("shuffled", 1), ("persistent", 3)])
 @parity
 def test_augmentations_in_workers(cls: Loader, how: str, workers: int) -> Any:
     """random, numpy and torch in worker w go on from their seeds, bit for bit, over two epochs."""
@@ -127,8 +128,7 @@ def test_augmentations_in_workers(cls: Loader, how: str, workers: int) -> Any:
     return epochs(cls(Of(augmented, 9), num_workers=workers, **options), 2)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(1, False), (3, False), (2, True)])
 @parity
 def test_augmentations_of_streams(cls: Loader, workers: int, persistent: bool) -> Any:
     loader = cls(Stream(augmented_element, 5, 2, 7), 2, num_workers=workers, persistent_workers=persistent)
@@ -158,8 +158,7 @@ def reseed(worker: int) -> None:
     torch.manual_seed(100 + worker)
 
 
-@pytest.mark.parametrize("init", [draw_once, reseed])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("init", "persistent"), [(draw_once, True), (reseed, False)])
 @parity
 def test_draws_in_worker_init_fn(cls: Loader, init: Any, persistent: bool) -> Any:
     """Seeds are set before it is called, and what it leaves is what the dataset finds."""

@@ -101,7 +101,7 @@ def found(context: str) -> dict[str, object]:
     return json.loads(ran("-c", CELL, context, timeout=200).stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", EXPECTED)
 def test_what_a_cell_defines_reaches_workers(context: str, what: str) -> None:
     assert found(context)[what] == EXPECTED[what]

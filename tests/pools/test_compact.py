@@ -32,8 +32,15 @@ class Compacted:
         return self.rows[index]["label"], self.places[str(index)], is_mapped
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("loader", [DataLoader, DpexDataLoader])
+@pytest.mark.parametrize(
+    ("loader", "method"),
+    [
+        (DataLoader, "fork"),
+        (DpexDataLoader, "fork"),
+        (DpexDataLoader, "spawn"),
+        *(pytest.param(loader, "forkserver", marks=pytest.mark.long) for loader in (DataLoader, DpexDataLoader)),
+    ],
+)
 def test_workers_map_the_buffer(loader: Any, method: str) -> None:
     data = Compacted()
     batches = list(loader(data, batch_size=500, num_workers=2, multiprocessing_context=method))

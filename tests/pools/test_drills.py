@@ -83,6 +83,7 @@ def test_a_trainer_that_was_stopped_goes_on_with_all_batches() -> None:
     assert [int(line) for line in got] == [*range(COUNT), 0]
 
 
+@pytest.mark.long
 def test_a_suspended_training_and_its_workers_continue_unchanged() -> None:
     """As when a laptop sleeps, but that all clocks go on meanwhile, which no sample and no decision may suffer from."""
     with Watched(Work(workers=0, options={"sample_policy": SamplePolicy(timeout_s=TIMEOUT_S)})) as training:

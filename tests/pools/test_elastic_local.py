@@ -285,9 +285,10 @@ def test_workers_that_leave_finish_what_they_hold_and_end() -> None:
     assert rest[:, 0].tolist() == list(range(2000))
 
 
-def test_resize_from_another_thread_without_end() -> None:
+@pytest.mark.parametrize("rows", [80, pytest.param(400, marks=pytest.mark.long)])
+def test_resize_from_another_thread_without_end(rows: int) -> None:
     """Trainer and template once waited for each other, with hundreds of forks asked for and as many leaves queued."""
-    loader = elastic(Augmented(400, 0.0005), 2, batch_size=2)
+    loader = elastic(Augmented(rows, 0.0005), 2, batch_size=2)
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -307,7 +308,7 @@ def test_resize_from_another_thread_without_end() -> None:
         stop.set()
         thread.join()
     assert not errors
-    assert_same(got, stacked(elastic(Augmented(400), 0, batch_size=2)))
+    assert_same(got, stacked(elastic(Augmented(rows), 0, batch_size=2)))
 
 
 def test_many_workers_at_once_are_forked_a_few_at_a_time() -> None:

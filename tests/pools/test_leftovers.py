@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import textwrap
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,16 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("how", LATE)
+SIMILAR = {"iterator still alive, slow steps", "batches kept", "tuned, in a cycle", "pinned, in a cycle", "resized"}
+"""Cases in which one part differs from a case of the short tier."""
+
+
+def short_and_long(cases: Iterable[str]) -> list[Any]:
+    """Mark `SIMILAR` cases as tests of the long tier."""
+    return [pytest.param(case, marks=[pytest.mark.long] * (case in SIMILAR)) for case in cases]
+
+
+@pytest.mark.parametrize("how", short_and_long(LATE))
 def test_nothing_is_left_when_the_interpreter_ends(family: Forker, how: str) -> None:
     assert family.run(LATE[how]) == (0, "", "")
     family.assert_nothing_is_left()
@@ -150,7 +160,7 @@ for number, batch in enumerate(data):
 """
 
 
-@pytest.mark.parametrize("what", ENDLESS)
+@pytest.mark.parametrize("what", short_and_long(ENDLESS))
 def test_ctrl_c_shows_the_trainers_own_traceback_and_no_other(family: Forker, what: str) -> None:
     """A terminal sends SIGINT to the whole group: trainer, prepared process and workers."""
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
@@ -181,8 +191,15 @@ report_leftovers(THREADS)
     family.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGABRT])
-@pytest.mark.parametrize("what", ["map-style", "fixed workers", "spawned"])
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("map-style", signal.SIGTERM),
+        ("fixed workers", signal.SIGHUP),
+        ("map-style", signal.SIGKILL),
+        ("spawned", signal.SIGKILL),
+    ],
+)
 def test_killing_the_trainer_ends_its_workers(family: Forker, number: signal.Signals, what: str) -> None:
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
     os.kill(trainer.pid, number)

@@ -41,8 +41,7 @@ def output_of(body: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("spare", [16, 30])
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
+@pytest.mark.parametrize(("spare", "seeding"), [(30, "batch"), pytest.param(16, "worker", marks=pytest.mark.long)])
 def test_workers_without_descriptors_are_refused(spare: int, seeding: str) -> None:
     out = output_of(f"""
 limit({spare})
@@ -73,8 +72,7 @@ EPERM, ENOSYS = 1, 38
 
 
 @pytest.mark.skipif(platform.machine() not in NUMBERS, reason="the number of memfd_create is not known here")
-@pytest.mark.parametrize("error", [EPERM, ENOSYS])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(("error", "context"), [(EPERM, "fork"), pytest.param(ENOSYS, "spawn", marks=pytest.mark.long)])
 def test_memory_comes_without_memfd_create(error: int, context: str) -> None:
     files = "len([name for name in os.listdir('/dev/shm') if 'dpex' in name])"
     output_of(f"""

@@ -17,7 +17,6 @@ from dpex.pools.local.object_sharing import SWITCHED_OFF, Pace
 from dpex.pools.local.shared_objects import LEAST_BYTES
 
 HAS_IMMORTAL_OBJECTS = (3, 12) <= sys.version_info < (3, 15)
-METHODS = ("fork", "spawn", "forkserver")
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -89,7 +88,7 @@ def batches_of(dataset: Any, method: str, **options: Any) -> tuple[list[torch.Te
         return list(loader), loader.stats().pools["local"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_batches_are_the_same_bit_for_bit(method: str) -> None:
     data = Rows()
     with_it, found = batches_of(data, method)
@@ -119,9 +118,15 @@ def test_each_epoch_shares_the_dataset_as_it_is(monkeypatch: pytest.MonkeyPatch)
     assert loader.stats().pools["local"].shared_objects > before
 
 
-@pytest.mark.parametrize("kind", [ByConstructor, ByState, ByFunction])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("share_objects", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "method", "share_objects"),
+    [
+        (ByConstructor, "spawn", True),
+        (ByConstructor, "forkserver", False),
+        (ByState, "forkserver", True),
+        (ByFunction, "forkserver", True),
+    ],
+)
 def test_each_spawned_worker_constructs_its_dataset(kind: Any, method: str, share_objects: bool) -> None:
     data = kind(Rows().rows)
     config = WorkerConfig(share_objects=share_objects)

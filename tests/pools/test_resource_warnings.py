@@ -20,6 +20,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_no_resource_is_left_to_the_collector(method: str) -> None:
     assert "ResourceWarning" not in ran("-W", "always::ResourceWarning", "-c", SCRIPT, method).stderr

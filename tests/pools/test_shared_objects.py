@@ -13,7 +13,7 @@ import pytest
 from dpex.pools.local.shared_objects import why_unsupported
 from tests.pools import shared_object_cases
 
-VERSIONS = ("3.12", "3.13", "3.14")
+VERSIONS = ("3.12", pytest.param("3.13", marks=pytest.mark.long), "3.14")
 ROOT = Path(__file__).parents[2]
 
 

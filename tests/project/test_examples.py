@@ -60,6 +60,7 @@ def test_data_parallel(run: Run) -> None:
     assert (out.splitlines(), err) == (lines, "")
 
 
+@pytest.mark.long
 def test_ddp_shows_every_row_once_and_another_order_each_epoch(run: Run) -> None:
     out, _ = run("ddp.py", "--local", "--num-workers", "2", "--epochs", "2", "--rows", "120", "--ranks", "2")
     said = re.findall(r"epoch (\d): each of 120 rows was seen once; rank 0 began with rows \[([\d, ]+)\]", out)
@@ -88,14 +89,14 @@ def test_deleting_loaders_half_way_leaves_nothing(run: Run) -> None:
 
 
 def test_a_set_of_two_shards_is_decoded_by_as_many_as_pay(run: Run) -> None:
-    out, _ = run("few_shards.py", "--seconds", "2", "--decode-ms", "5")
+    out, _ = run("few_shards.py", "--seconds", "1", "--decode-ms", "5")
     assert re.search(r"torch, 8 workers: [\d.]+ batches/s", out)
     assert re.search(r'dpex, num_workers="auto": [\d.]+ batches/s, [12] streams, \d+ workers decode', out)
     assert "Other workers, whose number is tuned, decode what is read" in out
 
 
 def test_planted_bottlenecks_are_diagnosed(run: Run) -> None:
-    out, _ = run("bottlenecks.py", "--seconds", "3", "straggler", "transfer")
+    out, _ = run("bottlenecks.py", "--seconds", "1", "straggler", "transfer")
     assert re.findall(r"^dpex diagnosis of (\w+) ", out, re.MULTILINE) == ["straggler", "transfer"]
     assert out.count("First: ") == 2
 

@@ -81,19 +81,18 @@ def loader_of(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
     return DpexDataLoader(dataset, collate_fn=list, **options)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"persistent_workers": True},
-        {"seeding": "batch"},
-        {"num_workers": 0},
-        {"num_workers": "auto", "autotune": AutotuneConfig(max_streams=1)},
-    ],
-    ids=str,
+OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("map", {"persistent_workers": True}),
+    ("stream", {"persistent_workers": True}),
+    ("map", {"seeding": "batch"}),
+    ("failing", {"num_workers": 0}),
+    ("map", {"num_workers": 0}),
+    ("stream", {"num_workers": "auto", "autotune": AutotuneConfig(max_streams=1)}),
 )
-@pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), *OTHERS], ids=str)
 def test_nobody_is_asked_where_nobody_asks(kind: str, options: dict[str, Any], notes: Path) -> None:
     with loader_of(KINDS[kind](notes), **options) as loader:
         for _ in range(2):

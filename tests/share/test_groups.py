@@ -79,6 +79,7 @@ def test_share_rank_is_a_dimension_of_a_device_mesh(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_groups_of_a_real_job_get_the_batches_of_ranks_alone() -> None:
     """The benchmark compares every byte with that of ranks that load for themselves, or that broadcast."""
     command = [sys.executable, "-m", "benchmarks.groups", "--check", "--work", "tokens", "--batches", "3"]

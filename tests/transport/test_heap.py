@@ -63,13 +63,7 @@ print((faults() - before) / 20)
 
 @pytest.mark.parametrize(
     ("seeding", "tunables", "learns"),
-    [
-        ("worker", "", True),
-        ("batch", "", True),
-        ("batch", "glibc.malloc.mmap_threshold=131072", False),
-        ("worker process", "", True),
-        ("worker process", "glibc.malloc.mmap_threshold=131072", False),
-    ],
+    [("batch", "", True), ("batch", "glibc.malloc.mmap_threshold=131072", False), ("worker process", "", True)],
 )
 def test_a_batch_causes_no_page_faults_unless_trimming_is_set(
     seeding: str, tunables: str, learns: bool, tmp_path: Path

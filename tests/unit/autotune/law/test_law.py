@@ -219,7 +219,7 @@ def test_limits_hold_at_once() -> None:
     cpus=st.integers(1, 64),
     at_once=st.floats(1.0, 128.0),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_it_settles(service_s: float, step_s: float, cpus: int, at_once: float) -> None:
     """What failed is tried again ever later: growth, a probe, and the way back from either."""
     loader = TunedLoader(service_s, step_s, cpus=float(cpus), at_once=at_once)
