@@ -209,7 +209,7 @@ class Run:
             change = _named(now, chosen) + self._if_kept(local)
             yield self.predicted("workers", change, chosen, condition=condition)
         if is_late and now.workers:
-            wanted = replace(now, prefetch=max(now.prefetch, math.ceil(depth) * now.workers))
+            wanted = replace(now, prefetch=max(now.prefetch, math.ceil(depth) * facts.at_once))
             text = f"prefetch_factor={math.ceil(wanted.prefetch / now.workers)}, {wanted.prefetch} batches in flight"
             if facts.is_capped:
                 text = f"a memory_budget for {wanted.prefetch} batches in flight instead of {now.prefetch}"

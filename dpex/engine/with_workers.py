@@ -288,8 +288,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
 
 def lanes_of(loader: Any) -> int:
-    """Return the batches that a worker makes at the same time. A given prefetch, or one that the user sees, stays."""
-    is_free = loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map and not loader._prefetch_is_given
+    """Return the batches that a worker makes at the same time. A prefetch that the user's sampler sees stays."""
+    is_free = loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map
     sampler = loader._index_sampler
     if not is_free or not draws_ahead_safely(sampler) or not is_asynchronous(loader.dataset):
         return 1

@@ -171,7 +171,8 @@ class Sizing:
         from dpex.engine.with_workers import lanes_of
 
         start = cold_start() if self._loader._is_auto and not self.is_iterable else self.fixed()
-        return replace(start, **{"prefetch": lanes_of(self._loader) * start.prefetch, **self._pins()})
+        lanes = 1 if self._loader._prefetch_is_given else lanes_of(self._loader)
+        return replace(start, **{"prefetch": lanes * start.prefetch, **self._pins()})
 
     # -- resizing ------------------------------------------------------------------------------------------------------
 

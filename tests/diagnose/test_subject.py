@@ -16,8 +16,8 @@ class Asynchronous(Dataset[Any]):
 
 
 def test_batches_that_a_worker_makes_at_the_same_time_are_known() -> None:
-    for dataset, lanes in ((Asynchronous(), 8), (range(64), 1)):
-        loader = DpexDataLoader(dataset, batch_size=8, num_workers=2)
+    for dataset, prefetch, lanes in ((Asynchronous(), None, 8), (Asynchronous(), 16, 8), (range(64), None, 1)):
+        loader = DpexDataLoader(dataset, batch_size=8, num_workers=2, prefetch_factor=prefetch)
         assert loader._diagnosis_source().subject.lanes == lanes
 
 

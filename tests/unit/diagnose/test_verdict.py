@@ -154,7 +154,9 @@ def test_a_late_batch_of_one_asynchronous_worker_is_a_straggler() -> None:
     """The worker makes eight batches at the same time, of which seven wait behind the late one."""
     one = replace(READING, running=1)
     measured = facts({"read": 0.5, "straggler": 5.0}, one, head_idle_s=5.0 * 7 / 8, lanes=8, prefetch=16)
-    assert judge(measured).cause == "straggler"
+    found = diagnose(measured)
+    assert found.verdict.cause == "straggler"
+    assert [one.settings.prefetch for one in found.predictions if one.kind == "prefetch"] == [64]
     assert dict(judge(replace(measured, head_idle_s=0.0)).shares).get("straggler") is None
 
 
