@@ -16,7 +16,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
 from dpex.loader.proxies import Source, own_number, remember, source_of
-from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of, worker_count
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of
 from dpex.options import (
     DEFAULTS,
     ClusterConfig,
@@ -31,6 +31,7 @@ from dpex.options import (
 )
 from dpex.schedule.names import is_asynchronous
 from dpex.schedule.sample_policy import SamplePolicy
+from dpex.system.cpus import static_worker_count
 from dpex.system.ray_package import require_ray
 from dpex.system.user_warnings import warn
 
@@ -193,7 +194,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         options["device"] = parsed_device(options["device"])
         vars(self).update(options)
         streams = streams_of(self, dataset, made_from) if is_auto else None
-        count = worker_count(num_workers) if streams is None else streams.count
+        number = static_worker_count() if num_workers == "auto" else num_workers  # before anything was measured
+        count = number if streams is None else streams.count
         if self.distribute_mode is True:
             require_ray()
         if self.cluster_config.compression is not None:

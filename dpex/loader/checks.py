@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,10 @@ def parsed_device(device: Any) -> torch.device | None:
     """
     if device is None:
         return None
-    parsed = _parsed(device)
+    parsed = None
+    if isinstance(device, (str, torch.device)):
+        with contextlib.suppress(RuntimeError):
+            parsed = torch.device(device)
     if parsed is None:
         raise OptionError(
             f"device={device!r}: give a torch.device or its name, such as 'cuda', 'cuda:1' or 'cpu', or None"
@@ -84,12 +88,3 @@ def parsed_device(device: Any) -> torch.device | None:
     if parsed.type == "meta" or not (parsed.type == "cpu" or hasattr(torch, parsed.type)):
         raise OptionError(f"device={device!r}: no batch can be copied there; give an accelerator, 'cpu' or None")
     return parsed
-
-
-def _parsed(device: Any) -> torch.device | None:
-    if not isinstance(device, (str, torch.device)):
-        return None
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        return None

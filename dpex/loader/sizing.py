@@ -35,7 +35,7 @@ from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
 from dpex.schedule.prefetch import Settings
-from dpex.system.cpus import rank_cpus, ranks, static_worker_count
+from dpex.system.cpus import rank_cpus, ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
@@ -305,14 +305,6 @@ def stay_in_process_if_daemonic(loader: DpexDataLoader[Any]) -> None:
     if loader._is_auto and loader.num_workers and loader.distribute_mode is False and is_daemonic():
         logger.info("this process is daemonic and may not have children: num_workers='auto' stays in it")
         vars(loader)["num_workers"] = loader.timeout = 0
-
-
-def worker_count(num_workers: int | str) -> int:
-    """Return the number of workers to begin with; ``"auto"`` is one that this machine can have.
-
-    ``num_workers`` has passed `dpex.options.check_torchs`.
-    """
-    return static_worker_count() if isinstance(num_workers, str) else num_workers
 
 
 # -- streams of an iterable dataset under "auto" -----------------------------------------------------------------------

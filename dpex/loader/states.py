@@ -75,7 +75,8 @@ def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
     check_identity(state_dict["of"], loader)
     state = copy.deepcopy(dict(state_dict))
     try:
-        resume = pass_of(state, _index_of(loader))
+        # torch's sampler of a stream gives this index for each batch
+        resume = pass_of(state, None if loader.batch_size is None else [None] * loader.batch_size)
     except Exception as error:  # of the libraries' generators, which refuse states in many ways
         raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
     loader._runtime.loaded, loader._runtime.resume = state, resume
@@ -102,11 +103,6 @@ def _check_kind(state: Mapping[str, Any]) -> None:
         )
     if "why_not" not in state and not isinstance(state.get("of"), Mapping):
         raise StateError("the state does not say which loader it is of: load one that state_dict() returned")
-
-
-def _index_of(loader: DpexDataLoader[Any]) -> Any:
-    """Return the index of each batch of a stream, which torch's sampler of a stream repeats without end."""
-    return [None] * loader.batch_size if loader.batch_size is not None else None
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------

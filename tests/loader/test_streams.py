@@ -171,8 +171,8 @@ def test_each_shard_is_read_once_by_a_constant_number_of_streams(cpus: Any, capl
 
 @pytest.mark.parametrize("dataset", [[1, 2], Shards(1000)])
 def test_torch_warns_of_many_workers_only_for_a_given_number(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    for name in ("sizing.static_worker_count", "sizing.rank_cpus"):
-        monkeypatch.setattr(f"dpex.loader.{name}", lambda: 1000)
+    for name in ("dataloader.static_worker_count", "loader.sizing.rank_cpus"):
+        monkeypatch.setattr(f"dpex.{name}", lambda: 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert DpexDataLoader(dataset, num_workers="auto").num_workers == 1000

@@ -300,7 +300,7 @@ def test_an_attribute_torch_refuses_is_not_kept_for_rebuilding() -> None:
 
 
 def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.loader.sizing.static_worker_count", lambda: 5)
+    monkeypatch.setattr("dpex.dataloader.static_worker_count", lambda: 5)
     loader = DpexDataLoader(DATA, num_workers="auto")
     assert (loader._is_auto, loader.num_workers, loader.seeding) == (True, 5, "batch")
 
