@@ -115,7 +115,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             ``$DPEX_METRICS_PORT``, or no metrics unless there is a ``metrics_config``.
         worker_config: The memory of batches in flight, and shared batches; see `WorkerConfig`. None, here and below,
             means the defaults of that class.
-        cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.
+        cluster_config: Ray's arguments of remote workers; see `ClusterConfig`.
         device_config: A transform on the ``device``, and its memory; see `DeviceConfig`.
         sample_policy: The treatment of samples that raise an error or take too long; see `SamplePolicy`.
         metrics_config: Address, directory for announcements and TLS of the metrics; see `MetricsConfig`. None means its
@@ -198,10 +198,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         count = number if streams is None else streams.count
         if self.distribute_mode is True:
             require_ray()
-        if self.cluster_config.compression is not None:
-            from dpex.transport.frames import require_zstandard
-
-            require_zstandard()
         if self.distribute_mode is False and self.head_address != "auto":
             warn(
                 f"head_address={self.head_address!r} has no effect without distribute_mode: give "

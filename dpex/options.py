@@ -174,16 +174,12 @@ class ClusterConfig:
             meaning: ``num_cpus`` (default 1), ``memory`` (bytes), ``resources``, ``label_selector``,
             ``scheduling_strategy`` (``"SPREAD"``, the default, or ``"DEFAULT"``) and ``runtime_env``. A worker needs a
             part of some resource.
-        compression: ``"zstd"`` compresses batches for the network with Zstandard at level 1. Use it if the network is
-            the limit and batches compress well, such as tokens with padding, or masks. It needs
-            ``dpex[compression]`` on all machines. None sends batches uncompressed.
 
     Raises:
         OptionError: An option has an invalid value. It is a ValueError.
     """
 
     ray_remote_args: Mapping[str, Any] | None = None
-    compression: Literal["zstd"] | None = None
 
     def __post_init__(self) -> None:
         given = self.ray_remote_args
@@ -207,9 +203,6 @@ class ClusterConfig:
         _require(
             bool(needs["num_cpus"] or needs.get("memory") or any(needs.get("resources", {}).values())),
             f"ray_remote_args={given!r}: give num_cpus, memory or resources above 0, by which Ray places a worker",
-        )
-        _require_field(
-            self, "compression", self.compression in (None, "zstd"), "'zstd', or None to send batches uncompressed"
         )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from benchmarks.network.nodes import agents_in
-from dpex import AutotuneConfig, ClusterConfig, DpexDataLoader, PoolStats, SamplePolicy
+from dpex import AutotuneConfig, DpexDataLoader, PoolStats, SamplePolicy
 from dpex.system.clock import monotonic
 
 BATCH = 4
@@ -34,8 +34,7 @@ class Work:
 
     place: this machine, the Ray cluster at ``address``, or agents in the network namespaces ``nodes``, which reach this
     process at ``reached_at``. workers: of that place; 0 is "auto". also_local: workers of this machine beside those.
-    size: numbers of a sample, all the same. compression: of the cluster's batches. agents_look_in: directories in which
-    agents look for packages first. options: further arguments of the loader.
+    size: numbers of a sample, all the same. options: further arguments of the loader.
     """
 
     place: Place = "local"
@@ -45,8 +44,6 @@ class Work:
     nodes: Sequence[str] = ()
     reached_at: Sequence[str] = ()
     size: int = 1
-    compression: Literal["zstd"] | None = None
-    agents_look_in: Sequence[str] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,7 +85,7 @@ def joined(work: Work) -> Iterator[None]:
 
         ray.init(address=work.address, log_to_driver=False, logging_level="ERROR")
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    agents = agents_in(work.nodes, work.reached_at, work.workers, work.agents_look_in)
+    agents = agents_in(work.nodes, work.reached_at, work.workers)
     with agents if work.place == "agents" else nullcontext():
         yield
 
@@ -98,7 +95,7 @@ def loader_of(work: Work) -> DpexDataLoader[Any]:
     dataset = Numbers(work.size)
     options: dict[str, Any] = {"batch_size": BATCH, "seeding": "batch", **work.options}
     if work.place != "local":
-        options |= {"distribute_mode": True, "cluster_config": ClusterConfig(compression=work.compression)}
+        options["distribute_mode"] = True
     if "sample_policy" in options:
         options["sample_policy"] = SamplePolicy(**options["sample_policy"])
     if not work.workers:

@@ -150,12 +150,10 @@ class Room:
 
 
 @contextmanager
-def agents_in(
-    namespaces: Sequence[str], reached_at: Sequence[str], workers: int, look_in: Sequence[str] = ()
-) -> Iterator[None]:
+def agents_in(namespaces: Sequence[str], reached_at: Sequence[str], workers: int) -> Iterator[None]:
     """Have remote pools made of agents in these namespaces, which reach this process at these addresses.
 
-    workers: room in each. look_in: directories in which agents look for packages first.
+    workers: room in each.
     """
     make = PoolFactory.__call__
 
@@ -164,8 +162,7 @@ def agents_in(
             return make(self, name, count, setup, shared_queue)
         enter = [Network.enter(one) for one in namespaces]
         nodes = ProcessNodes(setup, [workers] * len(namespaces), "0.0.0.0", reached_at, enter)
-        nodes.path = [*look_in, *nodes.path]
-        order = partial(order_of, shared_queue=shared_queue, probes=True, compression=self.compression)
+        order = partial(order_of, shared_queue=shared_queue, probes=True)
         return RemotePool(nodes, order, first_workers=count)
 
     Room.most = workers * len(namespaces)

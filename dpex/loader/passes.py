@@ -130,7 +130,6 @@ def _pool_factory(loader: DpexDataLoader[Any]) -> PoolFactory:
         multiprocessing_context=loader.multiprocessing_context,
         head_address=loader.head_address,
         ray_remote_args=loader.cluster_config.ray_remote_args,
-        compression=loader.cluster_config.compression,
         counts_from_zero=loader._dataset_kind == DatasetKind.Map and draws_ahead_safely(loader._index_sampler),
     )
 

@@ -104,8 +104,7 @@ class LinkSums(Record):
         "Bytes that machines of the cluster sent and that arrived here.",
         "bytes",
         metric="dpex_network_sent_bytes_total",
-        how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending. Over the `network` rate of "
-        'dpex_transfer_bytes_total: what `compression="zstd"` leaves of the bytes.',
+        how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending.",
     )
     resent_bytes: int = counter(
         "Bytes that they sent again, because they were lost.",
@@ -281,8 +280,7 @@ class Sums(Record):
         "Bytes of batches moved to the training process, to page-locked memory (h2d) and to a device.",
         "bytes",
         metric="dpex_transfer_bytes_total",
-        how_to_read="A `network` rate near the link's speed is the limit of remote workers. With "
-        '`compression="zstd"` it counts batches as they are, and may be above the speed of the link.',
+        how_to_read="A `network` rate near the link's speed is the limit of remote workers.",
     )
     failed_samples: int = counter(
         "Samples that could not be loaded and were skipped or replaced, as SamplePolicy(on_error=...) says.",

@@ -26,7 +26,6 @@ class PoolFactory:
     multiprocessing_context: Any
     head_address: str
     ray_remote_args: Mapping[str, Any] | None
-    compression: str | None
     share: Share | None
     own_pool: MakesPool | None
     counts_from_zero: bool
@@ -58,5 +57,4 @@ class PoolFactory:
             shared_queue=shared_queue,
             first_workers=count,
             probes=self.counts_from_zero and len(setup.dataset) > 0,
-            compression=self.compression,
         )

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.transport.memory import LARGEST_LEARNT, advise, has_memfd, learn, map_memory, memory_file
+from dpex.transport.memory import LARGEST_LEARNT, advise, learn, map_memory, memory_file
 
 PAGE_BYTES = mmap.PAGESIZE
 # Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
@@ -235,7 +235,7 @@ class Arena:
 
     def give_back(self) -> None:
         """Give the pages of free slots back to the kernel. A slot gets pages again when it is taken."""
-        for number, segment in self._segments.items() if self._shared and has_memfd() else ():
+        for number, segment in self._segments.items() if self._shared else ():
             for ref in (SlotRef(number, slot) for slot in range(segment.spec.slots)):
                 is_full = segment.is_free(ref.slot) and ref not in self._empty
                 if is_full and segment.advise(ref.slot, _MADV_REMOVE):

@@ -1,31 +1,26 @@
 """Frames on a stream socket between a trainer and an agent: a header of plain values, and raw buffers behind it.
 
-A frame begins with the length of its header and the number of its buffers (two u32, little endian). Two sizes of each
-buffer follow (u64): its own, and the bytes that travel, which are fewer if it is compressed. Then comes the header. It
-is marshalled, so that neither end runs code of the other's to read it. The bytes of the buffers are last.
-
-A compressed buffer is one frame of Zstandard (the extra ``dpex[compression]``) with a checksum. Zstandard works without
-the interpreter's lock.
+A frame begins with the length of its header and the number of its buffers (two u32, little endian). The size of each
+buffer follows (u64). Then comes the header. It is marshalled, so that neither end runs code of the other's to read it.
+The bytes of the buffers are last.
 
 Only `receive` blocks.
 """
 
 from __future__ import annotations
 
-import importlib
 import marshal
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from dpex.errors import DpexError, OptionError
+from dpex.errors import DpexError
 
 _HEAD = struct.Struct("<II")
-_SIZES = struct.Struct("<QQ")
+_SIZE = struct.Struct("<Q")
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 PIECES_A_CALL = 512
 """Pieces that are handed to the system at once; POSIX systems take at least 1024 (IOV_MAX)."""
@@ -51,13 +46,10 @@ class FrameWriter:
         self.pending_bytes: int = 0
 
     def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
-        """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`."""
+        """Keep a frame until `flush` sends it. The buffers must not change before."""
         data = marshal.dumps(header)
-        pieces = [memoryview(one.data if isinstance(one, Compressed) else one).cast("B") for one in buffers]
-        sizes = [
-            _SIZES.pack(one.nbytes if isinstance(one, Compressed) else len(piece), len(piece))
-            for one, piece in zip(buffers, pieces, strict=True)
-        ]
+        pieces = [memoryview(one).cast("B") for one in buffers]
+        sizes = map(_SIZE.pack, map(len, pieces))
         head = memoryview(b"".join((_HEAD.pack(len(data), len(pieces)), *sizes, data)))
         kept = [head, *filter(len, pieces)]
         self._pieces += kept
@@ -87,29 +79,18 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[An
 
     Raises:
         FrameError: What came is no frame.
-        CompressionError: A compressed buffer is damaged.
         OSError: The connection broke.
     """
     head = bytearray(_HEAD.size)
     if not _fill(connection, [head]):
         return None
     length, count = _check(head)
-    table, data = bytearray(_SIZES.size * count), bytearray(length)
+    table, data = bytearray(_SIZE.size * count), bytearray(length)
     if not _fill(connection, [table, data]):
         return None
-    sizes = list(_SIZES.iter_unpack(table))
-    if any(travelling > nbytes for nbytes, travelling in sizes):
-        raise FrameError("a buffer of which more bytes travel than it has")
-    buffers = [memory(nbytes) for nbytes, _ in sizes]
-    coming = [
-        buffer if travelling == nbytes else bytearray(travelling)
-        for buffer, (nbytes, travelling) in zip(buffers, sizes, strict=True)
-    ]
-    if not _fill(connection, coming):
+    buffers = [memory(nbytes) for (nbytes,) in _SIZE.iter_unpack(table)]
+    if not _fill(connection, buffers):
         return None
-    for buffer, came in zip(buffers, coming, strict=True):
-        if came is not buffer:
-            decompress(came, memoryview(buffer).cast("B"))
     return marshal.loads(data), buffers
 
 
@@ -171,73 +152,3 @@ class FrameReader:
             at = end
         del data[:at]
         return headers
-
-
-# -- compression -------------------------------------------------------------------------------------------------------
-
-LEVEL = 1
-"""Zstandard's level. Measured on one core: on token numbers with padding, level 1 leaves as little as level 3 (5 %) and
-takes 1.1 ns per byte instead of 1.4. On photographs it leaves 89 % instead of 81 %, in a third of the time."""
-SMALLEST_BYTES = 64 << 10
-"""Bytes of the smallest buffer that is compressed: for a smaller one the calls cost as much as one or two packets."""
-REMEDY = "pip install 'dpex[compression]'"
-
-
-class CompressionError(DpexError, ValueError):
-    """Received bytes cannot be decompressed: they are damaged, or are not one buffer of the announced size."""
-
-
-class Compressed(NamedTuple):
-    """A buffer of ``nbytes``, and the bytes that travel."""
-
-    nbytes: int
-    data: bytes | memoryview
-
-
-@cache
-def _zstandard() -> Any | None:
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError:
-        return None
-
-
-def can_compress() -> bool:
-    """Return True if Zstandard is installed here."""
-    return _zstandard() is not None
-
-
-def require_zstandard() -> None:
-    """Raise OptionError if Zstandard is not installed here."""
-    if not can_compress():
-        raise OptionError(f"compression='zstd' needs zstandard, which is not installed: {REMEDY}, on all machines")
-
-
-def compress(buffer: Any) -> Any:
-    """Return the buffer as `Compressed`, or itself where it is small or does not become smaller.
-
-    Zstandard must be installed.
-    """
-    view, library = memoryview(buffer).cast("B"), _zstandard()
-    if view.nbytes < SMALLEST_BYTES:
-        return buffer
-    assert library is not None, "Zstandard is not installed"
-    data = library.ZstdCompressor(level=LEVEL, write_checksum=True).compress(view)
-    return Compressed(view.nbytes, data) if len(data) < view.nbytes else buffer
-
-
-def decompress(data: Any, into: memoryview) -> None:
-    """Decompress the bytes of one buffer into ``into``, and never write beyond it.
-
-    Raises CompressionError if they are not one compressed buffer of that size, or Zstandard is not installed.
-    """
-    library = _zstandard()
-    if library is None:
-        raise CompressionError("a compressed buffer came, and zstandard is not installed here")
-    try:
-        size = library.frame_content_size(data)
-        if size != into.nbytes:  # before memory is taken for it
-            raise CompressionError(f"a compressed buffer is not one of {into.nbytes} bytes, but of {size}")
-        into[:] = library.ZstdDecompressor().decompress(data, allow_extra_data=False)
-    except library.ZstdError as error:
-        raise CompressionError(f"a compressed buffer is damaged: {error}") from error

@@ -4,8 +4,6 @@ Python's ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as th
 hundreds of maps. ``trackfd=False`` avoids the duplicate, but only from Python 3.13 on.
 
 A file in memory (``memfd_create``) has no name that could leak, and only the machine's memory limits it.
-Some containers refuse that call. Then an unlinked file in ``/dev/shm``, else in the folder for temporary files, takes
-its place. All its bytes are allocated at once, as a write to a full file system would raise a bus error.
 
 The heap of glibc maps blocks over a threshold of 128 KiB one by one, unmaps freed blocks, and returns free memory at
 the end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees a mapped block
@@ -20,14 +18,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import marshal
 import mmap
 import os
-import tempfile
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +34,6 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
-SHARED_MEMORY = "/dev/shm"
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page, on most machines."""
 
@@ -100,53 +94,23 @@ _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 """Errors of memfd_create(2) where a container or a kernel does not allow it."""
 
 
-@functools.cache
-def has_memfd() -> bool:
-    """Return True unless the system refuses memfd_create(2)."""
-    try:
-        os.close(os.memfd_create("dpex"))
-    except OSError as error:
-        return error.errno not in _REFUSALS
-    return True
-
-
 def memory_file(name: str, size: int = 0) -> int:
     """Return the descriptor of a new file of ``size`` bytes in memory, which ends with its last descriptor and map.
 
-    Raises OSError if no descriptor or memory is left, or no file can be made where memfd_create(2) is refused.
+    Raises OSError if no descriptor or memory is left, or the system refuses memfd_create(2).
     """
-    if has_memfd():
-        return _with_size(os.memfd_create(name), os.ftruncate, size)
-    why = []
-    for folder in (SHARED_MEMORY, tempfile.gettempdir()):
-        try:
-            return _with_size(_unlinked_file(folder), os.posix_fallocate, 0, size)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise
-            why.append(f"{folder}: {error.strerror}")
-    raise OSError(
-        errno.ENOSPC,
-        f"this container refuses memfd_create, and no file of {size} bytes can be made instead ({'; '.join(why)}). "
-        "Allow the call (seccomp), or enlarge /dev/shm (docker run --shm-size=...)",
-    )
-
-
-def _with_size(fd: int, allocate: Callable[..., object], *arguments: int) -> int:
     try:
-        if arguments[-1]:
-            allocate(fd, *arguments)
+        fd = os.memfd_create(name)
+    except OSError as error:
+        if error.errno in _REFUSALS:
+            why = "this container refuses memfd_create, by which dpex has memory for batches: allow the call (seccomp)"
+            raise OSError(error.errno, why) from error
+        raise
+    try:
+        os.ftruncate(fd, size)
     except BaseException:
         os.close(fd)
         raise
-    return fd
-
-
-def _unlinked_file(folder: str) -> int:
-    with contextlib.suppress(OSError):  # of a file system that makes no file without a name
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fd, path = tempfile.mkstemp(prefix="dpex-", dir=folder)
-    Path(path).unlink()
     return fd
 
 

@@ -18,7 +18,6 @@ from waiting import until
 from benchmarks.network.nodes import ProcessNodes
 from dpex import DpexDataLoader, WorkerConfig
 from dpex.loader.runtime import LoaderRuntime
-from dpex.options import ClusterConfig
 from dpex.pools.agent.pool import NodeNews, RemotePool, order_of
 from dpex.pools.factory import PoolFactory
 from dpex.pools.local.object_sharing import SWITCHED_OFF
@@ -39,7 +38,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def make(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
         if name == "remote":
-            order = partial(order_of, shared_queue=shared_queue, probes=True, compression=self.compression)
+            order = partial(order_of, shared_queue=shared_queue, probes=True)
             return RemotePool(ProcessNodes(setup, rooms), order, first_workers=count)
         return local(self, name, count, setup, shared_queue)
 
@@ -93,22 +92,6 @@ def test_large_batches() -> None:
     assert times.nbytes == 20 * got[0].nbytes
     assert sorted(float(batch[i, 0, 0, 0]) for batch in got for i in range(4)) == list(range(80))
     assert all(torch.equal(batch, batch[:, :1, :1, :1].expand_as(batch)) for batch in got)
-
-
-def test_compressed_batches_are_the_same_and_fewer_bytes_travel() -> None:
-    with remote(
-        Large(40_000), num_workers=2, seeding="batch", cluster_config=ClusterConfig(compression="zstd")
-    ) as loader:
-        iterator: Any = iter(loader)
-        times = iterator._engine.pool("remote").times
-
-        def has_told() -> bool:
-            batch = next(iterator)
-            assert torch.equal(batch, batch[:, :1, :1, :1].expand_as(batch))
-            return any(node.sent_bytes for node in times.nodes.values()) and times.nbytes > 50_000_000
-
-        until(has_told, 60.0)
-        assert sum(node.sent_bytes for node in times.nodes.values()) < 0.5 * times.nbytes
 
 
 def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -> None:

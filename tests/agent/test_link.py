@@ -1,6 +1,5 @@
 """Frames between an agent and its trainer, and the trainer's end of the connection, over sockets of this process."""
 
-import contextlib
 import queue
 import socket
 import struct
@@ -13,7 +12,7 @@ import pytest
 from waiting import until
 
 from dpex.pools.agent.connection import AgentLink, Arrived
-from dpex.transport.frames import Compressed, FrameError, FrameReader, FrameWriter, compress
+from dpex.transport.frames import FrameError, FrameReader, FrameWriter
 
 SECONDS = 60
 
@@ -154,36 +153,3 @@ def test_requests_to_an_agent_that_is_gone_do_no_harm(ends: Ends) -> None:
     assert ends.link.put("tickets", b"x" * 1000)
     ends.link.close()
     ends.link.close()
-
-
-def few_values(nbytes: int) -> Any:
-    return np.random.default_rng(nbytes).integers(0, 4, nbytes, np.uint8)
-
-
-def compressed(buffer: Any) -> Compressed:
-    found = compress(buffer)
-    assert isinstance(found, Compressed)
-    return found
-
-
-def bytes_of(header: Any, buffers: list[Any]) -> bytes:
-    """What travels of a frame."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        writer = FrameWriter(ours)
-        writer.put(header, buffers)
-        data = b"".join(writer._pieces)
-        assert writer.pending_bytes == len(data)
-    return data
-
-
-def test_a_damaged_buffer_ends_its_connection_which_says_why(ends: Ends) -> None:
-    """It would become other bytes. `unit/transport/test_compression.py` has all ways to be damaged."""
-    frame = bytearray(bytes_of("told", [compressed(few_values(1 << 20))]))
-    frame[-1000] ^= 1
-    ends.send("whole", noise(50))
-    with contextlib.suppress(OSError):
-        ends.agent.sendall(frame)
-    ends.wait_for_the_end()
-    assert [arrived.header for arrived in ends.link.arrived] == ["whole"]
-    assert "it was no message: a compressed buffer is" in ends.link.why_ended

@@ -1,7 +1,6 @@
 """The loader behind a link with a rate and a delay, in network namespaces of this machine."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,20 +46,6 @@ def test_what_a_link_carries_is_measured_and_told() -> None:
     assert node["sending_s"] > 0
     assert node["sent_bytes"] / node["sending_s"] < 1.5 * link.bytes_per_s
     assert node["round_trip_s"] >= 0.02
-
-
-def test_a_node_without_zstandard_sends_uncompressed_batches(tmp_path: Path) -> None:
-    """Two remote workers behind 20 Mbit/s, with batches of 0.4 MB that would compress, all of which are compared."""
-    (tmp_path / "zstandard.py").write_text("raise ImportError('not installed')\n")
-    packages: dict[str, Any] = {"compression": "zstd", "agents_look_in": [str(tmp_path)]}
-    with (
-        Network([Link(bits_per_s=20e6, round_trip_s=0.001)]) as network,
-        training_with_a_node(network, also_local=0, size=SIZE, **packages) as training,
-    ):
-        training.until(lambda: training.made_by("remote") >= 10)
-        node = end(training)
-    assert node["tickets"] > 0
-    assert node["sent_bytes"] > 0.5 * BATCH_BYTES * node["tickets"]
 
 
 def test_late_batches_of_a_slow_link_are_remade_locally() -> None:

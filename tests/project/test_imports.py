@@ -82,7 +82,7 @@ FOR_OTHER_LOADERS = {
 }
 """Modules of these packages that a plain loader has no use for."""
 FOREIGN = {
-    *("ray", "prometheus_client", "rich", "psutil", "pynvml", "zstandard", "cloudpickle", "pandas"),
+    *("ray", "prometheus_client", "rich", "psutil", "pynvml", "cloudpickle", "pandas"),
     *("asyncio", "html", "http.server", "ssl", "statistics", "urllib.request", "torch.distributed", "torch._dynamo"),
 }
 """Packages and modules that dpex uses elsewhere, or that are slow to load."""

@@ -49,7 +49,7 @@ FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
         "share_rank": (-1, 1.5, 0),
         "snapshot_every_n_steps": (-1, 1.5, True),
     },
-    ClusterConfig: {"ray_remote_args": (4, ["num_cpus"]), "compression": ("lz4", True)},
+    ClusterConfig: {"ray_remote_args": (4, ["num_cpus"])},
     DeviceConfig: {"transform": (3, "augment"), "budget_bytes": (0, -1, 1.5, True, None, "1GB")},
     SamplePolicy: {
         "on_error": ("ignore", None),
@@ -196,12 +196,6 @@ def test_a_budget_may_be_a_text_as_on_the_command_line(text: str, nbytes: int) -
     assert WorkerConfig(memory_budget=text).memory_budget == nbytes
 
 
-def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.transport.frames.can_compress", lambda: False)
-    with pytest.raises(OptionError, match=r"needs zstandard.* pip install 'dpex\[compression\]'"):
-        DpexDataLoader(DATA, cluster_config=ClusterConfig(compression="zstd"))
-
-
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
@@ -257,7 +251,7 @@ def test_the_signature_is_the_declaration(name: str) -> None:
         ("memory_budget", "give worker_config=WorkerConfig(memory_budget=...)"),
         ("on_error", "give sample_policy=SamplePolicy(on_error=...)"),
         ("max_local", "give autotune=AutotuneConfig(max_local=...)"),
-        ("compression", "give cluster_config=ClusterConfig(compression=...)"),
+        ("ray_remote_args", "give cluster_config=ClusterConfig(ray_remote_args=...)"),
         ("num_worker", "give num_workers=... if you mean this one"),
         ("device_transform", "give device_config=DeviceConfig(transform=...) if you mean this one"),
     ],
@@ -315,9 +309,7 @@ LOADERS: dict[str, dict[str, Any]] = {
         "num_workers": 2,
         "distribute_mode": True,
         "head_address": "head:6379",
-        "cluster_config": ClusterConfig(
-            ray_remote_args={"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}}, compression="zstd"
-        ),
+        "cluster_config": ClusterConfig(ray_remote_args={"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}}),
     },
     "metrics": {"metrics_config": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
     "functions": {"distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},

@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 from dpex.errors import DpexError
 from dpex.system.clock import monotonic
 from dpex.system.processes import pidfd
-from dpex.transport.frames import CompressionError, FrameError, FrameWriter, receive
+from dpex.transport.frames import FrameError, FrameWriter, receive
 
 SECRET_BYTES = 32
 """Bytes of a secret: the size of a SHA-256 digest. A longer secret would add no security."""
-VERSION = 6
+VERSION = 7
 """The version of the greeting and of the frames that follow it; both ends must have the same."""
 ACCEPTED = b"\1"
 _PROOF_BYTES = _NONCE_BYTES = 32
@@ -315,7 +315,7 @@ class AgentLink:
                 while (frame := receive(self._connection, self._memory)) is not None:
                     self.arrived.append(Arrived(*frame, monotonic()))
                     self.wake()
-        except (FrameError, CompressionError) as error:
+        except FrameError as error:
             self.why_ended += f", as what came over it was no message: {error}"
         except (OSError, MemoryError, ValueError, EOFError):
             pass  # the connection broke, which needs no further reason

@@ -546,9 +546,9 @@ class RemotePool:
         self.counts = PoolCounts()
 
 
-def order_of(path: str, *, shared_queue: bool, probes: bool = False, compression: str | None = None) -> tuple[Any, ...]:
+def order_of(path: str, *, shared_queue: bool, probes: bool = False) -> tuple[Any, ...]:
     """Return the fields of a `dpex.pools.agent.serving.PoolOrder` for the dataset at ``path``."""
-    return shared_queue, path, codec_signature(), probes, compression
+    return shared_queue, path, codec_signature(), probes
 
 
 def _arrived(slots: dict[tuple[int, int], Any], segment: int, slot: int, nbytes: int) -> Any:

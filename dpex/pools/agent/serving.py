@@ -1,10 +1,9 @@
 """An agent: a process on a node that keeps a pool of local workers for a trainer elsewhere.
 
 It is a `LocalPool` with a connection in place of an engine. Tickets, requests, results and events travel as frames. The
-connection sends large buffers directly from the workers' slots, compressed by Zstandard if the loader asks for it. A
-slot is free again once its bytes are sent or compressed. The process imports torch once, has one thread, and does not
-use Ray. The process that forks the workers unpickles the dataset once, and the workers share it. The agent ends with
-its connection and with its guardian.
+connection sends large buffers directly from the workers' slots. A slot is free again once its bytes are sent. The
+process imports torch once, has one thread, and does not use Ray. The process that forks the workers unpickles the
+dataset once, and the workers share it. The agent ends with its connection and with its guardian.
 
 While more than `MOST_UNSENT_BYTES` are unsent, the agent does not read results, so the workers wait for the network.
 
@@ -42,13 +41,13 @@ from dpex.schedule.schedule import Ticket
 from dpex.system.clock import Clock, monotonic
 from dpex.system.run_queue import DelayMeter
 from dpex.transport.codec import codec_signature, slots_of
-from dpex.transport.frames import REMEDY, FrameReader, FrameWriter, can_compress, compress
+from dpex.transport.frames import FrameReader, FrameWriter
 from dpex.transport.memory import map_parts
 from dpex.transport.pickling import unpack
 from dpex.worker.setup import WorkerSetup
 
 MOST_UNSENT_BYTES = 64 << 20
-"""Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
+"""Two large batches: one on the network and one behind it."""
 TRY_AGAIN_MS = 10
 """Milliseconds until the next attempt to send to a worker whose socket is full. An event ends the wait."""
 _OF_A_WORKER = ("adopt", "ask_state")
@@ -81,8 +80,6 @@ class Agent:
         self._pool: LocalPool | None = None
         self._number = 0
         self._wanted = 0
-        self._compresses = False
-        self._has_warned = False
         self._results: list[tuple[Any, ...]] = []
         self._buffers: list[Any] = []
         self._reported: tuple[Any, ...] = ()
@@ -131,11 +128,6 @@ class Agent:
         starter = ForkStarter(lambda: in_common(open_plan(asked)))
         self._pool = LocalPool(starter, shared_queue=asked.shared_queue, first_workers=0, on_result=self._take)
         self._number = number
-        self._compresses = asked.compression is not None and can_compress()
-        if asked.compression and not self._compresses and not self._has_warned:
-            self._has_warned = True
-            why = f"zstandard is not installed there, so its batches are sent uncompressed: {REMEDY} on that node"
-            self._put([plain(Notice(why))])
 
     def _do_close(self, grace_s: float) -> None:
         if self._pool is not None:
@@ -228,7 +220,7 @@ class Agent:
         places = []
         for (segment, slot), base in leased.items():
             places.append((segment, slot, len(self._buffers)))
-            self._buffers.append(compress(base) if self._compresses else base)
+            self._buffers.append(base)
         here_s = monotonic() - self._came_at.pop((epoch, number), 0.0)
         self._results.append((worker.number, epoch, number, kind, node, times, places, here_s))
 
@@ -247,14 +239,13 @@ class ShippedContents:
 class PoolOrder(NamedTuple):
     """The pool that an agent is to keep, of the setup in the file ``path``. ``probes``: it first tests index 0.
 
-    ``codec``: see `dpex.transport.codec.codec_signature`. ``compression``: of buffers, "zstd" or None.
+    ``codec``: see `dpex.transport.codec.codec_signature`.
     """
 
     shared_queue: bool
     path: str
     codec: str
     probes: bool
-    compression: str | None = None
 
 
 class UnfitError(DpexError):
