@@ -24,7 +24,7 @@ from dpex.schedule.names import LOCAL, is_asynchronous, lanes
 from dpex.schedule.placement import Place
 from dpex.system.gpu.stall import SHARE, cuda_stall
 from dpex.system.user_warnings import warn
-from dpex.worker.setup import SEARCH_RATIO, ObjectSharing, WorkerSetup, modes_here
+from dpex.worker.setup import WorkerSetup, modes_here
 from dpex.worker.states import LogicalState, pack_state
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from dpex.schedule.prefetch import Settings
     from dpex.stats import LoaderStats
     from dpex.telemetry.loader_metrics import LoaderMetrics
+
+
+SEARCH_RATIO = 0.03
+"""The part of an epoch that the search for objects to share may take: each epoch may have a fork server of its own."""
+FIRST_SEARCH_S = 5.0
+"""Seconds that it may take in the first epoch, whose duration is not known; persistent workers have no other. It finds
+25 million objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +156,15 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
             concurrency=loader.worker_config.concurrency,
-            sharing=self._sharing(loader) if loader.worker_config.share_objects else None,
+            search_s=self._search_s(loader) if loader.worker_config.share_objects else None,
         )
 
-    def _sharing(self, loader: Any) -> ObjectSharing:
-        """Return the request to share the dataset's objects, with the search limited by the duration of an epoch."""
-        last, batches = loader.stats(), _length(self._index_sampler)
+    def _search_s(self, loader: Any) -> float:
+        """Return the seconds that the search for objects to share may take, by the duration of the epoch before."""
+        last = loader.stats()
         if not last.batches:
-            return ObjectSharing(batches=batches)
-        epoch_s = (last.wait_s + last.work_s) * max(1.0, batches / last.batches)
-        return ObjectSharing(most_s=SEARCH_RATIO * epoch_s, batches=batches)
+            return FIRST_SEARCH_S
+        return SEARCH_RATIO * (last.wait_s + last.work_s) * max(1.0, _length(self._index_sampler) / last.batches)
 
     def _may_group(self, per_batch: bool) -> bool:
         """Return True if the user cannot notice in which portions the sampler is drawn.

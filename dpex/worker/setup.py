@@ -77,21 +77,6 @@ def modes_here() -> Modes:
     return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
 
 
-SEARCH_RATIO = 0.03
-"""The part of an epoch that a search for objects to share may take, as each epoch may have a fork server of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectSharing:
-    """The request that workers read the dataset's Python objects without copying them.
-
-    ``most_s``: seconds that the search for them may take. None: no epoch was measured. ``batches``: of an epoch, or 0.
-    """
-
-    most_s: float | None = None
-    batches: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
     """The facts about a loader that a worker needs. They travel in one pickle, so that shared objects stay shared.
@@ -104,7 +89,7 @@ class WorkerSetup:
         samples: The policy for samples that fail.
         modes: torch's modes for making batches; None: the worker's own, as in torch.
         concurrency: The maximum number of samples of an asynchronous dataset that a worker loads at the same time.
-        sharing: The request to share the dataset's objects among workers, or None.
+        search_s: Seconds that the search for objects which workers can share may take; None: they share none.
     """
 
     dataset: Any
@@ -122,7 +107,7 @@ class WorkerSetup:
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
     concurrency: int = 64
-    sharing: ObjectSharing | None = None
+    search_s: float | None = None
 
 
 def with_own_dataset(setup: WorkerSetup) -> WorkerSetup:

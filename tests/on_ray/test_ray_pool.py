@@ -20,7 +20,6 @@ from dpex.pools.ray.cluster import living_nodes
 from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
 from dpex.system.machine import private_bytes
-from dpex.worker.setup import ObjectSharing
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 ASIDE = {"resources": {"aside": 1}}
@@ -160,7 +159,7 @@ def test_large_arrays_are_shared_on_a_node_and_written_privately():
 
 def test_workers_of_a_node_share_the_datasets_objects():
     dataset = Rows(20_000)
-    with Driver(dataset, 2, collate_fn=same, auto_collation=False, sharing=ObjectSharing()) as driver:
+    with Driver(dataset, 2, collate_fn=same, auto_collation=False, search_s=1.0) as driver:
         driver.wait_up(2)
         driver.listen_until(lambda: any(driver.pool.counts.shared))
         found = driver.pool.counts.shared

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from dpex import DpexDataLoader, WorkerConfig
 from dpex.engine import with_workers
 from dpex.pools.local import object_sharing
-from dpex.pools.local.object_sharing import SWITCHED_OFF, Pace
+from dpex.pools.local.object_sharing import SWITCHED_OFF
 from dpex.pools.local.shared_objects import LEAST_BYTES
 
 HAS_IMMORTAL_OBJECTS = (3, 12) <= sys.version_info < (3, 15)
@@ -137,19 +137,3 @@ def test_each_spawned_worker_constructs_its_dataset(kind: Any, method: str, shar
     assert [len(set(column)) for column in zip(*facts, strict=True)] == [2, 2, 2]
     assert data.facts[0] not in {pid for pid, *_ in facts}
     assert (found.shared_objects > len(data.rows)) is (share_objects and HAS_IMMORTAL_OBJECTS)
-
-
-@pytest.mark.parametrize(
-    ("tickets", "stride", "batch_s"),
-    [
-        ([0, 5, 5, 5], 1, 2.0),  # the first batch takes two seconds so far
-        ([0, 5, 7, 9, 11], 2, 1.0),
-        ([0, 5, 7, 9, 0, 0, 0, 0, 0, 0], 2, 1.0),  # then it waits for the other workers
-        ([0, 5, 0, 0, 0, 0], 2, 0.0),
-        ([0, 1, 11, 21], 1, 0.1),
-    ],
-)
-def test_the_pace_counts_no_time_in_which_the_worker_waits(tickets: list[int], stride: int, batch_s: float) -> None:
-    read = iter(tickets)
-    pace = Pace(lambda: next(read), stride)
-    assert [pace.batch_s(float(second)) for second in range(len(tickets))][-1] == pytest.approx(batch_s)

@@ -264,7 +264,7 @@ class Parcel:
         self.fds: list[int] = [memory_file("dpex-plan")]
         try:
             part = PlainPart()
-            persistent_id = part.place_of if plan.setup.sharing is not None else None
+            persistent_id = part.place_of if plan.setup.search_s is not None else None
             with os.fdopen(self.fds[0], "wb", closefd=False) as file:
                 pickle.dump(self._surroundings(plan, imports_script=imports_script), file)
                 set_spawning_popen(self)  # type: ignore[arg-type]
@@ -302,7 +302,7 @@ class Parcel:
             "ignored": [one for one in forking.SENT_SIGNALS if signal.getsignal(one) is signal.SIG_IGN],
             "script": script if imports_script else {},
             "has_tracker": tracker is not None,
-            "sharing": (plan.setup.sharing, plan.setup.num_workers, plan.shared_queue),
+            "sharing": (plan.setup.search_s, plan.setup.num_workers),
         }
 
     def close(self) -> None:
@@ -410,8 +410,7 @@ class _ReceivedParcel:
         """Unpickle the plain part of the plan, in a template."""
         began = time.perf_counter()
         objects = pickle.load(self._file)
-        request, num_workers, is_one_queue = self._surroundings["sharing"]
-        sharing = Sharing(objects, request, num_workers, is_one_queue, time.perf_counter() - began)
+        sharing = Sharing(objects, *self._surroundings["sharing"], time.perf_counter() - began)
         return Prepared(partial(_unpacked, self._file, objects, self._fds, self._surroundings["script"]), sharing)
 
 

@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
 def in_common(plan: WorkerPlan) -> Prepared:
     """Have all workers inherit this plan."""
     setup = plan.setup
-    return Prepared(lambda: plan, Sharing(setup.dataset, setup.sharing, setup.num_workers, plan.shared_queue))
+    return Prepared(lambda: plan, Sharing(setup.dataset, setup.search_s, setup.num_workers))
 
 
 def template_main(
@@ -155,7 +155,7 @@ class _Template:
             for fd in fds:
                 os.close(fd)
             self._tell("refused", message[1], os.strerror(errno.EMFILE))
-        elif self._sharing.must_wait(message[2], fds):
+        elif self._sharing.must_wait():
             self._waiting.append((message, fds))
         else:
             self._start_worker(message, fds)
