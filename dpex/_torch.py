@@ -22,7 +22,6 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, StackDataset
 from torch.utils.data._utils import collate, worker
 from torch.utils.data._utils import pin_memory as pinning
-from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
 from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data._utils.worker import _generate_state as generate_numpy_seed
 from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseDataLoaderIter
@@ -38,7 +37,6 @@ __all__ = [
     "DisableTorchFunctionSubclass",
     "ExceptionWrapper",
     "InfiniteConstantSampler",
-    "MapDatasetFetcher",
     "MultiProcessingDataLoaderIter",
     "SingleProcessDataLoaderIter",
     "WorkerInfo",
@@ -64,7 +62,6 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # SingleProcessDataLoaderIter, MultiProcessingDataLoaderIter: base classes of the iterators in which torch makes the
 #     batches.
 # DatasetKind: distinguishes streams (`Iterable`) from map-style datasets (`Map`).
-# MapDatasetFetcher: gets a batch from a dataset; its `fetch` is wrapped to time it, or to seed each batch.
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
@@ -154,7 +151,7 @@ ATTRIBUTES: dict[type[Any], dict[str, str]] = {
         "_timeout": "read: seconds to wait for a batch",
     },
     SingleProcessDataLoaderIter: {
-        "_dataset_fetcher": "read, and replaced by one that counts: gets a batch from the dataset",
+        "_dataset_fetcher": "read, and replaced: gets a batch from the dataset; `fetch` is wrapped to seed each batch",
         "_next_data": "overridden, and called: makes the next batch",
     },
     MultiProcessingDataLoaderIter: {

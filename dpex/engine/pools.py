@@ -55,6 +55,7 @@ class Pools:
     Attributes:
         by_name: The pools.
         fatal: The error that ends the epoch at the next ``next()``, or None.
+        refused: The reason why a tuner cannot have remote workers, or None.
         sample_errors: Samples that failed to load.
         awaited: The number of the awaited batch, or `NOT_BLOCKED` or `ANY`.
         awaited_times: The times of the awaited batch, once it has arrived.
@@ -70,6 +71,7 @@ class Pools:
         self._make_pool = make_pool
         self.by_name: dict[str, WorkerPool] = {}
         self.fatal: Exception | None = None
+        self.refused: str | None = None
         self._former: dict[str, WorkerPool] = {}
         """Pools of which an exception broke off a change."""
         self._deferred: deque[PoolEvent] = deque()
@@ -224,6 +226,7 @@ class Pools:
             self._placement.scale_refused(scale, str(error))
             if not scale.optional:
                 raise
+            self.refused = str(error)
         else:
             self.report(scale.pool)
 
@@ -262,7 +265,7 @@ class Pools:
     def succeed(self, former: Pools) -> None:
         """Count on from ``former``, in whose place this comes. Its pools are replaced as new ones are asked for."""
         self._former = {**former._former, **former.by_name}
-        self.fatal = former.fatal
+        self.fatal, self.refused = former.fatal, former.refused
         self.sample_errors, self.slow_samples = former.sample_errors, former.slow_samples
         self.timeline = former.timeline
 

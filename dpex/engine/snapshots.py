@@ -106,7 +106,7 @@ class EngineView:
             times=self._tally.times(now),
             settings=self._state.placement.settings,
             resizing=resizing,
-            refused=self._state.placement.why_no_remote,
+            refused=self._pools.refused,
             away_s=self._tally.away_s(now),
             ready=schedule.ready,
             in_flight=schedule.in_flight,

@@ -161,7 +161,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _search_s(self, loader: Any) -> float:
         """Return the seconds that the search for objects to share may take, by the duration of the epoch before."""
-        last = loader.stats()
+        last: LoaderStats = loader.stats()
         if not last.batches:
             return FIRST_SEARCH_S
         return SEARCH_RATIO * (last.wait_s + last.work_s) * max(1.0, _length(self._index_sampler) / last.batches)

@@ -199,7 +199,6 @@ class EngineState:
         self.failures.deaths.update(former.failures.deaths)
         self.failures.remade = former.failures.remade
         self.late.made_again = former.late.made_again
-        self.placement.why_no_remote = former.placement.why_no_remote
         self.logicals.asks_states = former.logicals.asks_states
 
     def room(self, starving: bool) -> int:

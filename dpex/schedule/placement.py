@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Placement:
-    """See the module. Other threads may read ``pools``, ``wanted``, ``load``, ``settings`` and ``why_no_remote``.
+    """See the module. Other threads may read ``pools``, ``wanted``, ``load`` and ``settings``.
 
     Args:
         settings: Workers and prefetch from the start.
@@ -46,7 +46,6 @@ class Placement:
         load: Tickets under way, by pool.
         instructions: Instructions to perform, in order.
         settings: Workers and prefetch that are wanted now.
-        why_no_remote: Why a tuner cannot have remote workers, or None.
         incomplete: Queues whose waiting tickets do not fill a message, as far as is known.
     """
 
@@ -58,7 +57,6 @@ class Placement:
         self.instructions: list[Instruction] = []
         self.incomplete: set[int] = set()
         self.settings: Settings = settings
-        self.why_no_remote: str | None = None
         self.rules = rules
         self._former = settings
         self._took_over = 0
@@ -156,7 +154,6 @@ class Placement:
             self.settings = self._former
             return
         self.instructions.append(Notice(f"no {scale.pool} workers for this loader: {why}", warning=False))
-        self.why_no_remote = why
         self.settings = replace(self.settings, remote=0, local=self.settings.local or 1)
         self.ask(LOCAL, self.settings.local)
 

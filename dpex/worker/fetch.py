@@ -125,7 +125,8 @@ class Fetcher:
     """Gets the samples of the tickets of one pass, and collates them.
 
     ``own``: the generators in the dataset. ``former``: the fetcher of the previous pass, whose samples may still be
-    loading. ``cpu``: the clock of a batch's CPU seconds.
+    loading. ``stream``: the iterator of an iterable dataset, if there is one. ``cpu``: the clock of a batch's CPU
+    seconds.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Fetcher:
         *,
         own: OwnGenerators | None = None,
         former: Fetcher | None = None,
+        stream: Any = None,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self._cpu = cpu
@@ -144,7 +146,7 @@ class Fetcher:
         self._collate_fn = setup.collate_fn
         self._auto_collation = setup.auto_collation
         self._drop_last = setup.drop_last
-        self.stream: Any = iter(dataset) if setup.iterable else None
+        self.stream: Any = iter(dataset) if setup.iterable and stream is None else stream
         """The iterator of an iterable dataset; None of a map-style dataset."""
         self.has_ended: bool = False
         """True if the stream has no more samples."""

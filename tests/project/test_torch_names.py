@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, StackDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, StackDataset, TensorDataset, get_worker_info
 
 from dpex import _torch
 
@@ -56,8 +57,6 @@ def test_instances_have_the_attributes() -> None:
         (_torch.BaseDataLoaderIter._reset, ["self", "loader", "first_iter"]),
         (_torch.MultiProcessingDataLoaderIter._shutdown_workers, ["self"]),
         (DataLoader._get_iterator, ["self"]),
-        (_torch.MapDatasetFetcher.__init__, ["self", "dataset", "auto_collation", "collate_fn", "drop_last"]),
-        (_torch.MapDatasetFetcher.fetch, ["self", "possibly_batched_index"]),
         (_torch.pinning.pin_memory, ["data", "device"]),
         (_torch.generate_numpy_seed, ["base_seed", "worker_id"]),
         (_torch.ExceptionWrapper.__init__, ["self", "exc_info", "where"]),
@@ -72,11 +71,19 @@ def test_functions_take_what_dpex_gives_them(function: Any, names: list[str]) ->
     assert parameters(function) == names, SEEN
 
 
+class IterableStream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
 def test_a_fetcher_keeps_what_dpex_replaces() -> None:
     assert _torch.DatasetKind.Map != _torch.DatasetKind.Iterable
-    fetcher = _torch.MapDatasetFetcher([5, 6], True, list, False)
-    assert vars(fetcher).keys() >= {"dataset", "auto_collation", "collate_fn", "drop_last"}, SEEN
+    batches: Any = iter(DataLoader([5, 6], batch_size=2, collate_fn=list))  # type: ignore[arg-type]
+    fetcher = batches._dataset_fetcher
+    assert vars(fetcher).keys() >= {"dataset", "collate_fn"}, SEEN
     assert fetcher.fetch([1, 0]) == [6, 5]
+    streamed: Any = iter(DataLoader(IterableStream(), batch_size=2))
+    assert vars(streamed._dataset_fetcher).keys() >= {"dataset", "collate_fn", "dataset_iter", "ended"}, SEEN
 
 
 def test_an_exception_is_wrapped_as_torch_wraps_it() -> None:

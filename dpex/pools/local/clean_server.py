@@ -410,7 +410,8 @@ class _ReceivedParcel:
         """Unpickle the plain part of the plan, in a template."""
         began = time.perf_counter()
         objects = pickle.load(self._file)
-        sharing = Sharing(objects, *self._surroundings["sharing"], time.perf_counter() - began)
+        search_s, num_workers = self._surroundings["sharing"]
+        sharing = Sharing(objects, search_s, num_workers, time.perf_counter() - began)
         return Prepared(partial(_unpacked, self._file, objects, self._fds, self._surroundings["script"]), sharing)
 
 
