@@ -189,15 +189,7 @@ def _warn_of_another(key: str, given: str, folder: Path | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """Options of a cache.
-
-    Attributes:
-        on_random, memory, disk_budget: See `cached`.
-        label: The displayed name of the dataset.
-        memory_key: The key in memory.
-        is_private: True if no other training can join.
-        disk: The folder of this cache.
-    """
+    """Options of a cache; see `cached`. ``label``: the displayed name of the dataset. ``disk``: this cache's folder."""
 
     on_random: OnRandom
     label: str

@@ -47,15 +47,8 @@ class DiskStore(Counts):
     def __init__(self, folder: Path, budget: int, name: str, samples: int) -> None:
         """Open the folder of a cache, or make it. Use `opened`: LMDB opens a file once in a process.
 
-        Args:
-            folder: It has the files of this cache alone.
-            budget: Bytes that the file may take.
-            name: The class of the dataset, for people.
-            samples: Samples of the dataset.
-
-        Raises:
-            OptionError: The package lmdb is not installed.
-            CacheError: The folder or the one around it belongs to another user, or it cannot be made or read.
+        Raises OptionError if lmdb is not installed, and CacheError if the folder or the one around it belongs to
+        another user, or it cannot be made or read.
         """
         try:
             import lmdb
@@ -183,7 +176,6 @@ class DiskStore(Counts):
         return int(self._header["least"][0]) or (self._env.info()["last_pgno"] * _BLOCK // kept if kept else 0)
 
     def stored(self) -> Stored:
-        """Return what the store has now."""
         env, file = self._current(), self._folder / _DATA
         kept = 0 if env is None else int(env.stat()["entries"])
         nbytes = file.stat().st_blocks * 512 if file.exists() else 0

@@ -99,18 +99,12 @@ def decoded(memory: Any) -> Any:
 
 
 class SamplePickler(pickle.Pickler):
-    """Pickle ordinary CPU tensors without gaps, and the storages of other ones, with their memory outside.
-
-    Args:
-        stream: Receives the pickle.
-        buffer_callback: As of `pickle.Pickler`.
-    """
+    """Pickle ordinary CPU tensors without gaps, and the storages of other ones, with their memory outside."""
 
     def __init__(self, stream: Any, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(stream, 5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler`."""
         if isinstance(obj, torch.UntypedStorage):
             array: Any = torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()
             return _storage, (pickle.PickleBuffer(array),)

@@ -98,7 +98,6 @@ class _Hasher(SamplePickler):
         return _name(type(obj)) if isinstance(obj, GENERATORS) else None  # a draw from one is an error of its own
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler`."""
         is_named = inspect.isclass(obj) or inspect.isfunction(obj)
         for kind in (obj,) if inspect.isfunction(obj) else (obj if is_named else type(obj)).__mro__:
             if kind not in self._seen:

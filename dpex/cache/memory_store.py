@@ -91,7 +91,6 @@ class Counts:
         return bool(self._header["is_random"][0])
 
     def note_random(self) -> None:
-        """Have no process read from the store any more."""
         self._header["is_random"] = 1
 
     def is_among_first(self, event: str, most: int = 1) -> bool:
@@ -115,16 +114,9 @@ class MemoryStore(Counts):
     """
 
     def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
-        """Open the file, or make it.
+        """Open the file, or make it. ``budget``: None is half of what is free. If others use the file, theirs counts.
 
-        Args:
-            path: Its place. The folder is made, for this user alone.
-            samples: Samples of the dataset.
-            budget: Bytes that samples may take. None: half of what is free. If others use the file, theirs counts.
-            name: The class of the dataset, for people.
-
-        Raises:
-            CacheError: The folder belongs to another user, or shared memory has no room for the table of samples.
+        Raises CacheError if the folder belongs to another user, or shared memory has no room for the table of samples.
         """
         own_folder(path.parent)
         _remove_unused(path.parent)
@@ -149,7 +141,6 @@ class MemoryStore(Counts):
         return map_memory(self._file.fd, nbytes, offset=offset, private=True), cost_us
 
     def stored(self) -> Stored:
-        """Return what the store has now."""
         header, table = self._header[0], np.frombuffer(self._table[PAGE : self._begins], np.uint8)
         samples = int(header["samples"])
         places = table[: samples * _ENTRY.size].view("<u8")[:: _ENTRY.size // 8]
@@ -226,7 +217,6 @@ class MemoryStore(Counts):
 
 
 def memory_folder() -> Path:
-    """Return the folder of this user's stores in shared memory."""
     return SHARED_MEMORY / f"dpex-{os.getuid()}"
 
 
@@ -266,7 +256,6 @@ def hold_all() -> list[Any]:
 
 
 def path_of(key: str) -> Path:
-    """Return the file of the cache with that key."""
     return memory_folder() / f"{key}{_SUFFIX}"
 
 

@@ -104,7 +104,6 @@ class Delivery:
     # -- errors --------------------------------------------------------------------------------------------------
 
     def timed_out(self) -> BatchTimeoutError:
-        """Return the error that no batch came in time, counted."""
         self._tally.errors["timeout"] += 1
         return BatchTimeoutError(f"DataLoader timed out after {self._plan.timeout_s:g} seconds")
 

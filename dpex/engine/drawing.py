@@ -27,14 +27,11 @@ undelivered batches, so it must be rare."""
 
 
 class Drawing:
-    """Draws from the source of an epoch."""
-
     def __init__(self) -> None:
         self._source: Draws | ReadBatches | None = None
         self._kept_at_most = 0
 
     def begin(self, source: Draws | ReadBatches) -> None:
-        """Draw from ``source`` in the epoch that begins."""
         self._source = source
         self._kept_at_most = 0
 
@@ -117,13 +114,8 @@ class ReadBatches:
     engine (`Schedule.undelivered`) until the decoding engine has delivered them. So a later run resumes the reading
     behind those.
 
-    Args:
-        engine: The reading engine, which has begun an epoch.
-        first: The number that the decoding engine gives the first batch.
-
-    Attributes:
-        is_over: There are no more batches.
-        largest_bytes: Bytes of the largest batch so far.
+    ``engine`` has begun an epoch, of which the decoding engine gives batch number ``first`` to the first batch.
+    ``largest_bytes``: of the largest batch so far.
     """
 
     def __init__(self, engine: Engine, first: int) -> None:
@@ -139,7 +131,6 @@ class ReadBatches:
 
     @property
     def length(self) -> int:
-        """The number of batches that the reading engine keeps."""
         return len(self._read) // 2
 
     def draw(self, end: int, limit_s: float = 0.0) -> None:

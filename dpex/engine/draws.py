@@ -57,11 +57,8 @@ class Draws:
     """See the module.
 
     Args:
-        index_sampler: The loader's sampler of batches.
-        generator: The loader's generator.
         source: torch's unused iterator of ``index_sampler``.
         copies: True if the sampler may reuse the list of a batch, so that each index is copied.
-        is_stream: True if the dataset is a stream, whose indices are all alike.
         stateful: The sampler that has a ``state_dict()``, or None.
         every: Batches between two states of ``stateful``. The first state follows the first batch: before it, a sampler
             may still report the previous epoch.
@@ -168,7 +165,6 @@ class Draws:
 
     @property
     def length(self) -> int:
-        """The number of indices that are kept."""
         return len(self.drawn)
 
     def indices(self, first: int, end: int) -> list[Any]:
@@ -177,7 +173,6 @@ class Draws:
         return [self.drawn[place][0] for place in range(at, min(at + end - first, len(self.drawn)))]
 
     def has(self, number: int) -> bool:
-        """Return True if the index of batch ``number`` was drawn."""
         return bool(self.drawn) and self.drawn[-1][1] >= number
 
     def forget(self, number: int) -> None:
@@ -254,7 +249,6 @@ class Draws:
 
 
 def _are_numbers(index: Any) -> bool:
-    """Return True if two indices of this kind can be compared."""
     return type(index) is int or (type(index) is list and all(type(each) is int for each in index))
 
 

@@ -86,8 +86,6 @@ _INHERITED = (
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """Options of an engine, which do not change while it lives."""
-
     logicals: int
     iterable: bool
     in_order: bool
@@ -176,7 +174,6 @@ class Engine:
 
     @property
     def schedule(self) -> Schedule:
-        """The tickets of the present epoch."""
         return self.state.schedule
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -184,12 +181,8 @@ class Engine:
     def begin_epoch(self, source: Draws | ReadBatches, resume: ResumePoint | None = None) -> None:
         """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
 
-        Args:
-            source: The indices of the batches.
-            resume: Where it goes on if another run began it; ``source`` begins there, too.
-
-        Raises:
-            IteratorClosedError: it was closed, or this process is a forked child of its owner.
+        ``resume``: where it goes on if another run began it; ``source`` begins there, too. Raises IteratorClosedError
+        if it was closed, or this process is a forked child of its owner.
         """
         with self._lock:
             if self._closed:
@@ -296,7 +289,6 @@ class Engine:
             return self._step(None, monotonic())
 
     def descriptors(self) -> list[int]:
-        """Return descriptors that turn readable when workers have something to report."""
         return self._pools.descriptors()
 
     def _note(self, error: Exception) -> None:
@@ -396,7 +388,6 @@ class Engine:
             self._tally.busy(DISPATCH, began, monotonic())
 
     def _collect(self) -> bool:
-        """Handle the events of the pools. Return True if there was an event."""
         self._collected_at = now = monotonic()
         has_events = self._pools.collect(now)
         if has_events:
@@ -478,16 +469,9 @@ class Engine:
     def _renew(self, *, begins_epoch: bool = False) -> ResumePoint | None:
         """Resume the pass behind what was delivered, as a later run does, with a new state and new workers.
 
-        This may be broken off as well, and is then done again. Whatever was not delivered is made again.
-
-        Args:
-            begins_epoch: The pass is given up, as another begins.
-
-        Returns:
-            The point at which another pass begins.
-
-        Raises:
-            InterruptedStreamError: A stream without a state would have to be read again for long.
+        This may be broken off as well, and is then done again. Whatever was not delivered is made again. With
+        ``begins_epoch`` the pass is given up, and the point at which another begins is returned. Raises
+        InterruptedStreamError if a stream without a state would have to be read again for long.
         """
         plan, former = self._plan, self.state
         point = former.point()
@@ -604,7 +588,6 @@ class Engine:
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        """A snapshot; see `LoaderStats`."""
         return self._view.stats()
 
     def point(self) -> ResumePoint | None:
@@ -681,5 +664,4 @@ class Engine:
         return min(self.state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:
-        """The pool of that name, if it was ever needed."""
         return self._pools.by_name.get(name)

@@ -54,13 +54,8 @@ INLINE_ARENA_BYTES = 1 << 20
 class InProcessIterator(SingleProcessDataLoaderIter):
     """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory.
 
-    Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.batch_seeding`).
-
-    Args:
-        loader: The loader.
-        arenas: Source of the reused memory.
-        resume: The state from which the pass resumes.
-        is_measured: True if batches are measured, by an `InlineMeter`.
+    Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.batch_seeding`). If
+    ``is_measured``, an `InlineMeter` measures them.
     """
 
     _begun: BegunDraws | None = None
@@ -252,7 +247,6 @@ class InlineMeter:
         self._slow_samples = SlowestSamples()
 
     def enter(self) -> None:
-        """Note that the consumer asks for a batch."""
         now = monotonic()
         self._opened, self._entered = 0.0, now
         self._tally.enter(now)
@@ -260,11 +254,9 @@ class InlineMeter:
             self._mark = self._gpu.enter()
 
     def drawn(self) -> None:
-        """Note that the sampler has given the index of the batch."""
         self._tally.busy(SAMPLER, self._entered, monotonic())
 
     def made(self, index: Any, times: BatchTimes) -> None:
-        """Count a batch."""
         self._opened = monotonic()
         if times.slowest and times.slowest[0] > self._slow_samples.least_s:
             self._slow_samples.add(times.slowest[0], index, times.slowest[1])
@@ -288,7 +280,6 @@ class InlineMeter:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def sums(self) -> Sums:
-        """Return the counts so far."""
         gpu, feed = self._gpu, self.feed
         return self._tally.sums(
             monotonic(),
@@ -305,7 +296,6 @@ class InlineMeter:
         )
 
     def stats(self) -> LoaderStats:
-        """Return the counts so far; see `LoaderStats`."""
         sums = self.sums()
         inside_s = sums.wait_s + sums.transfer_s
         return LoaderStats(

@@ -48,8 +48,6 @@ _MOST_STATES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class PassState:
-    """The state of a pass."""
-
     base_seed: int
     """The base seed of the iterator."""
     start: SamplerStart
@@ -72,10 +70,6 @@ class PassState:
 
 class PassRecorder:
     """Records what the states of an iterator's passes need and what could not be found out later.
-
-    Args:
-        loader: The loader.
-        base_seed: The base seed of the iterator.
 
     Attributes:
         every: After how many batches a sampler is asked for its state.
@@ -104,14 +98,7 @@ class PassRecorder:
         *,
         copies: bool = False,
     ) -> Draws:
-        """Return the indices of a pass that begins, or is resumed.
-
-        Args:
-            source: torch's iterator of the sampler.
-            resume: The state of a pass to resume.
-            begun: Indices of a pass that has begun.
-            copies: True if the sampler may reuse the list of a batch.
-        """
+        """Return the indices of a pass that begins, is resumed, or has ``begun``; see `Draws`."""
         self.failed, self.has_finished = 0, False
         self._states.clear()
         self._draws = draws = Draws(
@@ -158,7 +145,6 @@ class PassRecorder:
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:
-        """Return the state of the pass that is at ``point``."""
         known = [found for found in list(self._states) if found[0] <= point.first]
         start = None if self.has_finished or self._draws is None else self._draws.start
         return PassState(
@@ -246,7 +232,6 @@ def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:
 
 
 def in_process_state(iterator: Any) -> PassState | None:
-    """Return the state of a pass of an in-process iterator."""
     if iterator is None:
         return None
     recorder: PassRecorder = iterator._recorder
@@ -272,7 +257,6 @@ def stream_of(iterator: Any) -> Any:
 
 
 def dataset_state_of(fetcher: Any) -> DatasetState:
-    """Return the state of a dataset that is read in the training process."""
     stream = getattr(fetcher, "dataset_iter", None)
     return DatasetState(
         dataset=None if stream is fetcher.dataset else state_of(fetcher.dataset),

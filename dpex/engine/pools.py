@@ -47,19 +47,13 @@ NOT_BLOCKED, ANY = -2, -1
 class Pools:
     """The pools of an engine. A pool is made when it is first needed, and lives as long as the engine, which closes it.
 
-    Args:
-        state: Receives the events, and gives the instructions.
-        make_pool: Makes the pool of a name, with a number of workers.
-        samples: The policy for samples that cannot be loaded.
+    ``state`` receives the events, and gives the instructions.
 
     Attributes:
-        by_name: The pools.
         fatal: The error that ends the epoch at the next ``next()``, or None.
         refused: The reason why a tuner cannot have remote workers, or None.
-        sample_errors: Samples that failed to load.
         awaited: The number of the awaited batch, or `NOT_BLOCKED` or `ANY`.
         awaited_times: The times of the awaited batch, once it has arrived.
-        slow_samples: The slowest samples.
         timeline: Receives each batch while a timeline is recorded.
     """
 
@@ -83,7 +77,6 @@ class Pools:
         self.timeline: Timeline | None = None
 
     def descriptors(self) -> list[int]:
-        """Return descriptors that turn readable when workers have something to report."""
         return [fd for pool in self.by_name.values() for fd in pool.descriptors()]
 
     def every(self) -> list[WorkerPool]:
@@ -170,7 +163,6 @@ class Pools:
             self.awaited_times = times
 
     def report(self, name: str) -> None:
-        """Report the status of a pool, if it has changed."""
         pool = self.by_name[name]
         counts = pool.counts
         status = PoolStatus(
@@ -188,7 +180,6 @@ class Pools:
     # -- instructions --------------------------------------------------------------------------------------------
 
     def perform(self) -> None:
-        """Perform all instructions, in order."""
         out = self._placement.instructions
         while out:
             instruction = out[0]
@@ -281,7 +272,6 @@ class Pools:
         return pool
 
     def end_former(self) -> None:
-        """End the pools that were not replaced."""
         for name, pool in self._former.items():
             if name not in self.by_name:
                 _end(pool)

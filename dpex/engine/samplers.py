@@ -75,8 +75,6 @@ def draws_ahead_safely(sampler: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerStart:
-    """Random states before the first draw of a pass."""
-
     generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """States of generators that loader and samplers have for themselves, by name."""
     epochs: Mapping[str, int] = field(default_factory=dict)
@@ -179,8 +177,6 @@ def _batches(items: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[li
 
 
 class _Given:
-    """A sampler that returns a given iterator."""
-
     def __init__(self, samples: Iterator[Any]) -> None:
         self._samples = samples
 
@@ -203,6 +199,5 @@ def indices_from(first: int, index_sampler: Any) -> Iterator[Any]:
 
 
 def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
-    """Return ``items`` after skipping ``count`` of them."""
     deque(taken(items, count), maxlen=0)
     return items

@@ -56,7 +56,6 @@ class EngineView:
         self._tally = tally
 
     def stats(self) -> LoaderStats:
-        """A snapshot; see `LoaderStats`."""
         tally, schedule = self._tally, self._state.schedule
         return LoaderStats(
             epoch=max(0, self._state.epoch),
@@ -97,7 +96,6 @@ class EngineView:
         )
 
     def look(self, *, resizing: bool, thread: int) -> EngineLook:
-        """See `EngineLook`."""
         now, pools, schedule = monotonic(), dict(self._pools.by_name), self._state.schedule
         steps = self._plan.gpu.steps if self._plan.gpu is not None else GpuSteps()
         return EngineLook(
@@ -127,7 +125,6 @@ class EngineView:
         )
 
     def sums(self, thread: int) -> Sums:
-        """See `Sums`; ``thread``: the consumer's."""
         state, tally, pools, gpu = self._state, self._tally, dict(self._pools.by_name), self._plan.gpu
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
         feed, pinner = self._plan.feed, self._plan.pinner
@@ -158,7 +155,6 @@ class EngineView:
 
 
 def _pids(pool: WorkerPool | None) -> tuple[int, ...]:
-    """Processes of local workers."""
     return tuple(h.pid for h in getattr(pool, "handles", ()) if h.pid and h.exitcode is None)
 
 
@@ -222,7 +218,6 @@ class IteratorCounters(LastReading[Sums]):
         return super().read().since(self._base)
 
     def restart(self) -> None:
-        """Count from now on."""
         self._base = super().read()
 
     def rest(self) -> None:
@@ -293,8 +288,6 @@ def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
 
 
 class LoaderCounters:
-    """The counters of one loader's iterators."""
-
     def __init__(self) -> None:
         self._iterators: Ledger[IteratorCounters] = Ledger(_one_after_the_other)
 
@@ -305,7 +298,6 @@ class LoaderCounters:
         return counters
 
     def read(self) -> Sums:
-        """Return the counts of all iterators so far."""
         return self._iterators.read()
 
     def rest(self) -> None:
@@ -314,12 +306,10 @@ class LoaderCounters:
             counters.rest()
 
     def wake(self) -> None:
-        """A pass begins."""
         for counters in self._iterators.entries:
             counters.wake()
 
     def restart(self) -> None:
-        """Count from now on."""
         for counters in self._iterators.clear():
             counters.restart()
 

@@ -65,8 +65,6 @@ class Observers:
 
 
 class _DpexDataLoaderIter(BaseDataLoaderIter):
-    """Batches made by workers; drives an `Engine`."""
-
     _begun: BegunDraws | None = None
 
     def __init__(
@@ -192,7 +190,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         return self._recorder.begin(self._sampler_iter, resume, begun, copies=copies)
 
     def _new_recorder(self, loader: Any) -> PassRecorder:
-        """Return the recorder of the passes."""
         return PassRecorder(loader, int(self._base_seed))
 
     def __next__(self) -> Any:
@@ -222,7 +219,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         return named if self._dataset_kind == DatasetKind.Iterable else None
 
     def _too_long(self, length: int) -> str:
-        """Return torch's warning."""
         return (
             f"Length of IterableDataset {self._dataset} was reported to be {length}"
             f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "

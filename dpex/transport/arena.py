@@ -135,7 +135,6 @@ class Segment:
         return base
 
     def offset(self, slot: int) -> int:
-        """Return the byte of the file at which a slot begins."""
         return self._data + slot * self.spec.slot_bytes
 
     def free_slot(self) -> int | None:
@@ -153,7 +152,6 @@ class Segment:
         return at
 
     def is_free(self, slot: int) -> bool:
-        """Return True if neither side holds the slot."""
         return not self.flags[2 * slot] and not self.flags[2 * slot + 1]
 
     def advise(self, slot: int, advice: int) -> bool:
@@ -243,7 +241,6 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all segments."""
         return sum(segment.spec.size for segment in self._segments.values())
 
     def _free_slot(self, slot_bytes: int) -> SlotRef:

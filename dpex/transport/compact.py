@@ -159,13 +159,11 @@ class _Buffer:
         return cls(fd, nbytes, count, tuple(starts))
 
     def item(self, part: int, number: int) -> Any:
-        """Unpickle an item of a list of pickles."""
         start, offsets = self._starts[2 * part : 2 * part + 2]
         begin, end = _PAIR.unpack_from(self._map, offsets + _WORD * number)
         return pickle.loads(self._bytes[start + begin : start + end])
 
     def with_hash(self, wanted: int) -> list[int]:
-        """Return the numbers of the items whose key has this hash."""
         first = int(self._hashes.searchsorted(np.uint64(wanted)))
         last = first
         while last < self.count and self._hashes[last] == wanted:

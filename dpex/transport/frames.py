@@ -127,7 +127,6 @@ class FrameReader:
         self.ended: bool = False
 
     def read(self) -> list[Any]:
-        """Return the headers of all frames that are here."""
         while not self.ended:
             try:
                 data = self._connection.recv(1 << 18, socket.MSG_DONTWAIT)

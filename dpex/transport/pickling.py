@@ -117,7 +117,6 @@ class Memory:
         return pieces
 
     def array(self) -> Bytes:
-        """Return all bytes of the storage as a view."""
         whole = torch.empty(0, dtype=torch.uint8, device="cpu")
         return whole.set_(self.storage, 0, (self.storage.nbytes(),), (1,)).numpy()
 
@@ -139,7 +138,6 @@ class BufferTable:
         self._by_marker: dict[int, Memory] = {}
 
     def keep(self, buffer: pickle.PickleBuffer) -> None:
-        """Note the next buffer of the pickle."""
         raw = buffer.raw()
         memory = self._by_marker.get(id(raw.obj))
         self.buffers.append(np.frombuffer(raw, np.uint8) if memory is None else memory)
@@ -261,12 +259,10 @@ def _as_loaded(memory: Any) -> Any:
 
 
 def whole_storage(memory: LoadedMemory) -> torch.UntypedStorage:
-    """Rebuild a storage that is in the batch itself."""
     return memory.storage
 
 
 def plain_view(memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> torch.Tensor:
-    """Rebuild a plain tensor."""
     return torch.empty(0, dtype=dtype, device="cpu").set_(memory.storage, memory.element(dtype, offset), shape, stride)
 
 
@@ -378,8 +374,6 @@ def _spawning_pickler(base: Any) -> Any:
 
 @cache
 def _dataset_pickler(base: Any) -> Any:
-    """Return a class of picklers that pickle the storages of tensors out of band."""
-
     class DatasetPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":

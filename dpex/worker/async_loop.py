@@ -142,7 +142,6 @@ class SampleLoop:
             sample_guard.watch_of_process.begin(sample.place, sample.index, sample.samples)
 
     def end_step(self, coroutine: Any) -> None:
-        """Note that the step has ended."""
         if self.blocking is not None:
             self.blocking.end(coroutine)
         if sample_guard.watch_of_process is not None:
@@ -251,7 +250,6 @@ _inherited: list[SampleLoop] = []
 
 
 def loop_of_process() -> SampleLoop:
-    """Return the loop of this process."""
     global _here
     pid = os.getpid()
     if _here is None or _here[0] != pid:
@@ -264,7 +262,6 @@ def loop_of_process() -> SampleLoop:
 
 
 def close_loop_of_process() -> None:
-    """End the loop of this process, if it has one."""
     global _here
     if _here is not None and _here[0] == os.getpid():
         (_, one), _here = _here, None

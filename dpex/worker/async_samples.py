@@ -55,7 +55,6 @@ class Slots:
         self.on_room: Callable[[], object] = bool
 
     async def take(self, count: int) -> None:
-        """Wait for ``count`` slots."""
         if not self._waiting and self._fits(count):
             self._used += count
             return
@@ -72,7 +71,6 @@ class Slots:
         return not self._used or self._used + count <= self.most
 
     def give(self, count: int) -> None:
-        """Give ``count`` slots back."""
         self._used -= count
         while self._waiting:
             turn, wanted = self._waiting[0]
@@ -84,7 +82,6 @@ class Slots:
             self._waiting.popleft()
 
     def loaded(self, count: int) -> None:
-        """Note that ``count`` samples are loaded, or have failed."""
         self.open -= count
         if self.open < self.most:
             self.on_room()
@@ -102,13 +99,11 @@ class BatchLoad:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to load it, perhaps again."""
         self.seconds: float = 0.0
         self.slowest: tuple[float, int] = (0.0, -1)
         self.failed: list[tuple[str, str]] = []
 
     def took(self, sample: Step, seconds: float) -> None:
-        """Note the seconds of a sample."""
         self.seconds += seconds * sample.samples
         if seconds > self.slowest[0]:
             self.slowest = seconds, sample.place
@@ -247,7 +242,6 @@ class AsyncSamples:
         return SampleStates(seed, self.own) if self.is_exact else None
 
     def _begun(self, get: Callable[[], Any], sample: Step, batch: BatchLoad) -> asyncio.Task[Any]:
-        """Return a task that loads a sample."""
         self.slots.open += sample.samples
         task = self._loop.loop.create_task(self._load(get, sample, batch))
         task.add_done_callback(partial(self._ended, sample))
@@ -302,7 +296,6 @@ class AsyncSamples:
         return loaded
 
     async def _load(self, get: Callable[[], Any], sample: Step, batch: BatchLoad) -> Any:
-        """Load a sample, in a task of its own."""
         count, limit = min(sample.samples, self.slots.most), None
         await self.slots.take(count)
         began = time.perf_counter()

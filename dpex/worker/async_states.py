@@ -40,7 +40,6 @@ class _Words:
         self._position = ctypes.c_int.from_address(address + _POSITION)
 
     def mark(self) -> tuple[int, int]:
-        """Return a value that changes when the generator is drawn from."""
         return self._position.value, self._first.value
 
 

@@ -80,7 +80,6 @@ class TicketSeeds:
         self._keys: dict[int, int] = {}
 
     def of(self, number: int, epoch: int) -> int:
-        """Return the seed of ticket ``number``."""
         key = self._keys.get(epoch)
         if key is None:
             key = epoch_key(self._base_seed, epoch)

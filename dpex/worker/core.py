@@ -209,7 +209,6 @@ class Logical:
         self._state = pack_state(LogicalState(global_states(), own=self._own()))
 
     def unpark(self) -> None:
-        """Have the process again."""
         set_worker_info(self.info)
         if self._state is None:
             return
@@ -240,7 +239,6 @@ class Logical:
 
     @property
     def has_dataset_state(self) -> bool:
-        """Return True if its dataset, or the stream that it reads, reports its state."""
         return is_stateful(self._setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
     def snapshot(self) -> RngState | None:

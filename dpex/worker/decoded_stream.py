@@ -54,8 +54,6 @@ class DecodedStream(IterableDataset[Any]):
 
 
 class _SizedDecodedStream(DecodedStream):
-    """A `DecodedStream` whose source has a length."""
-
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
 
@@ -122,8 +120,6 @@ class Reading(IterableDataset[Any]):
 
 
 class _StatefulReading(Reading):
-    """A `Reading` whose source has a ``state_dict``."""
-
     def state_dict(self) -> Any:
         """Return the state of the source that is being read; None before the first epoch."""
         return state_of(self._source)
@@ -134,7 +130,6 @@ class _StatefulReading(Reading):
 
 
 def reading_of(dataset: DecodedStream) -> Reading:
-    """Return the dataset of the workers that read."""
     return (_StatefulReading if is_stateful(dataset.source) else Reading)(dataset)
 
 
@@ -152,8 +147,6 @@ def pickled_alone(sample: Any) -> tuple[int, bytes]:
 
 
 class RawSamples:
-    """The samples of one batch, pickled."""
-
     __slots__ = ("_count", "_data")
 
     def __init__(self, count: int, data: bytes) -> None:
@@ -165,7 +158,6 @@ class RawSamples:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pickle."""
         return len(self._data)
 
     def samples(self) -> list[Any]:
@@ -201,11 +193,9 @@ class Decoding:
         self.is_asynchronous: bool = inspect.iscoroutinefunction(dataset.fn)
 
     def __getitem__(self, raw: Any) -> Any:
-        """Decode the sample of a ticket that carries one."""
         return self.__getitems__(raw)[0]
 
     def __getitems__(self, raw: Any) -> list[Any]:
-        """Decode the samples of a ticket."""
         if isinstance(raw, FailedRead):
             raise raw.error
         assert isinstance(raw, RawSamples)

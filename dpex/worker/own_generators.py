@@ -65,7 +65,6 @@ class OwnGenerators:
         return bool(self._found)
 
     def seed(self, seed: int) -> None:
-        """Seed each for the batch of that seed."""
         for place, one in enumerate(self._found.values()):
             _seed(one, ticket_seed(seed, place))
 
@@ -74,7 +73,6 @@ class OwnGenerators:
         return {name: generator_state(one) for name, one in self._found.items()}
 
     def reset(self) -> None:
-        """Set the generators to the states in which they were found."""
         self.restore(self._at_first)
 
     def restore(self, states: dict[str, Any]) -> None:
@@ -175,6 +173,5 @@ def _parts(name: str, one: Any, in_class: Callable[[Any], dict[str, Any]]) -> It
 
 
 def _in_class(kind: Any) -> dict[str, Any]:
-    """Return the generators that are attributes of a class."""
     found = (item for each in reversed(kind.__mro__) for item in vars(each).items())
     return {name: value for name, value in found if is_own_generator(value)}

@@ -78,7 +78,6 @@ class SampleGuard:
         return self._one_by_one(list(wanted), left_out)
 
     def sample(self, index: Any) -> Any:
-        """Return a sample that is a batch by itself."""
         left_out, wanted = apart(index)
         return self._one_by_one([wanted], left_out)[0]
 
@@ -220,7 +219,6 @@ class SampleWatch:
             self.begin(self._place, self._index, self._looks // LOOKS)
 
     def end(self) -> None:
-        """Note that the sample has been loaded, or has failed."""
         self._loading = _NONE
         while self._is_ending:
             time.sleep(0.001)  # the thread has just found that it took too long, and sends something

@@ -72,7 +72,6 @@ _kept = threading.local()
 
 
 def modes_here() -> Modes:
-    """Return the modes of this thread."""
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
 

@@ -75,12 +75,10 @@ def plain(value: Any) -> Any:
 
 
 def global_states(names: Iterable[str] = GLOBAL) -> RandomStates:
-    """Return the states of these global generators."""
     return {name: generator_state(GLOBAL[name]) for name in names}
 
 
 def set_global_states(states: Mapping[str, Any]) -> None:
-    """Set global generators to what `global_states` returned."""
     for name, state in states.items():
         set_generator_state(GLOBAL[name], state)
 
@@ -149,7 +147,6 @@ def state_of(thing: Any) -> Any:
 
 
 def load_state(thing: Any, state: Any) -> None:
-    """Give ``thing`` a state that `state_of` returned."""
     if state is not None and is_stateful(thing):
         thing.load_state_dict(state)
 
@@ -182,12 +179,10 @@ class LogicalState(NamedTuple):
 
 
 def pack_state(state: LogicalState) -> RngState:
-    """Return the state as a pickle."""
     dataset = None if state.dataset is None else vars(state.dataset)
     return pickle.dumps((state.random, dataset, state.own or None), 5)
 
 
 def unpack_state(packed: RngState) -> LogicalState:
-    """Return the state that `pack_state` pickled."""
     states, dataset, own = pickle.loads(packed)
     return LogicalState(states, None if dataset is None else DatasetState(**dataset), own)

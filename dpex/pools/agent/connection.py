@@ -229,7 +229,6 @@ class AdmissionServer:
         threading.Thread(target=self._accept, name="dpex-receive", daemon=True).start()
 
     def address_of(self, agent: int) -> TrainerAddress:
-        """Return where the agent of that number finds this process, and how it introduces itself."""
         return TrainerAddress(self.address, self.port, self.secret, agent)
 
     def close(self) -> None:
@@ -240,7 +239,6 @@ class AdmissionServer:
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        """Body of the listening socket's thread."""
         with self._listener:
             while not self._closed.is_set():
                 self._free_greetings.acquire()
@@ -252,7 +250,6 @@ class AdmissionServer:
                     self._closed.wait(REST_S)
 
     def _greet(self, client: socket.socket) -> None:
-        """Body of a client's thread."""
         number = None
         with contextlib.suppress(OSError):
             number = challenge(self.secret, client.sendall, reader(client, monotonic() + GREETING_S))

@@ -135,7 +135,6 @@ class Nodes(Protocol):
         """Return what happened since the last call."""
 
     def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
-        """Return the contents of a frame that arrived over ``link``."""
         _, pool, results, events, failed, delay, shared, traffic = arrived.header
         buffers, objects = arrived.buffers, SharedObjects(*shared)
         return AgentReport(pool, results, events, failed, delay, traffic, buffers, shared_objects=objects)
@@ -185,13 +184,11 @@ class AgentHandle:
 
     @property
     def name(self) -> str:
-        """A name for people."""
         if self.place:
             return f"the agent on node {self.place}, which keeps its workers,"
         return "the process that makes the batches of a share"
 
     def sent(self, tickets: list[Ticket], message: int, worker: int | None, now: float) -> None:
-        """Note that these tickets are on their way to it."""
         self.messages[message] = len(tickets)
         self.held.update({ticket.number: HeldTicket(message, now, worker) for ticket in tickets})
 
@@ -216,14 +213,12 @@ class AgentHandle:
         return max(0.0, min(at - held.sent_at - here_s, at - max(held.sent_at, self.answered_at)))
 
     def lost_with(self, worker: int) -> list[int]:
-        """Forget and return the tickets that were addressed to that worker."""
         lost = [number for number, held in self.held.items() if held.worker == worker]
         for number in lost:
             self.took_back(number)
         return lost
 
     def new_epoch(self) -> None:
-        """Forget all tickets: they are not wanted any more."""
         self.held.clear()
         self.messages.clear()
 
@@ -264,7 +259,6 @@ class RemotePool:
 
     @property
     def handles(self) -> Sequence[ProcessHandle]:
-        """The workers, where they are processes of this machine."""
         return self._nodes.handles
 
     def wake(self) -> None:
@@ -388,7 +382,6 @@ class RemotePool:
     # -- events --------------------------------------------------------------------------------------------------
 
     def descriptors(self) -> list[int]:
-        """See `WorkerPool.descriptors`: the pool's own epoll."""
         return [self._epoll.fileno()]
 
     def poll(self) -> deque[PoolEvent]:
@@ -417,7 +410,6 @@ class RemotePool:
             self._watch(agent)
 
     def _take_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
-        """Take in a frame of an agent."""
         report = self._nodes.report(agent.link, arrived)
         if report.pool != self._number:
             return  # that is the pool before this one, which was closed
@@ -552,7 +544,6 @@ def order_of(path: str, *, shared_queue: bool, probes: bool = False) -> tuple[An
 
 
 def _arrived(slots: dict[tuple[int, int], Any], segment: int, slot: int, nbytes: int) -> Any:
-    """Return the bytes of a slot, which came as a buffer of a frame."""
     return slots[segment, slot][:nbytes]
 
 

@@ -322,8 +322,6 @@ def counts_in(found: bytes) -> LinkSums | None:
 
 
 class TrafficMeter:
-    """Measures the traffic of a connection, reading by reading."""
-
     def __init__(self, connection: socket.socket, clock: Clock = monotonic) -> None:
         self._connection = connection
         self._clock = clock

@@ -188,7 +188,6 @@ class _CleanServer:
         self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
 
     def is_there(self) -> bool:
-        """Return True if the server is this process's, and has not ended."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def request(self, what: bytes, fds: list[int]) -> None:
@@ -283,7 +282,6 @@ class Parcel:
         return len(self.fds) - 1
 
     def _surroundings(self, plan: WorkerPlan, *, imports_script: bool) -> dict[str, Any]:
-        """Return the state of this process that a template takes on."""
         found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
         found["authkey"] = bytes(found["authkey"])
         script = {name: found.pop(name) for name in _SCRIPT if name in found}
@@ -306,7 +304,6 @@ class Parcel:
         }
 
     def close(self) -> None:
-        """Forget the plan; idempotent."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -372,7 +369,6 @@ def _enter_template(fds: list[int], trainer_pid: int) -> None:
 
 
 def _enter_apart(fds: list[int], _: int) -> None:
-    """Body of a process that outlives the trainer."""
     sock, order, *fds = fds
     parcel = _ReceivedParcel(fds)
     forking.forget_handlers(parcel.survives)
@@ -403,7 +399,6 @@ class _ReceivedParcel:
         self._file, self._fds, self._surroundings = file, fds, surroundings
 
     def serve(self, control: socket.socket, trainer_pid: int) -> None:
-        """Run a template, in its process."""
         template_main(control, trainer_pid, self.prepared, self.survives)
 
     def prepared(self) -> Prepared:

@@ -71,7 +71,6 @@ class Prepared(NamedTuple):
 
 
 def in_common(plan: WorkerPlan) -> Prepared:
-    """Have all workers inherit this plan."""
     setup = plan.setup
     return Prepared(lambda: plan, Sharing(setup.dataset, setup.search_s, setup.num_workers))
 
@@ -162,7 +161,6 @@ class _Template:
         return None
 
     def _start_worker(self, message: tuple[Any, ...], fds: list[int]) -> None:
-        """Fork a worker, and report that."""
         _, number, arguments, kinship = message
         body = partial(self._enter_worker, os.getpid(), fds, arguments)
         answer: tuple[Any, ...]
@@ -279,7 +277,6 @@ class ForkStarter(TemplateStarter):
         self._serve(control, trainer_pid, survives)
 
     def _serve(self, control: socket.socket, trainer_pid: int, survives: frozenset[int]) -> None:
-        """Run the template, in its process."""
         template_main(control, trainer_pid, self._prepare, survives)
 
 
@@ -307,7 +304,6 @@ class TemplateHandle:
         """News that the caller has not removed."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is `news`."""
         return self._control.fileno()
 
     def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> str:
@@ -345,7 +341,6 @@ class TemplateHandle:
         return self.unheard
 
     def end(self, grace_s: float) -> None:
-        """Have the processes ended within ``grace_s`` seconds."""
         with contextlib.suppress(OSError):
             self._control.send(pickle.dumps(("end", grace_s)))
 

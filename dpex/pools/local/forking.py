@@ -213,11 +213,9 @@ class ProcessHandle:
         return self.exitcode is None
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> bool:

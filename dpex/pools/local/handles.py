@@ -154,7 +154,6 @@ class Board:
         return row
 
     def give_row(self, row: int) -> None:
-        """Take back the rows of a worker that has ended."""
         self._free.append(row)
 
     def read(self, row: int) -> tuple[list[int], int | None]:
@@ -176,7 +175,6 @@ class Board:
         BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 1, self._wanted_from)
 
     def close(self) -> None:
-        """Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -233,7 +231,6 @@ class TicketQueue:
         return lost
 
     def close(self) -> None:
-        """Idempotent."""
         self.socket.close()
         self._theirs.close()
 

@@ -123,5 +123,4 @@ class Joining(pickle.Unpickler):
         self._objects = objects
 
     def persistent_load(self, pid: int) -> Any:
-        """Return the object at this place."""
         return self._objects[pid]

@@ -168,7 +168,6 @@ class LocalPool:
         return self.counts.running
 
     def pids(self) -> list[int]:
-        """Return the processes that run."""
         return [one.pid for one in self.handles if one.pid and one.exitcode is None]
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -271,7 +270,6 @@ class LocalPool:
         return self._must_recount or self._crowded
 
     def descriptors(self) -> list[int]:
-        """See `WorkerPool.descriptors`: the pool's own epoll."""
         return [self._epoll.fileno()]
 
     def poll(self) -> deque[PoolEvent]:
@@ -373,7 +371,6 @@ class LocalPool:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _take_source_news(self) -> None:
-        """Take in the news of the source."""
         source = self._source
         news = source.news()
         while news:
@@ -498,7 +495,6 @@ class LocalPool:
         return self._epoch, tuple([t.number for t in tickets]), working_on
 
     def _remove(self, worker: LocalWorkerHandle, events: tuple[PoolEvent, ...], *, crashed: bool = False) -> None:
-        """Remove a worker, and report ``events`` of it."""
         self._hang_up(worker)
         groups, _ = self._board.read(worker.row)
         del self._workers[worker.number]
@@ -512,7 +508,6 @@ class LocalPool:
         self._board.give_row(worker.row)
 
     def _replace_missing(self) -> None:
-        """Start workers in place of those that have ended."""
         if self._queue is not None and not self._workers:
             self._lose_the_rest()
         if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch

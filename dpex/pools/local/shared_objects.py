@@ -263,7 +263,6 @@ class ObjectSearch:
 
     @property
     def is_complete(self) -> bool:
-        """True if all is found."""
         return not self._pending
 
     def advance(self, seconds: float) -> bool:
@@ -420,7 +419,6 @@ def _distinct_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _is_first(ordered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return True for each number that differs from the one before it."""
     is_first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return is_first
@@ -434,7 +432,6 @@ def _distinct(objects: list[Any], addresses: npt.NDArray[np.int64], places: npt.
 
 
 def _references(objects: list[Any]) -> Iterator[list[Any]]:
-    """Yield what these objects refer to."""
     if type(objects[0]) is np.ndarray:
         yield list(itertools.chain.from_iterable(one.reshape(-1).tolist() for one in objects))
     else:

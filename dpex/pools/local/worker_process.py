@@ -155,7 +155,6 @@ class SnapshotPace:
         return is_due
 
     def took(self, seconds: float) -> None:
-        """Note the seconds of one report of a state."""
         self._longest_s = max(self._longest_s, seconds)
 
 
@@ -168,16 +167,13 @@ class BoardRow:
         self._free = list(range(row + BOARD_ROW.size, row + len(IDLE), BOARD_ROW.size))
 
     def begin(self, group: int, number: int) -> None:
-        """Write down the ticket that the worker works on, and its message."""
         BOARD_ROW.pack_into(self._board, self._row, group, number + 1)
 
     @property
     def can_hold(self) -> bool:
-        """Return True if another message can be held."""
         return bool(self._free)
 
     def hold(self, group: int) -> int:
-        """Write a held message on the board; return its row."""
         row = self._free.pop()
         BOARD_ROW.pack_into(self._board, row, group, 0)
         return row
@@ -187,7 +183,6 @@ class BoardRow:
         BOARD_ROW.pack_into(self._board, self._row, 0, 0 if number is None else number + 1)
 
     def release(self, row: int) -> None:
-        """Write down that the message of a row is done."""
         BOARD_ROW.pack_into(self._board, row, 0, 0)
         self._free.append(row)
 
@@ -197,7 +192,6 @@ class BoardRow:
             raise BrokenPipeError("the trainer closed the loader")
 
     def wanted_from(self) -> int:
-        """Return the first message that is still wanted."""
         return int(BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1])
 
 
@@ -229,7 +223,6 @@ class LocalWorker:
         """Epoch and number of the latest ticket of each logical worker since it came here."""
 
     def serve(self, tickets: socket.socket) -> None:
-        """The loop: read, make, answer."""
         self._send(("serving", os.getpid()))
         if (timeout_s := self.core.setup.samples.timeout_s) is not None:
             begin_watch(timeout_s, partial(self._hangs, timeout_s))

@@ -69,7 +69,6 @@ def living_nodes() -> list[dict[str, Any]]:
 
 
 def own_node() -> str:
-    """Return this process's node, by number in hex."""
     return str(importlib.import_module("ray").get_runtime_context().get_node_id())
 
 
@@ -123,15 +122,12 @@ class Parked:
 
     @property
     def workers(self) -> int:
-        """Workers that they have room for."""
         return sum(nodes.workers for nodes in list(self._parked))
 
     def park(self, nodes: Any) -> None:
-        """Keep them for the next pool."""
         self._parked.append(nodes)
 
     def take(self, key: Hashable) -> Any:
-        """Return the latest that suit, or None."""
         return next((nodes for nodes in self._parked[::-1] if nodes.key == key and self.discard(nodes)), None)
 
     def discard(self, nodes: Any) -> bool:
@@ -185,11 +181,9 @@ class AvoidedNodes:
         return text
 
     def unfit(self, node: str, place: str, kind: str, why: str) -> None:
-        """Note that a node cannot serve datasets of that kind."""
         self._avoided[node, kind] = AvoidedNode(place, why, math.inf)
 
     def now(self, kind: str, now: float) -> dict[str, AvoidedNode]:
-        """Return the nodes that get no workers for datasets of that kind now."""
         known = list(self._avoided.items())  # in one go: the threads of other loaders add to it
         return {node: found for (node, of), found in known if of in ("", kind) and now < found.until}
 

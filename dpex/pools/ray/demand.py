@@ -26,14 +26,9 @@ PAUSE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The places of one loader on the cluster.
+    """The places of one loader on the cluster: ``held`` were added for it, and ``awaited`` are pending.
 
-    Attributes:
-        useful: Remote workers that would speed up training, or None.
-        requested: Requested remote workers.
-        free: Free places of the cluster.
-        held: Places added for the loader.
-        awaited: Requested places that are pending.
+    ``useful``: remote workers that would speed up training, or None. ``requested``: those that it has requested.
     """
 
     useful: int | None

@@ -92,7 +92,6 @@ class GuardedNode:
 
     @property
     def name(self) -> str:
-        """A name for people."""
         return self.place or self.node[:8]
 
 
@@ -169,7 +168,6 @@ class RayNodes(Nodes):
 
     @property
     def workers(self) -> int:
-        """Reservations that have a place."""
         return self._room.workers
 
     def ship(self, kind: str, refs: list[Any]) -> None:
@@ -221,7 +219,6 @@ class RayNodes(Nodes):
         self._changed.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until everything was given back."""
         if threading.current_thread() is not self._thread:  # in which garbage may be collected, too
             self._thread.join(timeout_s)
 
@@ -496,7 +493,6 @@ def end(actor: Any) -> None:
 
 @cache
 def guardian_class() -> Any:
-    """Return the actor's class."""
     return importlib.import_module("ray").remote(local_class())
 
 
@@ -579,7 +575,6 @@ def local_class() -> Any:
             return code, said
 
         def stop(self, agent: int) -> None:
-            """End an agent's process, if it runs."""
             if agent in self._agents:
                 process, _ = self._agents[agent]
                 process.kill()

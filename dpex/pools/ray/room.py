@@ -74,7 +74,6 @@ class Bundles:
         return Reservation(group, near)
 
     def locate(self, waiting: list[Reservation]) -> None:
-        """Find out which of these have a place."""
         for at in range(0, len(waiting), ASKED_AT_ONCE):
             asked = waiting[at : at + ASKED_AT_ONCE]
             for reservation in asked:
@@ -108,7 +107,6 @@ class ReservedRoom:
 
     @property
     def workers(self) -> int:
-        """Reservations that have a place."""
         with self._lock:
             return sum(one.node is not None for one in self._reserved)
 
@@ -130,7 +128,6 @@ class ReservedRoom:
                 one.leaving = True
 
     def of(self, node: str) -> int:
-        """Return how many workers that node may have."""
         with self._lock:
             return sum(one.node == node and not one.leaving for one in self._reserved)
 
@@ -138,12 +135,10 @@ class ReservedRoom:
 
     @property
     def is_waiting(self) -> bool:
-        """True if a reservation has no place yet."""
         return any(one.node is None for one in self._reserved)
 
     @property
     def nodes(self) -> set[str | None]:
-        """Nodes that have any reservation."""
         return {one.node for one in self._reserved}
 
     def served(self) -> list[str]:
@@ -162,7 +157,6 @@ class ReservedRoom:
                 self._reserved.append(reservation)
 
     def locate(self) -> None:
-        """Find out what has a place by now."""
         waiting = [one for one in self._reserved if one.node is None and not one.leaving]
         if waiting:
             self._bundles.locate(waiting)
@@ -192,7 +186,6 @@ class ReservedRoom:
         self.avoided = nodes
 
     def has_others(self, node: str) -> bool:
-        """Return True if another node than this could take a worker."""
         return any(other != node for other in self._fit)
 
     def why_none(self, nodes: list[dict[str, Any]]) -> str:
@@ -211,7 +204,6 @@ class ReservedRoom:
                 self._remove(one)
 
     def free(self, which: Callable[[Reservation], bool]) -> None:
-        """Free these reservations."""
         for one in [one for one in self._reserved if which(one)]:
             self._remove(one)
 
@@ -257,7 +249,6 @@ class RemoteRoom:
             return room_found(wanted, *self._found, self._granted, message)
 
     def rest(self) -> None:
-        """See `dpex.autotune.types.Room.rest`."""
         with self._lock:
             self._looked_at = -math.inf
             self._growth.end()

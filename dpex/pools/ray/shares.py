@@ -136,7 +136,6 @@ class ClusterShares:
         self._shares = fair_shares(max(known for _, known in self._capacities), reachable)
 
     def claims(self) -> dict[str, tuple[Claim, int]]:
-        """Return each loader's claim, and its granted workers."""
         return {name: (claim, self._shares[name]) for name, claim in self._claims.items()}
 
 

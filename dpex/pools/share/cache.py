@@ -77,12 +77,10 @@ class BatchCache:
             batch.borrowers.add(training)
 
     def is_wanted(self, key: Key) -> bool:
-        """Return True if a training waits for that batch."""
         batch = self._batches.get(key)
         return batch is not None and batch.value is None
 
     def index(self, key: Key) -> Any:
-        """Return the samples of a batch that a training waits for."""
         return self._batches[key].index
 
     def made(self, key: Key, index: Any, value: Any) -> list[tuple[int, bool]]:

@@ -130,7 +130,6 @@ def other_order(facts: Mapping[str, str], epoch: int, number: int, known: Any, o
 
 
 def _described(what: str, dataset: Any, levels: int = _LEVELS) -> Facts:
-    """Describe a dataset by its type, its length and what it was made with."""
     found = {f"type of the {what}": _named(type(dataset))}
     with contextlib.suppress(Exception):
         found[f"length of the {what}"] = str(len(dataset))

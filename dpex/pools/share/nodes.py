@@ -100,7 +100,6 @@ class SharedNodes(Nodes):
         """`report` raises an error instead."""
 
     def cut_off(self, agent: int) -> None:
-        """Connect to the present producer."""
         ended = "the process that makes the batches ended"
         try:
             if self.connections >= CONNECTIONS_IN_A_ROW:

@@ -83,7 +83,6 @@ def _start(facts: Facts, plan: WorkerPlan, context: Any, listener: socket.socket
 
 
 def _produce(facts: Facts, listener: socket.socket, starter: TemplateStarter) -> None:
-    """Run a producer in its process."""
     from dpex.pools.local.fork_server import keep_from_templates
     from dpex.pools.share.producer import Producer, ProducerPool
 

@@ -120,7 +120,6 @@ class ProducerPool(LocalPool):
 
     @property
     def takes_more(self) -> bool:
-        """True if workers should have another message."""
         assert self._queue is not None
         return len(self._queue.groups) < MESSAGES_A_WORKER * max(1, self.counts.wanted)
 
@@ -167,11 +166,9 @@ class Subscriber:
             poller.register(self._process, select.POLLIN)
 
     def tell(self, event: PoolEvent) -> None:
-        """Report an event."""
         self._events.append(plain(event))
 
     def deliver(self, batch: SharedBatch, *, is_first: bool) -> None:
-        """Send a batch."""
         self._results.append((batch.data, is_first))
 
     def report(self, failed: str | None, processes: tuple[Any, ...]) -> bool:
@@ -190,7 +187,6 @@ class Subscriber:
         return True
 
     def close(self) -> None:
-        """Nothing more is said."""
         self.socket.close()
         if self._process >= 0:
             os.close(self._process)
