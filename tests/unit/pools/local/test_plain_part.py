@@ -70,7 +70,7 @@ def globals_of(data: bytes) -> set[str]:
 
 PLAIN = [
     [{"path": "a", "box": (1, 2.5)}, {"path": "b", "box": None}],
-    {1: {2, 3}, "x": frozenset((b"y", True, 2j))},
+    {1: {2, 3}, "x": frozenset((b"y",)), "y": [True, 2j]},
     [np.arange(3), np.array(["a"]), np.array(0, "M8[s]"), np.float32(0.5), np.str_("b")],
     [datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), datetime.timedelta(1)],
     [decimal.Decimal("1.5"), pathlib.Path("/a/b"), bytearray(b"c")],
