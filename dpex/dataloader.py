@@ -15,6 +15,7 @@ from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
+from dpex.loader.passes import begin, diagnosis_source
 from dpex.loader.proxies import Source, own_number, remember, source_of
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of
 from dpex.options import (
@@ -240,6 +241,11 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         if made_from is not None:
             self._runtime = made_from.runtime or self._runtime
         self._source = remember(self, DpexDataLoader)
+        if count:  # the modules of an epoch: else the first batch would wait for their import
+            import dpex.engine.with_workers
+            import dpex.pools.factory
+        else:
+            import dpex.engine.in_process  # noqa: F401
 
     def __setattr__(self, attr: str, val: Any) -> None:
         source = self._source
@@ -265,8 +271,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         self._source = remember(self, DpexDataLoader)
 
     def _get_iterator(self) -> BaseDataLoaderIter:
-        from dpex.loader.passes import begin
-
         return begin(self, super()._get_iterator)
 
     def close(self) -> None:
@@ -470,6 +474,4 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         return self._runtime.text(self) if hasattr(self, "_is_auto") else object.__repr__(self)
 
     def _diagnosis_source(self) -> DiagnosisSource:
-        from dpex.loader.passes import diagnosis_source
-
         return diagnosis_source(self)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.errors import OptionError
+from dpex.pools.local.clean_server import starter_for, usable_context
+from dpex.pools.local.pool import LocalPool
+from dpex.pools.local.worker_process import WorkerPlan
 from dpex.schedule.names import LOCAL
 
 if TYPE_CHECKING:
@@ -39,10 +42,6 @@ class PoolFactory:
                 )
             return self.own_pool(setup, count)
         if name == LOCAL:
-            from dpex.pools.local.clean_server import starter_for, usable_context
-            from dpex.pools.local.pool import LocalPool
-            from dpex.pools.local.worker_process import WorkerPlan
-
             plan = WorkerPlan(setup, shared_queue)
             if self.share is not None:
                 return self.share.open(plan, count, usable_context(self.multiprocessing_context))

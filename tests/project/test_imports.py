@@ -65,13 +65,13 @@ FOR_THE_CLASS = (
     *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
     *("dpex.loader", "dpex.loader.checks", "dpex.loader.hook"),
-    *("dpex.loader.proxies", "dpex.loader.sizing", "dpex.measure", "dpex.measure.readable"),
+    *("dpex.loader.passes", "dpex.loader.proxies", "dpex.loader.sizing", "dpex.measure", "dpex.measure.readable"),
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (
     *("dpex.schedule.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
     *("dpex.worker.*", "dpex.stats"),
-    *("dpex.loader.passes", "dpex.loader.runtime"),
+    "dpex.loader.runtime",
     *("dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package."""
@@ -105,9 +105,11 @@ torchs = set(sys.modules)
 from dpex import DpexDataLoader
 imported = of_dpex()
 loader = DpexDataLoader(Dataset(), batch_size=2, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+made = of_dpex()
 in_workers = {name for batch in loader for names in batch for name in names}
 print(json.dumps({
     "imported": imported,
+    "made": made,
     "after an epoch": of_dpex(),
     "in workers": sorted(in_workers),
     "foreign": sorted(name for name in set(sys.modules) - torchs if name.split(".")[0] != "dpex"),
@@ -137,6 +139,11 @@ def test_a_loader_with_two_workers_imports_only_listed_modules() -> None:
     assert "dpex.pools.local.pool" in found
     assert [name for name in found if not is_listed(name, FOR_THE_CLASS + FOR_AN_EPOCH)] == []
     assert [name for name in found if name in FOR_OTHER_LOADERS] == []
+
+
+def test_an_epoch_imports_no_module_in_the_training_process() -> None:
+    """The first batch would wait for each such module."""
+    assert loaded()["after an epoch"] == loaded()["made"]
 
 
 def test_no_slow_package_is_loaded_for_such_a_loader() -> None:
