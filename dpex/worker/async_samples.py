@@ -11,6 +11,7 @@ order, that fails. Those before it are awaited; those behind it are cancelled an
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import time
 from collections import deque
@@ -310,7 +311,7 @@ class AsyncSamples:
                 raise
             raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
         except Exception as error:
-            told = _of_wrapper(error, self._dataset)
+            told = explained(error, self._dataset, sample.index, self.slots.most)
             if told is None:
                 raise
             raise told from error
@@ -416,13 +417,46 @@ async def _read(get: Callable[[], Any]) -> Any:
     return sample
 
 
-def _of_wrapper(error: Exception, dataset: Any) -> AsyncError | None:
-    """Return an error that names a wrapper which does not await its dataset; None: ``error`` has another cause."""
+# -- errors of samples, in plain words with their remedy --------------------------------------------------------------
+
+_OTHER_LOOP = (
+    "{kind} used a client, lock or task of another event loop (asyncio: ... {part}). Each process loads samples in a "
+    "loop of its own: make such objects in the first __getitem__, not in __init__ or in the training process"
+)
+_NESTED = (
+    "{kind} started an event loop inside the loop that loads its samples (asyncio: ... {part}). Await the coroutine "
+    "instead, or run code that needs a loop of its own in a thread, as by await asyncio.to_thread(function)"
+)
+_MEANINGS = {
+    "attached to a different loop": _OTHER_LOOP,
+    "bound to a different event loop": _OTHER_LOOP,
+    "Event loop is closed": _OTHER_LOOP,
+    "should be used inside a task": _OTHER_LOOP,  # aiohttp's, of a session whose loop is open
+    "cannot be called from a running event loop": _NESTED,
+    "event loop is already running": _NESTED,
+    "while another loop is running": _NESTED,
+}
+"""Parts of asyncio's messages, from Python 3.10 to 3.14."""
+_FILES = (
+    "too many open files while sample {index} of {kind} was loaded, one of up to {concurrency} at the same time in a "
+    "process. Use one client per process, allow fewer samples by worker_config=WorkerConfig(concurrency=...), or raise "
+    "the limit (ulimit -n)"
+)
+
+
+def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> Exception | None:
+    """Return an error that says what the dataset does wrong, and what to do; None if ``error`` has no known meaning."""
     text, outer = str(error), type(dataset).__name__
     names = [type(each).__name__ for each, _ in with_inner_datasets(dataset) if is_asynchronous(each)]
-    if not names or not isinstance(error, (TypeError, AttributeError)) or "'coroutine'" not in text:
-        return None
-    return AsyncError(
-        f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {names[-1]}.__getitem__ is async: that of "
-        f"{outer}, which wraps it, must be, too, and await it"
-    )
+    kind = names[-1] if names else outer
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return OSError(error.errno, _FILES.format(index=as_text(index), kind=kind, concurrency=concurrency))
+    if isinstance(error, RuntimeError):
+        told = next(((part, meaning) for part, meaning in _MEANINGS.items() if part in text), None)
+        return None if told is None else AsyncError(told[1].format(kind=kind, part=told[0]))
+    if names and isinstance(error, (TypeError, AttributeError)) and "'coroutine'" in text:
+        return AsyncError(
+            f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {kind}.__getitem__ is async: that of "
+            f"{outer}, which wraps it, must be, too, and await it"
+        )
+    return None
