@@ -25,10 +25,10 @@ from dpex.schedule.schedule import Schedule
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator was just being closed
 ]
-ROWS = 160
-STREAM_BATCHES = 20
+ROWS = 400
+STREAM_BATCHES = 50
 TICKS = 400
-PLANTED_TICKS = 1000
+PLANTED_TICKS = 2000
 RENEWED_TICKS = 200
 """Signals of which some come within a renewal, which has hundreds of places."""
 KINDS: dict[str, dict[str, Any]] = {
