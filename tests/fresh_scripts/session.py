@@ -49,7 +49,7 @@ def on_cluster():
 
 
 def moved():
-    loader = DpexDataLoader(Squares(), num_workers=2)
+    loader = DpexDataLoader(Squares(), num_workers=2, seeding="batch")
     loader.resize(remote=2)
     list(loader)
 
