@@ -39,8 +39,8 @@ class AutotuneConfig:
             measurement of a second cannot separate it from noise.
         headroom: The workers' capacity over the demand of the training loop (1 to 3), so that a slower moment costs no
             wait. 1.2: the times of batches vary by a fifth from one moment to the next.
-        gain: The minimum relative gain in rate for a request for more nodes (0.005 to 1). Windows cannot show less than
-            0.04.
+        gain: The minimum predicted relative gain in rate for more workers, or for a request for more nodes (0.005 to
+            1). Windows cannot show less than 0.04.
         shrink_after: Windows in a row without waiting before the tuner ends workers (1 to 100). 16: too early costs a
             wait, while too late costs only CPUs.
         cluster_weight: The share of a Ray cluster relative to other loaders (0.01 to 100). 1: equal shares. Other

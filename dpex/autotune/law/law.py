@@ -286,7 +286,7 @@ class Law:
         if local + remote <= now.workers:
             return None
         model, new = self.model, Settings(local=local, remote=remote)
-        if model.rate(new).value < (1.0 + CONSTANTS.same) * model.rate(now).value:
+        if model.rate(new).value < (1.0 + self.config.gain) * model.rate(now).value:
             return None
         return self._change(sample, local, remote, "too few", GROW)
 
@@ -429,7 +429,7 @@ class Law:
             least = min(ratio, max(1.0, 1.0 / max(1e-9, self._work.step.value * rate0))) ** k.part - 1.0
             slower, bound = record.times.median_s / trial.median_s, ratio**k.part
             is_held_up = slower > bound or (gain < -k.same and is_measured)
-            is_free = slower < bound and record.times.count >= 2 * now.workers and now.remote <= trial.old.remote
+            is_free = slower < bound and record.times.count >= now.workers and now.remote <= trial.old.remote
         is_enough = len(record) >= k.least and record.times.count >= k.start
         is_fine = len(record) >= k.least and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
         return TrialResult(
@@ -445,7 +445,8 @@ class Law:
         so it is their number, raised by the relative growth of the rate.
         """
         now, old = sample.settings, trial.old
-        fewest = min(now.workers, math.ceil(old.workers * (1.0 + max(0.0, result.gain))))
+        gain = result.gain if result.gain > CONSTANTS.same else 0.0  # noise would add a worker at each trial
+        fewest = min(now.workers, math.ceil(old.workers * (1.0 + gain)))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
         self._failed = now.local, now.remote

@@ -141,6 +141,27 @@ def test_an_undone_growth_is_retried_smaller_after_a_pause() -> None:
     assert again.new.local <= math.ceil(math.sqrt(undone.new.local * grown.new.local))
 
 
+def test_going_back_again_and_again_adds_no_worker() -> None:
+    """A storage that serves six readers at once: 64 workers, and each smaller number after them, are no faster."""
+    loader = TunedLoader(0.0859, 0.001, cpus=2.0, at_once=6.0)
+    back = [decision.new.local for decision in loader.run(240.0) if decision.reason == "undo"]
+    assert len(back) > 2
+    assert set(back) == {16}
+
+
+def test_growth_by_less_than_windows_can_show_is_none() -> None:
+    tuner, engine = tuned(AutotuneConfig(max_local=33), service_s=1.0, start=Settings(local=32, prefetch=256))
+    run(tuner, engine, 30.0)
+    assert "too few" not in {decision.reason for decision in tuner.decisions}
+
+
+def test_growth_is_kept_once_each_worker_has_made_a_batch() -> None:
+    """Workers make a batch, then another one that counts, and no windows wait for a third."""
+    (first, second, *_) = TunedLoader(0.25, 0.0001, cpus=2.0).run(10.0)
+    assert (first.new.local, second.new.local) == (16, 64)
+    assert second.at - first.at < 4 * 0.25
+
+
 def grown(service_s: float) -> TunedLoader:
     """One whose workers have just become more."""
     loader = TunedLoader(service_s)
