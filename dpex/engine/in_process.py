@@ -178,8 +178,8 @@ class InProcessFetcher:
     """
 
     def __init__(self, torchs: Any, setup: WorkerSetup, own: OwnGenerators | None, timer: TicketTimer | None) -> None:
-        self.dataset = torchs.dataset
-        self.dataset_iter = getattr(torchs, "dataset_iter", None)
+        self.dataset: Any = torchs.dataset
+        self.dataset_iter: Any = getattr(torchs, "dataset_iter", None)
         self.errors: SampleErrors = SampleErrors(setup.samples)
         self.made: Callable[[Any, BatchTimes], None] = lambda _, __: None
         self._fetcher = Fetcher(setup, timer, own=own, stream=self.dataset_iter)
