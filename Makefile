@@ -29,7 +29,7 @@ RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: training, live page, diagnosis (a minute, after the installation)"
 	@echo "make check   linters, types, unit tests and a few real workers: one minute, for each change"
-	@echo "make test    all tests but the long ones: ten minutes on two cores  (TEST_ARGS='-k name' to choose)"
+	@echo "make test    all tests but the long ones: eight minutes on two cores  (TEST_ARGS='-k name' to choose)"
 	@echo "make test-long  drills of nodes and networks, soaks and floods; a whole run is recorded in tests/long_run.json"
 	@echo "make test-times  what each module of tests cost in the last run"
 	@echo "make coverage  lines and branches that the default tier runs, by folder"

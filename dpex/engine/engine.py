@@ -514,7 +514,7 @@ class Engine:
         level, text = self._broken_by
         if text and not self._has_logged_renewal:
             self._has_logged_renewal = True
-            logger.log(level, "the epoch goes on with new workers after an exception in next():\n%s", text)
+            logger.log(level, "the epoch continues with new workers after an exception in next():\n%s", text)
 
     # -- the thread that pins --------------------------------------------------------------------------------------
 
