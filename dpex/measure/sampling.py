@@ -1,5 +1,5 @@
-"""What is kept one by one: the slowest samples and the latest waits; and which batches are timed in detail. Pure
-except random numbers."""
+"""The values that are kept one by one, which are the slowest samples and the latest waits, and the choice of batches
+that are timed in detail. Pure except random numbers."""
 
 from __future__ import annotations
 
