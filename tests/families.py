@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from inspection import template_pid
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from waiting import until
 from workload import wait_as_work
@@ -113,11 +114,6 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for number in taken:
             os.close(number)
-
-
-def template_pid(iterator: Any) -> int:
-    """The prepared process that forks this iterator's local workers."""
-    return int(iterator._engine.pool("local")._source._process.pid)
 
 
 def living_workers(iterator: Any) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, assert_same, seeded
+from inspection import engine_of, pool_of
 from torch.utils.data import DataLoader
 from waiting import until
 
@@ -56,7 +57,7 @@ def test_batches_are_torchs() -> None:
     with remote(Augmented(120), num_workers=3) as loader:
         iterator: Any = iter(loader)
         assert_same(torch.cat(list(islice(iterator, len(loader)))), torch.cat(expected))
-        pool = iterator._engine.pool("remote")
+        pool = pool_of(iterator, "remote")
         assert pool.counts.running > 0
         assert pool.at_work() == 0, "a worker without a ticket counts as at work"
 
@@ -66,7 +67,7 @@ def test_stats_show_the_objects_that_workers_share(share_objects: bool) -> None:
     rows = [{"path": f"/data/{n:080d}.jpg", "label": n + 1000} for n in range(20_000)]
     with remote(rows, num_workers=2, worker_config=WorkerConfig(share_objects=share_objects)) as loader:
         iterator: Any = iter(loader)
-        counts = iterator._engine.pool("remote").counts
+        counts = pool_of(iterator, "remote").counts
         until(lambda: next(iterator) and any(counts.shared), 60.0)
         stats = loader.stats()
         pool = stats.pools["remote"]
@@ -87,7 +88,7 @@ class Large(Augmented):
 def test_large_batches() -> None:
     with remote(Large(80), num_workers=4, seeding="batch") as loader:
         iterator: Any = iter(loader)
-        times = iterator._engine.pool("remote").times
+        times = pool_of(iterator, "remote").times
         got = list(iterator)
     assert times.nbytes == 20 * got[0].nbytes
     assert sorted(float(batch[i, 0, 0, 0]) for batch in got for i in range(4)) == list(range(80))
@@ -99,11 +100,11 @@ def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -
     why = "node bad-one gets no workers for 30 s, as it failed 3 times within 60 s; the last time: its agent ended"
     with remote(Augmented(80), num_workers=1, seeding="batch") as loader:
         iterator: Any = iter(loader)
-        pool = iterator._engine.pool("remote")
+        pool = pool_of(iterator, "remote")
         until(lambda: pool._nodes._news)
         pool._nodes._news.append(NodeNews("excluded", place="bad-one", why=why))
         pool.poll()
-        stats, sums = loader.stats().pools["remote"], iterator._engine.sums()
+        stats, sums = loader.stats().pools["remote"], engine_of(iterator).sums()
         assert (stats.nodes_excluded, stats.why_excluded) == (1, {"bad-one": why})
         assert readings_of(sums).gauges["dpex_nodes_excluded", "remote"] == 1
         assert "Node bad-one gets no workers for 30 s" in str(loader.diagnose())
@@ -122,7 +123,7 @@ def test_a_worker_and_an_agent_that_are_killed_change_nothing(seeding: Any, agen
         warnings.simplefilter("ignore")
         iterator: Any = iter(loader)
         got = list(islice(iterator, 4))
-        pool = iterator._engine.pool("remote")
+        pool = pool_of(iterator, "remote")
 
         def all_run() -> bool:
             got.append(next(iterator))
@@ -150,13 +151,13 @@ def test_an_interrupt_while_results_are_read_loses_no_batch(monkeypatch: pytest.
         warnings.simplefilter("ignore")
         iterator: Any = iter(loader)
         got: list[torch.Tensor] = []
-        pool, interrupted = iterator._engine.pool("remote"), 0
+        pool, interrupted = pool_of(iterator, "remote"), 0
         while len(got) < len(loader):
             try:
                 got.append(next(iterator))
             except KeyboardInterrupt:
                 interrupted += 1
-        renewed = iterator._engine.pool("remote")
+        renewed = pool_of(iterator, "remote")
         assert renewed is not pool
         assert renewed._nodes is pool._nodes
     assert interrupted == 1
@@ -171,14 +172,14 @@ def test_an_agent_that_stood_still_goes_on_with_what_it_held() -> None:
     with remote(Augmented(20000, nap_s=0.002), num_workers=4, seeding="batch") as loader:
         iterator: Any = iter(loader)
         got = list(islice(iterator, 4))
-        pool = iterator._engine.pool("remote")
+        pool = pool_of(iterator, "remote")
 
         def all_run() -> bool:
             got.append(next(iterator))
             return bool(pool.counts.running == 4)
 
         until(all_run, 60.0)
-        schedule, agents = iterator._engine.schedule, pool._agents
+        schedule, agents = engine_of(iterator).schedule, pool._agents
         stopped = pool._nodes.processes[SECOND].pid
         waited: list[bool] = []
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from decisions import a_decision
 from families import Augmented, assert_same, seeded, stacked, train_until
+from inspection import engine_of
 from waiting import ManualClock, until
 
 from dpex import AutotuneConfig, DpexDataLoader
@@ -107,7 +108,7 @@ def test_the_next_epoch_begins_with_what_was_learnt() -> None:
         tuner = loader._runtime.tuner
         loader.resize(local=tuner.settings.local + 1)  # it changes no more
         again = iter(loader)
-        assert again._engine.look().settings.local == tuner.settings.local > cold_start().local + 1
+        assert engine_of(again).look().settings.local == tuner.settings.local > cold_start().local + 1
         assert loader.num_workers == int(loader.num_workers)  # what frameworks see does not move
 
 
@@ -187,7 +188,7 @@ def test_tuning_goes_on_when_only_the_iterator_is_left() -> None:
     gc.collect()
     assert gone() is None
     for _ in iterator:
-        if iterator._engine.look().local.running > 8:
+        if engine_of(iterator).look().local.running > 8:
             break
     del iterator, _
     gc.collect()
@@ -239,11 +240,11 @@ def test_an_engine_shows_where_time_went() -> None:
     loader = DpexDataLoader(Augmented(40, 0.005), batch_size=2, num_workers=2, seeding="batch")
     iterator = iter(loader)
     next(iterator)
-    first = iterator._engine.look()
+    first = engine_of(iterator).look()
     assert first.times.batches == 0
     for _ in range(9):
         next(iterator)
-    look = iterator._engine.look()
+    look = engine_of(iterator).look()
     pool = look.local
     assert look.times.batches == 9
     assert pool.tickets >= 9
@@ -253,8 +254,8 @@ def test_an_engine_shows_where_time_went() -> None:
     assert look.times.wait_s > 0
     assert look.times.busy_s > 0
     list(iterator)
-    ended = iterator._engine.look().times
-    assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
+    ended = engine_of(iterator).look().times
+    assert engine_of(iterator).look().times == ended  # the time after the last batch is not the work's
 
 
 def test_busy_time_is_that_of_the_cpus_in_use(tmp_path: Path) -> None:

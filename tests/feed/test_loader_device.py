@@ -12,6 +12,7 @@ import pytest
 import torch
 from async_device import AsyncDevice, DeviceTensor
 from families import Augmented, Of, assert_same, outcomes, seeded, stacked
+from inspection import feed_of, pinner_of
 from torch.utils.data import IterableDataset, get_worker_info
 from waiting import until
 
@@ -98,8 +99,8 @@ def test_trees_with_other_things_in_them(gpu: AsyncDevice, workers: int) -> None
 def test_on_the_cpu_nothing_is_added(device: Any) -> None:
     with DpexDataLoader(LARGE, num_workers=2, device=device) as loader:
         iterator: Any = iter(loader)
-        assert iterator._engine._plan.pinner is None
-        assert iterator._feed is None
+        assert pinner_of(iterator) is None
+        assert feed_of(iterator) is None
         assert next(iterator).device.type == "cpu"
 
 

@@ -17,6 +17,7 @@ import torch
 from accelerator import Accelerator, pretended
 from families import Augmented, assert_same, kill, seeded, stacked, worker_pids
 from forks import in_a_child
+from inspection import collect, engine_of, finalize, shut_down
 from torch_features import HAS_ACCELERATOR
 from waiting import ManualClock, until
 
@@ -115,12 +116,7 @@ def test_a_killed_worker_s_warning_points_at_the_user_s_line(accelerator: Accele
 def collected(iterator: Any, count: int) -> None:
     """Let the engine take in what workers have made, until ``count`` batches are ready."""
 
-    def enough() -> bool:
-        with iterator._engine._lock:
-            iterator._engine._collect()
-        return bool(iterator._engine.schedule.ready >= count)
-
-    until(enough)
+    until(lambda: collect(iterator) >= count)
 
 
 LARGE = {"extra": 300_000}
@@ -135,7 +131,7 @@ def test_it_pins_ahead_of_the_consumer_but_not_far(accelerator: Accelerator) -> 
         until(lambda: accelerator.pinned == delivered + USUAL)  # noqa: B023
         collected(iterator, 8)
         assert accelerator.pinned == delivered + USUAL
-        assert iterator._engine.stats().ready == 8  # nothing more was drawn for those that are pinned
+        assert engine_of(iterator).stats().ready == 8  # nothing more was drawn for those that are pinned
         next(iterator)
 
 
@@ -183,7 +179,7 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
     until(lambda: accelerator.pinned == 1 + USUAL)
     accelerator.before = lambda batch: None
     next(iterator)
-    stats = iterator._engine.stats()
+    stats = engine_of(iterator).stats()
     assert (stats.batches, stats.first_batch_s, stats.wait_s, stats.work_s) == (2, 100, 100, 100 * USUAL)
 
 
@@ -271,7 +267,7 @@ def test_no_thread_is_left_when_it_still_had_work(accelerator: Accelerator) -> N
     until(lambda: accelerator.pinned == 1 + USUAL)
     accelerator.before = lambda batch: _opened(gate)
     next(iterator)  # one more is handed over, and waits at the gate
-    closing = threading.Thread(target=iterator._shutdown_workers)
+    closing = threading.Thread(target=shut_down, args=[iterator])
     closing.start()
     gate.set()
     closing.join(60.0)
@@ -308,14 +304,14 @@ def test_the_pin_thread_may_collect_an_iterator_in_a_cycle(accelerator: Accelera
     def pin(_: Any) -> None:
         if accelerator.pinned:
             _opened(gate)
-            iterator._finalizer()
+            finalize(iterator)
 
     accelerator.before = pin
     collected(iterator, 8)
     next(iterator)
     gate.set()
     until(lambda: pin_threads() == [])
-    assert iterator._engine.closed
+    assert engine_of(iterator).closed
 
 
 def test_a_forked_trainer(accelerator: Accelerator) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from async_device import CUDA, AsyncDevice
 from families import Augmented, seeded
+from inspection import feed_of
 
 from dpex import DpexDataLoader
 from dpex.device import devices
@@ -62,7 +63,7 @@ def run(**options: Any) -> tuple[torch.Tensor, Any]:
     with loader:
         iterator: Any = iter(loader)
         batches = list(iterator)
-    return torch.cat([batch.cpu() for batch in batches]), iterator._feed
+    return torch.cat([batch.cpu() for batch in batches]), feed_of(iterator)
 
 
 def test_batches_go_from_the_slot_to_the_device(gpu: AsyncDevice) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from async_device import AsyncDevice, DeviceTensor
 from families import Augmented, outcomes, seeded
+from inspection import feed_of
 from waiting import until
 
 import dpex
@@ -100,7 +101,7 @@ def test_it_is_called_ahead_of_need(gpu: AsyncDevice) -> None:
     until(lambda: gpu.uploads >= 3)
     next(iterator)
     assert len(seen) >= 3
-    feed = iterator._feed
+    feed = feed_of(iterator)
     del iterator
     gc.collect()
     feed.begin_epoch()
@@ -166,6 +167,6 @@ def test_what_is_counted(gpu: AsyncDevice) -> None:
         iterator: Any = iter(loader)
         for batch in iterator:
             batch.cpu()
-        feed = iterator._feed
+        feed = feed_of(iterator)
         assert feed.transform_s > 0
         assert feed.copied_bytes == 40 * 704 * 8

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from inspection import workers_of
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler, TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -91,7 +92,7 @@ def test_resize_and_close_reach_the_rebuilt_loaders_workers() -> None:
     next(iterator)
     assert loader.stats().pools["local"].wanted == 2
     loader.close()
-    assert not any(worker.is_alive() for worker in iterator._workers)  # type: ignore[attr-defined]
+    assert not any(worker.is_alive() for worker in workers_of(iterator))  # type: ignore[attr-defined]
 
 
 def test_options_that_are_assigned_later_count() -> None:

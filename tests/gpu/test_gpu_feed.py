@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from inspection import feed_of
 from torch.utils.data import Dataset
 from workload import wait_as_work
 
@@ -71,7 +72,7 @@ def test_a_thousand_batches_with_edits_and_kept_ones(way: str) -> None:
             else:
                 batch.zero_()
             del batch
-        staged = iterator._feed.staged_bytes
+        staged = feed_of(iterator).staged_bytes
     expected = [50_000.0 * sum(range(first, first + 4)) for first in range(0, 4000, 4)]
     assert torch.stack(sums).tolist() == expected
     assert [int(batch[0, 0]) for batch in kept] == list(range(0, 4000, 400))
@@ -176,7 +177,7 @@ def test_what_both_ways_carry(way: str, record_property: Callable[[str, object],
         count = sum(1 for _ in iterator)
         torch.cuda.synchronize()
         rate = count * 38 * MB / (time.perf_counter() - began) / 1e9
-        feed = iterator._feed
+        feed = feed_of(iterator)
     bus = feed.copied_bytes / feed.copy_s / 1e9
     record_property(way, (rate, bus))
     print(f"{way}: {rate:.2f} GB/s end to end, {bus:.2f} GB/s while a copy ran")

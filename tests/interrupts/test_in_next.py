@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from families import Augmented, Of, assert_same, seeded, stacked
+from inspection import engine_of, pool_of
 from places import TickError
 from torch.utils.data import Dataset
 from waiting import until
@@ -84,7 +85,7 @@ def test_every_batch_comes_once_if_a_death_report_is_interrupted(kind: str) -> N
     for at in range(1, DEATH, 4):
         iterator = iter(loader_of(kind))
         got = [next(iterator)]
-        pool = iterator._engine._pools.by_name["local"]
+        pool = pool_of(iterator, "local")
         os.kill(pool.handles[0].pid, signal.SIGKILL)
         until(lambda pool=pool: select.select([pool._source.fileno()], [], [], 0)[0])  # type: ignore[misc]
         sys.settrace(Ticking(at, str(Path(PACKAGE, "pools", "local"))))
@@ -220,7 +221,7 @@ def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, pers
 
     thread = threading.Thread(target=consume)
     thread.start()
-    engine = iterator._engine
+    engine = engine_of(iterator)
     until(lambda: not thread.is_alive() or (engine._tally.batches == 2 and engine._tally.blocked_at), 60.0)
     assert thread.is_alive()
     loader.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from families import is_alive, outcomes, setup_of
+from inspection import workers_of
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import meet, until
 
@@ -222,7 +223,7 @@ class Endless(IterableDataset[bytes]):
 
 def pids_of(iterator: Any) -> list[int | None]:
     """Of its workers, of which some may not be known yet: news of them are taken in by ``next()``."""
-    return [worker.pid for worker in iterator._workers]
+    return [worker.pid for worker in workers_of(iterator)]
 
 
 def test_an_endless_stream_ends_with_the_loader() -> None:

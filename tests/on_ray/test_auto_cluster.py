@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
+from inspection import pool_of
 from shared_ray import QUICK_TO_NOTICE, STORE_BYTES, SharedRay, own_ray
 from torch.utils.data import Sampler
 from workload import wait_as_work
@@ -87,7 +88,7 @@ class Training:
 
     def actors(self) -> Counter[str]:
         """Actors that are up, by node."""
-        pool = self.iterator._engine.pool("remote")
+        pool = pool_of(self.iterator, "remote")
         nodes = dict(pool._nodes._numbers)
         up = {number: len(agent.up) for number, agent in pool._agents.items() if number in nodes}
         return Counter({nodes[number].node: count for number, count in up.items()})

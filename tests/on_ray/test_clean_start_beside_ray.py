@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked, worker_pids
+from inspection import pool_of
 from pools.test_clean_start import BROKEN, SHAPE, no_server, server_pid  # noqa: F401
 
 from dpex import DpexDataLoader
@@ -42,7 +43,7 @@ def test_remote_workers_deliver_until_a_local_worker_is_up() -> None:
 def until_no_local_worker_can_be_started(iterator: Any) -> list[torch.Tensor]:
     """Return the batches until then; the length of the dataset bounds it."""
     got = []
-    while (local := iterator._engine.pool("local")) is None or local.failed is None:
+    while (local := pool_of(iterator, "local")) is None or local.failed is None:
         got.append(next(iterator))
     return got
 
@@ -58,7 +59,7 @@ def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeyp
             got += until_no_local_worker_can_be_started(iterator)
         pool = loader.stats().pools["local"]
         assert (pool.wanted, pool.requested, pool.running) == (2, 0, 0)
-        assert "no local worker can be started" in iterator._engine.pool("local").failed
+        assert "no local worker can be started" in pool_of(iterator, "local").failed
         got += [next(iterator) for _ in range(10)]
     rest = DpexDataLoader(Augmented(6000), generator=seeded(), **{**SHAPE, "num_workers": 0})
     assert_same(torch.cat(got), stacked(islice(rest, len(got))))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from families import Augmented, seeded
+from inspection import pool_of
 from shared_ray import QUICK_TO_NOTICE, STORE_BYTES, SharedRay, own_ray
 from test_cluster import SHAPE, SLOW, assert_same, epochs, remote, until_all_run
 from torch.utils.data import DataLoader
@@ -75,7 +76,7 @@ def test_logical_workers_of_a_drained_node_restart_elsewhere(cluster: Any) -> No
             Augmented(20_000, nap_s=0.004), **SHAPE, num_workers=2, cluster_config=ClusterConfig(ray_remote_args=pair)
         ) as loader:
             iterator: Any = iter(loader)
-            pool = iterator._engine.pool("remote")
+            pool = pool_of(iterator, "remote")
             got = [next(iterator)]
             while loader.stats().pools["remote"].running < 2:
                 got.append(next(iterator))

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 from families import Augmented, seeded
+from inspection import pool_of
 from test_cluster import SHAPE, assert_same, remote, until_all_run
 
 from dpex import DpexDataLoader
@@ -63,12 +64,12 @@ def test_nodes_and_room_stay_when_agents_are_replaced(
         warnings.simplefilter("ignore")
         iterator: Any = iter(loader)
         got = until_all_run(loader, iterator)
-        pool = iterator._engine.pool("remote")
+        pool = pool_of(iterator, "remote")
         guardians, agents = guardians_and_agents(pool)
         reservations = {id(reservation) for reservation in pool._nodes._room._reserved}
         more, came = taken_through(breaks, iterator, 40, 2)
         got += more
-        renewed = iterator._engine.pool("remote")
+        renewed = pool_of(iterator, "remote")
         assert came == 2
         assert renewed is not pool
         assert renewed._nodes is pool._nodes

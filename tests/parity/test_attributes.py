@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from inspection import base_seed_of, workers_of
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -180,11 +181,10 @@ def test_iterators(cls: Loader, workers: int) -> Any:
         len(iterator),
         [
             value_of(iterator, name)
-            for name in ("_num_workers", "_num_yielded", "_drop_last", "_auto_collation", "_timeout")
+            for name in ("_num_workers", "_num_yielded", "_drop_last", "_auto_collation", "_timeout", "_profile_name")
         ],
-        iterator._dataset is loader.dataset,
-        iterator._base_seed,
-        iterator._profile_name,
+        value_of(iterator, "_dataset") is loader.dataset,
+        base_seed_of(iterator),
     ]
 
 
@@ -192,13 +192,13 @@ def test_iterators(cls: Loader, workers: int) -> Any:
 def test_workers_of_an_iterator(cls: Loader) -> Any:
     """torch's tests and frameworks hold on to `_workers`: process-like objects, one per logical worker."""
     iterator = iter(cls(MAP, num_workers=2, batch_size=4))
-    workers = iterator._workers
+    workers = workers_of(iterator)
     next(iterator)
     alive = [w.is_alive() for w in workers]
     rest = list(iterator)
     for worker in workers:
         worker.join(60.0)
-    return [len(workers), alive, rest, [(w.is_alive(), w.exitcode) for w in workers], len(iterator._workers)]
+    return [len(workers), alive, rest, [(w.is_alive(), w.exitcode) for w in workers], len(workers_of(iterator))]
 
 
 @parity

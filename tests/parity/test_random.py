@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inspection import base_seed_of
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -97,7 +98,7 @@ def test_draws_of_persistent_epochs(cls: Loader) -> Any:
     seen = []
     for _ in range(3):
         iterator = iter(loader)
-        seen.append((iterator._base_seed, generator.get_state(), list(iterator), generator.get_state()))
+        seen.append((base_seed_of(iterator), generator.get_state(), list(iterator), generator.get_state()))
     return seen
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerator import is_available
+from inspection import iterator_of, shut_down, workers_of
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile
 from torch_features import HAS_ACCELERATOR, needs_profiles_of_all_threads
@@ -106,8 +107,8 @@ def test_shutting_workers_down_by_hand(cls: Loader) -> Any:
     loader = cls(Counting(6), num_workers=2, persistent_workers=True)
     first = list(loader)
     assert loader._iterator is not None
-    workers = loader._iterator._workers
-    loader._iterator._shutdown_workers()
-    loader._iterator._shutdown_workers()
+    workers = workers_of(iterator_of(loader))
+    shut_down(iterator_of(loader))
+    shut_down(iterator_of(loader))
     loader._iterator = None
     return [first, [worker.is_alive() for worker in workers], list(loader)]

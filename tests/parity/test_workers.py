@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inspection import workers_of
 from torch.utils.data import Dataset, get_worker_info
 
 from .datasets import Counting, Of, SizedStream, Stream, as_is, epochs, pair, worker_id
@@ -378,7 +379,7 @@ def test_workers_are_listed_by_number(cls: Loader, method: str) -> Any:
     """However long each takes to start."""
     iterator = iter(cls(Of(who_am_i_at, 12), batch_size=1, num_workers=3, multiprocessing_context=method))
     pids = dict(torch.cat(list(iterator)).tolist())
-    return [[pids[number] for number in range(3)] == [worker.pid for worker in iterator._workers], sorted(pids)]
+    return [[pids[number] for number in range(3)] == [worker.pid for worker in workers_of(iterator)], sorted(pids)]
 
 
 @CONTEXTS

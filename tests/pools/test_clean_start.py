@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from families import Augmented, Of, assert_same, kill, seeded, stacked
+from inspection import pool_of
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
@@ -169,7 +170,7 @@ def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(clean_server.spawn, "get_executable", lambda: executable)
         iterator = iter(loader)
-        pool = iterator._engine.pool("local")
+        pool = pool_of(iterator, "local")
         until(lambda: pool.poll() is not None and pool.failed)
     return iterator
 

@@ -24,9 +24,9 @@ from families import (
     outcomes,
     seeded,
     stacked,
-    template_pid,
     worker_pids,
 )
+from inspection import pool_of, template_pid, workers_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from waiting import meet, until
 from workload import wait_as_work
@@ -318,7 +318,7 @@ def test_many_workers_at_once_are_forked_a_few_at_a_time() -> None:
     next(iterator)
     loader.resize(local=100)
     assert loader.stats().pools["local"].requested == 100
-    assert len(iterator._workers) <= 1 + FORKS_AT_ONCE
+    assert len(workers_of(iterator)) <= 1 + FORKS_AT_ONCE
     loader.resize(local=2)
     assert loader.stats().pools["local"].requested <= 1 + FORKS_AT_ONCE
     assert stacked(iterator)[:, 0].tolist() == list(range(1, 300))
@@ -436,7 +436,7 @@ def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> N
     for number, batch in enumerate(iterator):
         assert int(batch[0, 0]) == number
         if 50 <= number < 80:
-            until(lambda: not iterator._engine.pool("local")._in_doubt())  # whatever was sent is made
+            until(lambda: not pool_of(iterator, "local")._in_doubt())  # whatever was sent is made
             large.append(dataset.made.value - max(60, number + 1))
     assert 0 < max(large) <= 2 * 2
     assert max(large[15:]) <= 4

@@ -9,7 +9,8 @@ from typing import Any
 import forks
 import pytest
 import torch
-from families import Augmented, assert_same, seeded, stacked, template_pid
+from families import Augmented, assert_same, seeded, stacked
+from inspection import engine_of, lock_of, template_pid
 
 from dpex import DpexDataLoader, IteratorClosedError
 
@@ -55,7 +56,7 @@ def test_a_childs_use_of_its_parents_iterator_fails_harmlessly(kind: str) -> Non
             with pytest.raises(IteratorClosedError, match=r"forked.*iter\(loader\).*new DpexDataLoader"):
                 next(iterator)
         loader.resize(prefetch=3)
-        iterator._engine.resize(iterator._engine.state.placement.settings)
+        engine_of(iterator).resize(engine_of(iterator).state.placement.settings)
         loader.stats()
         loader.close()
 
@@ -64,7 +65,7 @@ def test_a_childs_use_of_its_parents_iterator_fails_harmlessly(kind: str) -> Non
     in_a_child(lambda: None)
     batches += list(iterator)
     assert_same(torch.cat(batches), wanted)
-    assert iterator._engine.closed or template_pid(iterator) == template
+    assert engine_of(iterator).closed or template_pid(iterator) == template
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,7 +98,7 @@ def test_a_lock_held_at_the_fork_does_not_block_the_child() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with iterator._engine._lock:
+        with lock_of(iterator):
             held.set()
             done.wait()
 

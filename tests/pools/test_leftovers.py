@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from families import Augmented
+from inspection import collect, segments_of
 from trainers import NOTHING, Forker, family, forker
 from waiting import until
 
@@ -228,12 +229,6 @@ list(it)
     family.assert_nothing_is_left()
 
 
-def runs_ahead(engine: Any) -> int:
-    """How many batches are there that nobody asked for, with those that have just arrived."""
-    engine._collect()
-    return int(engine.schedule.ready)
-
-
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 def test_epochs_that_are_broken_off_give_their_memory_back(seeding: Any) -> None:
     """Batches that were made and never asked for, also those behind one that was not made yet."""
@@ -242,12 +237,11 @@ def test_epochs_that_are_broken_off_give_their_memory_back(seeding: Any) -> None
         for _ in range(20):
             iterator = iter(loader)
             next(iterator)
-            until(partial(runs_ahead, iterator._engine))
-        pool = iterator._engine.pool("local")
+            until(partial(collect, iterator))
         for _ in loader:
             pass
         del _
         gc.collect()
-        flags = [bytes(s.flags[1::2]) for worker in pool._workers.values() for s in worker.segments.values()]
+        flags = [bytes(segment.flags[1::2]) for segment in segments_of(iterator)]
         assert flags
         assert not any(map(any, flags))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, Of, assert_same, kill, seeded, stacked, template_pid, worker_pids
+from families import Augmented, Of, assert_same, kill, seeded, stacked, worker_pids
+from inspection import template_pid
 from torch.utils.data import IterableDataset, get_worker_info
 from workload import wait_as_work
 

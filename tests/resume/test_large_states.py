@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from families import kill, worker_pids
+from inspection import segments_of
 from torch.utils.data import IterableDataset, get_worker_info
 from workload import wait_as_work
 
@@ -108,8 +109,7 @@ def test_slots_of_states_are_given_back() -> None:
 def segments(loader: Any) -> list[Any]:
     iterator = iter(loader)
     next(iterator)
-    pool = iterator._engine.pool("local")
-    return [segment.spec for worker in pool._workers.values() for segment in worker.segments.values()]
+    return [segment.spec for segment in segments_of(iterator)]
 
 
 def test_the_longer_a_snapshot_takes_the_less_often_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import loaded, saved
+from inspection import reader_of, workers_of
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
@@ -72,7 +73,7 @@ def loader_of(dataset: Any, seed: int = 0, **options: Any) -> DpexDataLoader[Any
 
 
 def kill_worker(iterator: Any, number: int) -> None:
-    os.kill(iterator._workers[number].pid, signal.SIGKILL)
+    os.kill(workers_of(iterator)[number].pid, signal.SIGKILL)
 
 
 def drain(iterator: Any, into: list[Any]) -> None:
@@ -224,7 +225,7 @@ def test_a_stream_with_state_survives_its_readers_death() -> None:
     with split_loader(StatefulShards(), prefetch_factor=1) as loader:
         iterator = iter(loader)
         batches = [next(iterator), next(iterator)]
-        os.kill(iterator._reader._workers[0].pid, signal.SIGKILL)
+        os.kill(workers_of(reader_of(iterator))[0].pid, signal.SIGKILL)
         assert batches + list(iterator) == undisturbed
 
 

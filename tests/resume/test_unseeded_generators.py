@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inspection import engine_of
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
@@ -124,5 +125,5 @@ def test_no_state_is_reported_without_generators() -> None:
         with DpexDataLoader(dataset, num_workers=1) as made:
             batches = iter(made)
             next(batches)
-            reported[name] = batches._engine.state.logicals.logs[0].point(0, 0).state is not None  # type: ignore[attr-defined]
+            reported[name] = engine_of(batches).state.logicals.logs[0].point(0, 0).state is not None  # type: ignore[attr-defined]
     assert reported == {"plain": False, "drawing": True}

@@ -23,6 +23,7 @@ import torch
 from certificates import make_certificate
 from families import Augmented
 from forks import in_a_child
+from inspection import workers_of
 from waiting import until
 
 import dpex
@@ -182,7 +183,7 @@ def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
         with pytest.raises(KeyError):
             list(iterator)
         assert value(scrape(), "dpex_errors_total", kind="batch") == 1
-        os.kill(iterator._workers[0].pid, 9)
+        os.kill(workers_of(iterator)[0].pid, 9)
         with pytest.warns(RuntimeWarning, match="Training continues"):
             list(iterator)
         assert value(scrape(), "dpex_worker_restarts_total", pool="local") == 1
@@ -341,13 +342,14 @@ def test_off_costs_nothing() -> None:
     code = (
         "import sys, threading\n"
         "from dpex import DpexDataLoader\n"
+        "from tests.inspection import tally_of\n"
         "loader = DpexDataLoader([1, 2, 3], num_workers=1)\n"
         "iterator = iter(loader)\n"
         "next(iterator)\n"
         "assert [t.name for t in threading.enumerate()] == ['MainThread'], threading.enumerate()\n"
         "assert not {'prometheus_client', 'dpex.telemetry.exporter'} & set(sys.modules)\n"
-        "assert not iterator._engine._tally.detailed\n"
-        "assert sum(iterator._engine._tally.steps) == 0\n"
+        "assert not tally_of(iterator).detailed\n"
+        "assert sum(tally_of(iterator).steps) == 0\n"
     )
     environment = {name: one for name, one in os.environ.items() if not name.startswith("DPEX_")}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment, timeout=60)

@@ -12,6 +12,7 @@ import torch
 from families import Augmented
 from hypothesis import given
 from hypothesis import strategies as st
+from inspection import engine_of, gpu_of
 from waiting import ManualClock
 
 from dpex import AutotuneConfig, DpexDataLoader
@@ -383,7 +384,7 @@ def test_an_idle_gpu_stalls_for_the_time_in_next(streams: list[HostStream]) -> N
         iterator = iter(loader)
         for _ in iterator:
             pass
-        engine = iterator._engine
+        engine = engine_of(iterator)
         stats = loader.stats()
         gpu = engine._plan.gpu
         assert stats.gpu_stall_s == gpu.stall_s == engine.look().gpu_stall_s
@@ -402,7 +403,7 @@ def test_a_visit_that_raises_is_left_too(streams: list[HostStream]) -> None:
         for _ in range(3):
             with pytest.raises(ValueError, match="bad sample"):
                 next(iterator)
-        kept = 2 * len(iterator._engine._plan.gpu._pending) + 1  # and the latest return that was read
+        kept = 2 * len(gpu_of(iterator)._pending) + 1  # and the latest return that was read
         assert len(streams[0].idle) + kept == streams[0].made
 
 

@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from inspection import measure_gpu_with
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
@@ -95,8 +95,7 @@ def main(kind: str, load_s: float, step_s: float, log: Path) -> None:
         batches = iter(loader)
         if tuned:
             exporter.collector.gpu = OneGpu()
-            view = batches._engine._view
-            view._plan = replace(view._plan, gpu=Stalls())
+            measure_gpu_with(batches, Stalls())
         train(batches, step_s, log, over)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from decisions import a_decision
+from inspection import engines_of
 from waiting import ManualClock
 
 from dpex.autotune.config import AutotuneConfig
@@ -135,7 +136,7 @@ def tuned(config: AutotuneConfig | None = None, **work: Any) -> tuple[Tuner, Loa
         clock=loader.clock,
         machine=given.get("machine", Machine()),
     )
-    tuner._engines.append(loader)
+    engines_of(tuner).append(loader)
     return tuner, loader
 
 
@@ -217,7 +218,7 @@ def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
     """The garbage collector may end an engine in any thread, that of the tuner among them."""
     tuner, loader, _ = parts
     other = Loader(tuner.settings, clock=loader.clock)
-    tuner._engines.append(other)
+    engines_of(tuner).append(other)
 
     def queues(_: Any) -> Queued:
         tuner.leave(other)
@@ -367,7 +368,7 @@ def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None
 def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> None:
     tuner, loader, listener = parts
     idle = Loader(tuner.settings, clock=loader.clock)
-    tuner._engines.insert(0, idle)
+    engines_of(tuner).insert(0, idle)
     listener.answers.append(Settings(local=3, prefetch=6))
     tuner.turn()
     for _ in range(10):
@@ -565,7 +566,7 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
     tuner.pin({"local": 2, "remote": 2, "prefetch": 4})
     tuner.turn()
     assert cluster.rests == 1
-    tuner._engines.clear()
+    engines_of(tuner).clear()
     tuner.watch(loader)
     tuner.leave(loader)
     assert cluster.rests == 2
