@@ -4,8 +4,8 @@ The dataset is a list of dicts with five entries each, ten objects per dict, in 
 Each contestant runs one epoch in a process of its own. Memory is the private memory of each worker (unique set size),
 eight batches before the end of the epoch: the median (the lower of two) and the largest. "dpex, not shared" is dpex
 without `share_objects`. Run it with each version of Python: no objects are shared before 3.12.
-This is a loader's first epoch, in which the search for objects may take 5 s beyond what workers save. `--work-us` adds
-work to each sample. `python -m benchmarks.objects --help` lists the options.
+The first batch includes the search for objects. `--work-us` adds work to each sample. `python -m benchmarks.objects
+--help` lists the options.
 """
 
 from __future__ import annotations

@@ -82,9 +82,8 @@ class WorkerConfig:
         snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
             ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second. A worker then
             asks a dataset only after the first ``state_dict()`` or ``load_state_dict()`` of the loader.
-        share_objects: True lets workers read the Python objects of the dataset (strings, numbers, tuples, lists, dicts)
-            without copying them, on CPython 3.12 or later, if the dataset has enough objects. False: each worker copies
-            its objects.
+        share_objects: True lets forked workers read the strings, numbers, tuples, lists, dicts and sets of the dataset
+            without copying them, on CPython 3.12 or later. False: each worker copies the objects that it reads.
         concurrency: The maximum number of samples of an asynchronous dataset (``async def __getitem__``) that a worker,
             or the training process with ``num_workers=0``, loads at the same time. It bounds the open connections.
 

@@ -92,8 +92,6 @@ class LoaderStats:
         yield "queue", f"{self.ready} ready, {self.in_flight} in flight, prefetch {self.prefetch}"
         if self.batch_bytes:
             yield "a batch", size(self.batch_bytes)
-        for pool in [pool for pool in self.pools.values() if pool.shared_objects][:1]:
-            yield "shared", f"{pool.shared_objects:,} objects of the dataset ({size(pool.shared_bytes)})"
         for name in ("deaths", "remade", "late", "failed_samples"):
             if count := getattr(self, name):
                 yield name.replace("_", " "), f"{count:,}"

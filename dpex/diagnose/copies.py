@@ -23,19 +23,17 @@ class HeldObjects:
     nbytes: int = 0
 
 
-def warning(held: HeldObjects, workers: int, private_bytes: float, why_not_shared: str) -> str:
+def warning(held: HeldObjects, workers: int, private_bytes: float) -> str:
     """Return a warning that workers have copied the dataset's objects; "" if they have not.
 
     Args:
         held: The objects of the dataset.
         workers: Local workers that run.
         private_bytes: The memory that most of them have for themselves.
-        why_not_shared: The reason why workers share no objects.
     """
     copied = min(private_bytes, held.nbytes)
     if workers < 1 or copied < max(LEAST_BYTES, held.nbytes // 4):
         return ""
     who = f"each of {workers} workers has" if workers > 1 else "the worker has"
-    reason = f" Objects are not shared: {why_not_shared}." if why_not_shared else ""
     what = f"{size(copied)} of the dataset's objects ({held.text})"
-    return f"{who} copied {what}.{reason} To avoid the copies here, put the objects into `dpex.compact`."
+    return f"{who} copied {what}. To avoid the copies, put the objects into `dpex.compact`."

@@ -146,7 +146,7 @@ def failures(facts: Facts) -> Iterator[str]:
     for why in facts.failed_nodes[-_NODES:]:
         yield f"{why[:1].upper()}{why[1:]}"
     pool = facts.pools.get(LOCAL, PoolStats())
-    if told := warning(facts.held, pool.running, facts.private_bytes, pool.why_not_shared):
+    if told := warning(facts.held, pool.running, facts.private_bytes):
         yield told
 
 

@@ -89,9 +89,6 @@ class EngineView:
             nodes_excluded=len(counts.why_excluded),
             why_excluded=dict(counts.why_excluded),
             sharing_ranks=counts.sharing_ranks,
-            shared_objects=counts.shared.objects,
-            shared_bytes=counts.shared.nbytes,
-            why_not_shared=counts.shared.why_not,
             failed_nodes=tuple(counts.failed.values()),
         )
 

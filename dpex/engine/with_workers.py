@@ -39,13 +39,6 @@ if TYPE_CHECKING:
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
-SEARCH_RATIO = 0.03
-"""The part of an epoch that the search for objects to share may take: each epoch may have a fork server of its own."""
-FIRST_SEARCH_S = 5.0
-"""Seconds that it may take in the first epoch, whose duration is not known; persistent workers have no other. It finds
-25 million objects."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Observers:
     """Readers of an engine's counts: the tuner, the metrics and the diagnosis of a loader."""
@@ -154,15 +147,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
             concurrency=loader.worker_config.concurrency,
-            search_s=self._search_s(loader) if loader.worker_config.share_objects else None,
+            shares_objects=loader.worker_config.share_objects,
         )
-
-    def _search_s(self, loader: Any) -> float:
-        """Return the seconds that the search for objects to share may take, by the duration of the epoch before."""
-        last: LoaderStats = loader.stats()
-        if not last.batches:
-            return FIRST_SEARCH_S
-        return SEARCH_RATIO * (last.wait_s + last.work_s) * max(1.0, _length(self._index_sampler) / last.batches)
 
     def _may_group(self, per_batch: bool) -> bool:
         """Return True if the user cannot notice in which portions the sampler is drawn.

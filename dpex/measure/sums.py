@@ -219,11 +219,6 @@ class PoolStats(StageSums, LinkSums):
         "The reasons why nodes of the cluster were excluded.", lambda one, other: tuple(dict.fromkeys([*one, *other]))
     )
     sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
-    shared_objects: int = state(
-        "Objects of the dataset that workers of a machine read without copying them; of several machines the fewest."
-    )
-    shared_bytes: int = state("Bytes of the memory pages that hold these objects.", "bytes")
-    why_not_shared: str = state("The reason why workers share no objects.", default="")
     why_excluded: Mapping[str, str] = by_name(
         "Why nodes of the cluster get no workers for a while, by node.", is_text=True
     )

@@ -20,10 +20,8 @@ from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
 from dpex.schedule.events import (
-    NOTHING_SHARED,
     Notice,
     PoolEvent,
-    SharedObjects,
     TicketMade,
     WorkerGone,
     WorkerUp,
@@ -64,7 +62,6 @@ class PoolCounts:
     ``why_excluded``: The reason for each node of the cluster that gets no workers for a while.
     ``failed``: The latest reason for each node that was ever excluded.
     ``sharing_ranks``: Count of the job's ranks that share the batches.
-    ``shared``: The shared objects, on the machine that shares the fewest.
     """
 
     wanted: int = 0
@@ -73,7 +70,6 @@ class PoolCounts:
     most: int | None = None
     why_most: str = ""
     sharing_ranks: int = 1
-    shared: SharedObjects = NOTHING_SHARED
     why_excluded: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 

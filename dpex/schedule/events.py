@@ -14,23 +14,6 @@ from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.schedule.schedule import Ticket
 
 
-class SharedObjects(NamedTuple):
-    """The objects of the dataset that the workers of a machine read without copying them.
-
-    Attributes:
-        objects: Number of objects.
-        nbytes: Bytes of the memory pages that hold them. Each worker would copy these.
-        why_not: Reason why no object is shared; "" if objects are, or it is not known yet.
-    """
-
-    objects: int = 0
-    nbytes: int = 0
-    why_not: str = ""
-
-
-NOTHING_SHARED = SharedObjects()
-
-
 class TicketMade(NamedTuple):
     """The result of a ticket. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
 

@@ -297,25 +297,17 @@ class PickledDataset(NamedTuple):
     buffers: list[Bytes]
 
 
-def cloud_dumps(obj: Any, *, remote: bool = False, persistent_id: Callable[[Any], int | None] | None = None) -> bytes:
+def cloud_dumps(obj: Any, *, remote: bool = False) -> bytes:
     """Pickle with cloudpickle, in one piece, for a process that is being started on this machine, or a remote one.
 
     While `multiprocessing` spawns a process its own reductions hold, so that locks, queues and shared tensors travel.
-    ``persistent_id``: see `pickle.Pickler.persistent_id`.
     """
     stream = io.BytesIO()
     kind = _remote_pickler() if remote else _pickler()
     if get_spawning_popen() is not None:
         kind = _spawning_pickler(kind)
-    if persistent_id is not None:
-        kind = with_persistent_id(kind, persistent_id)
     _dump(kind(stream, 5), obj)
     return stream.getvalue()
-
-
-def with_persistent_id(pickler: Any, persistent_id: Callable[[Any], int | None]) -> Any:
-    """Return a class of picklers with this function, which an instance cannot get in each version of Python."""
-    return type("DividingPickler", (pickler,), {"persistent_id": staticmethod(persistent_id)})
 
 
 def pack(obj: Any) -> PickledDataset:

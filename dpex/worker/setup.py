@@ -88,7 +88,7 @@ class WorkerSetup:
         samples: The policy for samples that fail.
         modes: torch's modes for making batches; None: the worker's own, as in torch.
         concurrency: The maximum number of samples of an asynchronous dataset that a worker loads at the same time.
-        search_s: Seconds that the search for objects which workers can share may take; None: they share none.
+        shares_objects: True if forked workers read the plain objects of the dataset without copying them.
     """
 
     dataset: Any
@@ -106,7 +106,7 @@ class WorkerSetup:
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None
     concurrency: int = 64
-    search_s: float | None = None
+    shares_objects: bool = False
 
 
 def with_own_dataset(setup: WorkerSetup) -> WorkerSetup:

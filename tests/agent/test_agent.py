@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import warnings
 from functools import partial
@@ -17,11 +16,10 @@ from torch.utils.data import DataLoader
 from waiting import until
 
 from benchmarks.network.nodes import ProcessNodes
-from dpex import DpexDataLoader, WorkerConfig
+from dpex import DpexDataLoader
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.pool import NodeNews, RemotePool, order_of
 from dpex.pools.factory import PoolFactory
-from dpex.pools.local.object_sharing import SWITCHED_OFF
 from dpex.telemetry.loader_metrics import readings_of
 
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True}
@@ -60,24 +58,6 @@ def test_batches_are_torchs() -> None:
         pool = pool_of(iterator, "remote")
         assert pool.counts.running > 0
         assert pool.at_work() == 0, "a worker without a ticket counts as at work"
-
-
-@pytest.mark.parametrize("share_objects", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_stats_show_the_objects_that_workers_share(share_objects: bool) -> None:
-    rows = [{"path": f"/data/{n:080d}.jpg", "label": n + 1000} for n in range(20_000)]
-    with remote(rows, num_workers=2, worker_config=WorkerConfig(share_objects=share_objects)) as loader:
-        iterator: Any = iter(loader)
-        counts = pool_of(iterator, "remote").counts
-        until(lambda: next(iterator) and any(counts.shared), 60.0)
-        stats = loader.stats()
-        pool = stats.pools["remote"]
-    if not share_objects:
-        assert pool.why_not_shared == SWITCHED_OFF
-    elif (3, 12) <= sys.version_info < (3, 15):
-        assert pool.shared_objects > 3 * len(rows)
-        assert f"{pool.shared_objects:,} objects of the dataset" in str(stats)
-    else:
-        assert "Python 3.12" in pool.why_not_shared
 
 
 class Large(Augmented):

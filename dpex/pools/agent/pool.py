@@ -30,10 +30,8 @@ from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import Result
 from dpex.pools.local.worker_process import END
 from dpex.schedule.events import (
-    NOTHING_SHARED,
     Notice,
     PoolEvent,
-    SharedObjects,
     TicketMade,
     WorkerGone,
     WorkerUp,
@@ -87,7 +85,6 @@ class AgentReport(NamedTuple):
         traffic: Fields of `LinkSums`, or None.
         shared: Count of results that another training received before.
         sharing_ranks: Count of the job's ranks that share the batches.
-        shared_objects: Objects of the dataset that the agent's workers share.
     """
 
     pool: int
@@ -99,7 +96,6 @@ class AgentReport(NamedTuple):
     buffers: list[Any]
     shared: int = 0
     sharing_ranks: int = 1
-    shared_objects: SharedObjects = NOTHING_SHARED
 
 
 class Nodes(Protocol):
@@ -135,9 +131,8 @@ class Nodes(Protocol):
         """Return what happened since the last call."""
 
     def report(self, link: AgentLink, arrived: Arrived) -> AgentReport:
-        _, pool, results, events, failed, delay, shared, traffic = arrived.header
-        buffers, objects = arrived.buffers, SharedObjects(*shared)
-        return AgentReport(pool, results, events, failed, delay, traffic, buffers, shared_objects=objects)
+        _, pool, results, events, failed, delay, traffic = arrived.header
+        return AgentReport(pool, results, events, failed, delay, traffic, arrived.buffers)
 
     def close(self) -> None:
         """Note that the pool needs no agent any more. Idempotent."""
@@ -170,7 +165,6 @@ class AgentHandle:
     held: dict[int, HeldTicket] = field(default_factory=dict)
     messages: dict[int, int] = field(default_factory=dict)
     answered_at: float = 0.0
-    shared: SharedObjects = NOTHING_SHARED
 
     @property
     def serving(self) -> int:
@@ -330,8 +324,6 @@ class RemotePool:
         counts = self.counts
         counts.running = sum(agent.running for agent in self._agents.values())
         counts.requested = counts.running if self._is_hopeless else max(counts.running, counts.wanted)
-        known = [agent.shared for agent in self._agents.values() if any(agent.shared)]
-        counts.shared = min(known, default=counts.shared)
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
@@ -418,7 +410,6 @@ class RemotePool:
         if report.traffic is not None:
             counts = LinkSums(**report.traffic)
             self._add(agent, counts, links=1, round_trip_s=counts.round_trip_s)
-        agent.shared = report.shared_objects
         for event in report.events:
             self._take(agent, event_of(*event))
         if report.failed is not None and agent.number in self._agents:

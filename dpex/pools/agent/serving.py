@@ -199,16 +199,16 @@ class Agent:
         events = pool.poll()
         news = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
         events.clear()
-        facts = (pool.failed, self._delay.of(pool.pids), tuple(pool.counts.shared))
+        facts = (pool.failed, self._delay.of(pool.pids))
         if self._results or news or facts != self._reported:
             self._reported = facts
             self._put(news)
 
     def _put(self, events: list[tuple[Any, ...]]) -> None:
-        failed, delay, shared = self._reported or (None, None, ())
+        failed, delay = self._reported or (None, None)
         found = self._traffic.news()
         traffic = None if found is None else vars(found)
-        header = ("report", self._number, self._results, events, failed, delay, shared, traffic)
+        header = ("report", self._number, self._results, events, failed, delay, traffic)
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
 

@@ -6,9 +6,8 @@ start, as it imports torch, and `iter()` does not wait for it: requests lie in i
 on a template comes within milliseconds.
 
 Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
-threads, clients, CUDA contexts and open files of its own. The template unpickles the built-in containers of the dataset
-for all workers (`dpex.pools.local.plain_part`). Where Ray is connected, the script is not imported at all, as it might
-start training: what it defines travels by value.
+threads, clients, CUDA contexts and open files of its own. Where Ray is connected, the script is not imported at all,
+because it might start training: what it defines travels by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
 descriptors of what the dataset shares. The server ends with the trainer, whose side may be used from several threads.
@@ -30,7 +29,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -43,15 +41,13 @@ import numpy as np
 import torch.multiprocessing
 
 from dpex.pools.local import forking
-from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateStarter, in_common, private_pair, template_main
-from dpex.pools.local.object_sharing import Sharing
-from dpex.pools.local.plain_part import Joining, PlainPart
+from dpex.pools.local.fork_server import ForkStarter, TemplateStarter, in_common, private_pair, template_main
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.processes import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 from dpex.transport.memory import memory_file
-from dpex.transport.pickling import cloud_dumps, with_persistent_id
+from dpex.transport.pickling import cloud_dumps
 
 _BOOTSTRAP = """
 import signal, sys
@@ -262,14 +258,10 @@ class Parcel:
     def __init__(self, plan: WorkerPlan, *, imports_script: bool) -> None:
         self.fds: list[int] = [memory_file("dpex-plan")]
         try:
-            part = PlainPart()
-            persistent_id = part.place_of if plan.setup.search_s is not None else None
             with os.fdopen(self.fds[0], "wb", closefd=False) as file:
                 pickle.dump(self._surroundings(plan, imports_script=imports_script), file)
                 set_spawning_popen(self)  # type: ignore[arg-type]
-                rest = _pickled(plan, persistent_id, imports_script=imports_script)
-                pickle.dump(part.objects, file, pickle.HIGHEST_PROTOCOL)
-                file.write(rest)
+                file.write(_pickled(plan, imports_script=imports_script))
         except BaseException:
             self.close()
             raise
@@ -300,7 +292,6 @@ class Parcel:
             "ignored": [one for one in forking.SENT_SIGNALS if signal.getsignal(one) is signal.SIG_IGN],
             "script": script if imports_script else {},
             "has_tracker": tracker is not None,
-            "sharing": (plan.setup.search_s, plan.setup.num_workers),
         }
 
     def close(self) -> None:
@@ -308,15 +299,14 @@ class Parcel:
             os.close(self.fds.pop())
 
 
-def _pickled(plan: WorkerPlan, persistent_id: Any, *, imports_script: bool) -> bytes:
+def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
     """Pickle the plan; by value what the script defines, where no worker can import that, as in a notebook."""
     main = sys.modules["__main__"]
     has_script = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
     if not imports_script or not has_script:
-        return cloud_dumps(plan, persistent_id=persistent_id)
+        return cloud_dumps(plan)
     stream = io.BytesIO()
-    pickler = ForkingPickler if persistent_id is None else with_persistent_id(ForkingPickler, persistent_id)
-    pickler(stream).dump(plan)
+    ForkingPickler(stream).dump(plan)
     return stream.getvalue()
 
 
@@ -401,13 +391,9 @@ class _ReceivedParcel:
     def serve(self, control: socket.socket, trainer_pid: int) -> None:
         template_main(control, trainer_pid, self.prepared, self.survives)
 
-    def prepared(self) -> Prepared:
-        """Unpickle the plain part of the plan, in a template."""
-        began = time.perf_counter()
-        objects = pickle.load(self._file)
-        search_s, num_workers = self._surroundings["sharing"]
-        sharing = Sharing(objects, search_s, num_workers, time.perf_counter() - began)
-        return Prepared(partial(_unpacked, self._file, objects, self._fds, self._surroundings["script"]), sharing)
+    def prepared(self) -> tuple[Callable[[], WorkerPlan], str]:
+        """Let each worker unpickle the plan for itself."""
+        return partial(_unpacked, self._file, self._fds, self._surroundings["script"]), ""
 
 
 class _ReceivedStarter(ForkStarter):
@@ -423,15 +409,15 @@ class _ReceivedStarter(ForkStarter):
         self._parcel.serve(control, trainer_pid)
 
 
-def _unpacked(file: mmap.mmap, objects: list[Any], fds: list[int], script: dict[str, Any]) -> WorkerPlan:
-    """Import the user's script and unpickle the rest of the plan, in a worker."""
+def _unpacked(file: mmap.mmap, fds: list[int], script: dict[str, Any]) -> WorkerPlan:
+    """Import the user's script and unpickle the plan, in a worker."""
     _arrived[:] = fds
     here: Any = multiprocessing.current_process()
     here._inheriting = True  # multiprocessing then rejects a script that starts processes without a main guard
     try:
         np.random.seed()  # as in a new interpreter; Python's `random` is seeded by the fork
         spawn.prepare(script)
-        plan: WorkerPlan = Joining(file, objects).load()
+        plan: WorkerPlan = pickle.load(file)
         return plan
     finally:
         del here._inheriting

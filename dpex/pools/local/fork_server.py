@@ -9,7 +9,7 @@ The template is the parent of all local workers, and reports to the trainer how 
 trainer's request or with the trainer. It watches the trainer through a pidfd, because other forked processes may keep
 the trainer's end of the socket open. The kernel kills the workers when the template dies (PR_SET_PDEATHSIG).
 
-Between two requests the template may search the dataset for objects to share (`dpex.pools.local.object_sharing`).
+Before the first fork the template makes the plain objects of the dataset immortal (`dpex.pools.local.immortal`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpex.pools.local import forking
-from dpex.pools.local.object_sharing import Sharing
+from dpex.pools.local.immortal import share_plain_objects
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
 from dpex.system.processes import pidfd
@@ -63,21 +63,17 @@ def private_pair() -> tuple[socket.socket, socket.socket]:
 # -- the template's side -----------------------------------------------------------------------------------------------
 
 
-class Prepared(NamedTuple):
-    """The function by which each worker gets its plan, and what workers share of it."""
-
-    open_plan: Callable[[], WorkerPlan]
-    sharing: Sharing
+Prepare = Callable[[], tuple[Callable[[], WorkerPlan], str]]
+"""Prepares a template; returns the function that gives each worker its plan, and a notice to the user, or ""."""
 
 
-def in_common(plan: WorkerPlan) -> Prepared:
-    setup = plan.setup
-    return Prepared(lambda: plan, Sharing(setup.dataset, setup.search_s, setup.num_workers))
+def in_common(plan: WorkerPlan) -> tuple[Callable[[], WorkerPlan], str]:
+    """Let all workers have this plan, and share the plain objects of its dataset."""
+    why = share_plain_objects(plan.setup.dataset) if plan.setup.shares_objects else ""
+    return lambda: plan, f"each worker copies the Python objects of the dataset that it reads: {why}" if why else ""
 
 
-def template_main(
-    control: socket.socket, trainer_pid: int, prepare: Callable[[], Prepared], survives: frozenset[int]
-) -> None:
+def template_main(control: socket.socket, trainer_pid: int, prepare: Prepare, survives: frozenset[int]) -> None:
     """Run the template process: fork workers on request until the trainer asks it to end, or ends.
 
     ``prepare`` is called here, once, and may raise anything. ``survives``: signals that end neither this process nor
@@ -87,20 +83,17 @@ def template_main(
     forget_inherited()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
-        prepared = prepare()
+        open_plan, notice = prepare()
     except Exception as error:
         control.send(pickle.dumps(("unfit", f"{type(error).__name__}: {error}"[:_LONGEST_REASON])))
         return
     gc.freeze()
-    _Template(control, trainer_pid, prepared).run()
+    _Template(control, trainer_pid, open_plan).run(notice)
 
 
 class _Template:
-    def __init__(self, control: socket.socket, trainer_pid: int, prepared: Prepared) -> None:
-        self._control = control
-        self._open_plan, self._sharing = prepared
-        self._waiting: deque[tuple[tuple[Any, ...], list[int]]] = deque()
-        """Requests for workers that wait until the search for objects to share has ended, with their descriptors."""
+    def __init__(self, control: socket.socket, trainer_pid: int, open_plan: Callable[[], WorkerPlan]) -> None:
+        self._control, self._open_plan = control, open_plan
         self._children: dict[int, int] = {}
         """The number of each worker, by its pid."""
         self._trainer_pid = trainer_pid
@@ -117,27 +110,21 @@ class _Template:
             self._poller.register(fd, select.POLLIN)
         self._trainer_fd = trainer_fd
 
-    def run(self) -> None:
+    def run(self, notice: str) -> None:
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler of Python's, so that the descriptor is written to
         self._tell("ready", os.getpid())
+        if notice:
+            self._tell("notice", notice)
         grace_s: float | None = None
         while grace_s is None:
-            ready = {fd for fd, _ in self._poller.poll(0 if self._sharing.is_searching else _LOOK_S * 1000)}
+            ready = {fd for fd, _ in self._poller.poll(_LOOK_S * 1000)}
             if self._trainer_fd in ready or (self._is_child and os.getppid() != self._trainer_pid):
                 grace_s = 0.0
             else:
                 self._reap()
                 grace_s = self._obey() if self._control.fileno() in ready else None
-                self._share()
         self._end(grace_s)
-
-    def _share(self) -> None:
-        """Search on for objects to share; start the workers that wait for it once it has ended."""
-        if (found := self._sharing.advance()) is not None:
-            self._tell("shared", found)
-        while self._waiting and not self._sharing.is_searching:
-            self._start_worker(*self._waiting.popleft())
 
     def _obey(self) -> float | None:
         """Carry out one request of the trainer; return the seconds within which to end, if it is to end."""
@@ -154,8 +141,6 @@ class _Template:
             for fd in fds:
                 os.close(fd)
             self._tell("refused", message[1], os.strerror(errno.EMFILE))
-        elif self._sharing.must_wait():
-            self._waiting.append((message, fds))
         else:
             self._start_worker(message, fds)
         return None
@@ -183,10 +168,6 @@ class _Template:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._control, self._child_ended, self._wakeup):
             end.close()
-        for _, others in self._waiting:
-            for fd in others:
-                os.close(fd)
-        self._sharing.abandon()
         os.close(self._life)
         if self._trainer_fd >= 0:
             os.close(self._trainer_fd)
@@ -263,7 +244,7 @@ class ForkStarter(TemplateStarter):
 
     is_quick = True
 
-    def __init__(self, prepare: Callable[[], Prepared], kind: Any = multiprocessing.Process) -> None:
+    def __init__(self, prepare: Prepare, kind: Any = multiprocessing.Process) -> None:
         super().__init__(kind)
         self._prepare = prepare
 
@@ -320,7 +301,7 @@ class TemplateHandle:
     def news(self) -> deque[tuple[Any, ...]]:
         """Return what happened, in the handle's deque. The caller removes what it has handled.
 
-        Of the template: ``("ready", pid)`` or ``("unfit", why)``, then ``("shared", SharedObjects)``, and ``("dead",)``
+        Of the template: ``("ready", pid)`` or ``("unfit", why)``, then perhaps ``("notice", text)``, and ``("dead",)``
         once it has ended. Of a process:
         ``("up", number, pid)`` or ``("refused", number, why)``, then ``("exit", number, pid, code)``. If its socket was
         hung up before it was forked, there is only an exit, with 0 as pid and code.

@@ -379,8 +379,8 @@ class LocalPool:
                 self._source_died()
             elif what == "ready":
                 self._keep_promises()
-            elif what == "shared":
-                self.counts.shared = about[0]
+            elif what == "notice":
+                self._events.append(Notice(about[0], warning=False, once=about[0]))
             elif what == "unfit":
                 self._fail(f"the dataset cannot be opened: {about[0]}")
             else:

@@ -45,14 +45,13 @@ def test_dataset_that_holds_itself() -> None:
 
 
 def test_warning_names_workers_bytes_and_objects() -> None:
-    told = warning(HELD, 8, 2 * LEAST_BYTES, "")
+    told = warning(HELD, 8, 2 * LEAST_BYTES)
     assert told.startswith(
         "each of 8 workers has copied 134 MB of the dataset's objects (`rows`: a list of 2,100,000 dict)"
     )
     assert "dpex.compact" in told
-    assert "Objects are not shared: a reason." in warning(HELD, 1, 9 * LEAST_BYTES, "a reason")
 
 
 @pytest.mark.parametrize(("workers", "private"), [(0, 2 * LEAST_BYTES), (8, LEAST_BYTES - 1), (8, 0.0)])
 def test_no_warning_without_copies(workers: int, private: float) -> None:
-    assert warning(HELD, workers, private, "") == ""
+    assert warning(HELD, workers, private) == ""
