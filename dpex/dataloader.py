@@ -468,6 +468,10 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     def __iter__(self) -> BaseDataLoaderIter:
         begun, self._begun = self._begun, None
+        persistent: Any = self._iterator
+        if getattr(persistent, "is_broken", False):
+            persistent._shutdown_workers()
+            self._iterator = None
         return super().__iter__() if begun is None else begun
 
     def __repr__(self) -> str:

@@ -17,8 +17,7 @@ built-in error in brackets, which code for PyTorch may catch::
     ├── NoBatchError(RuntimeError)       ``batch_seed`` was called while no batch is being made
     ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
     ├── CapturedGraphError(RuntimeError)  ``next()`` would copy a batch to a device while a graph is captured there
-    ├── InterruptedSamplerError(RuntimeError)  a signal handler's exception ended the sampler: the epoch is not complete
-    ├── InterruptedStreamError(RuntimeError)  an exception interrupted a stream without a state: the epoch ends
+    ├── IteratorInterruptedError(RuntimeError)  an exception interrupted an earlier ``next()`` of the iterator
     ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
     ├── ClusterError(RuntimeError)      no Ray cluster could be reached or started, or Ray is not installed
     ├── StateError(ValueError)          a state of a loader cannot be read, or is of another loader
@@ -90,12 +89,25 @@ class CapturedGraphError(DpexError, RuntimeError):
     """``next()`` of a loader with a ``device`` was called while a graph was captured. The message gives a remedy."""
 
 
-class InterruptedSamplerError(DpexError, RuntimeError):
-    """An exception of a handler came out of a sampler that is a generator, so the epoch ends early."""
+class IteratorInterruptedError(DpexError, RuntimeError):
+    """An exception interrupted an earlier ``next()`` while it changed the state of the epoch: the iterator is broken.
 
+    The message names that exception, and the calls that continue after the last batch that ``next()`` returned.
+    """
 
-class InterruptedStreamError(DpexError, RuntimeError):
-    """An exception came in the middle of ``next()`` of a stream without a state, so the epoch ends early."""
+    @classmethod
+    def of(cls, why: str, *, is_counted: bool = True) -> IteratorInterruptedError:
+        """Return the error for an iterator that ``why`` interrupted; ``is_counted``: a count says where it stands."""
+        remedy = (
+            "To continue after the last batch that next() returned, call "
+            "loader.load_state_dict(loader.state_dict()), and then iter(loader)"
+            if is_counted
+            else "To continue, load the latest state that you saved, or begin a new epoch with iter(loader)"
+        )
+        return cls(
+            f"an exception ({why}) interrupted next() while it changed the state of the epoch, so this iterator is "
+            f"broken. {remedy}"
+        )
 
 
 class ShippingError(DpexError, TypeError):

@@ -30,8 +30,8 @@ from dpex.device import tree
 from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
 from dpex.errors import CapturedGraphError
 from dpex.schedule.seeding import mix64
-from dpex.system.signals import reraise_if_from_handler
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
+from dpex.worker.decoded_stream import FailedRead
 
 Transform = Callable[[Any], Any]
 Pin = Callable[[torch.Tensor], torch.Tensor]
@@ -186,10 +186,6 @@ class Feed:
         self._has_caught_up = False
         self._to_transform.clear()
 
-    def renew(self) -> None:
-        """Forget the batches that were launched: they are made again."""
-        self._to_transform.clear()
-
     def launch(self, batch: Any, number: int, epoch: int) -> Arrival:
         """Begin the copy of the batch of that number. Its errors pass through."""
         host = batch if self._pin is None else tree.pinned(batch, self._pin)
@@ -230,11 +226,11 @@ class Feed:
             )
 
     def take(self, arrival: Arrival) -> Any:
-        """Return the batch, for work that the calling thread queues from now on."""
+        """Return the batch, for work that the calling thread queues from now on, or the error of its transform."""
         device = self.device
         self._finish(arrival)
         if arrival.error is not None:
-            raise arrival.error
+            return FailedRead(arrival.error)
         is_late = not device.is_passed(arrival.ready)
         if is_late:
             before = device.mark()
@@ -255,7 +251,6 @@ class Feed:
             try:
                 self._transformed(arrival)
             except Exception as error:
-                reraise_if_from_handler(error)
                 arrival.error, arrival.is_done = error, True
         if arrival in self._to_transform:
             self._to_transform.remove(arrival)
@@ -278,7 +273,10 @@ class Feed:
     def bring(self, batch: Any, number: int) -> Any:
         """Copy the batch of that number of this epoch, and take it at once."""
         self.check_open()
-        return self.launch(batch, number, self.epoch)()
+        arrived = self.launch(batch, number, self.epoch)()
+        if type(arrived) is FailedRead:
+            raise arrived.error
+        return arrived
 
     def look(self) -> None:
         """Release memory of the host whose copies are done, and count the device's seconds."""

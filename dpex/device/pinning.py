@@ -24,7 +24,6 @@ from dpex.device.feed import Ahead, Arrival, Feed
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
-from dpex.system.signals import reraise_if_from_handler
 from dpex.system.wakeup import Wakeup
 from dpex.worker.fetch import Failure
 
@@ -68,7 +67,6 @@ class _Job:
         try:
             self._value = self._payload()
         except Exception as error:
-            reraise_if_from_handler(error)
             self._error = error
         self._payload = _nothing
 
@@ -131,12 +129,6 @@ class Pinner:
         self._stock = set()
         if self._feed is not None:
             self._feed.begin_epoch()
-
-    def renew(self) -> None:
-        """Forget what was handed over, under the engine's lock: it is made again."""
-        self._stock = set()
-        if self._feed is not None:
-            self._feed.renew()
 
     def start(self, listen: Callable[[], list[int]]) -> None:
         """Start the thread: after the first workers, which are forked. It calls ``listen`` (see `Engine`) when idle."""

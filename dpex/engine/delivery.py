@@ -6,9 +6,9 @@ Used by the consumer's thread under the engine's lock.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.pools import NOT_BLOCKED, Pools
@@ -17,7 +17,6 @@ from dpex.measure.consumer_time import H2D, Tally
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.schedule import MadeBatch
 from dpex.system.clock import monotonic
-from dpex.system.signals import reraise_if_from_handler
 from dpex.worker.decoded_stream import FailedRead
 from dpex.worker.fetch import Failure
 
@@ -36,27 +35,38 @@ class Delivery:
 
     Attributes:
         opened_s: Seconds that opening the batch of this call took; None: there is no batch yet.
+        value: The batch that was handed out last, or the error in its place.
     """
 
     def __init__(self, plan: EnginePlan, state: EngineState, pools: Pools, tally: Tally) -> None:
         self.opened_s: float | None = None
+        self.value: Any = None
         self._plan = plan
         self._state = state
         self._pools = pools
         self._tally = tally
 
-    def hand_out(self, batch: MadeBatch, out: list[Any]) -> None:
-        """Open the batch that is next in turn, and put it or its error into ``out``."""
+    def hand_out(self, batch: MadeBatch, holds: bool) -> None:
+        """Open the batch that is next in turn. If another engine decodes it, it ``holds`` the batch."""
         began = monotonic()
-        try:
-            value = batch.payload()
-            if type(value) is Failure:
+        value = batch.payload()
+        if type(value) is Failure:
+            try:
                 value.wrapper.reraise()
-        except Exception as error:
-            reraise_if_from_handler(error)
-            value = FailedRead(error)
+            except Exception as error:
+                value = FailedRead(error)
         self.opened_s = monotonic() - began
-        self._state.schedule.deliver(batch, value, out)
+        schedule, errors = self._state.schedule, self._tally.errors
+        if holds:
+            schedule.held.append((value, batch))
+            schedule.deliver(batch)
+        else:
+            self.value = value
+            schedule.deliver(batch, get_ident())
+            if type(value) is FailedRead:
+                errors["batch"] += 1
+        if isinstance(value, OF_WORKERS):
+            errors["worker"] += 1
         self._count(batch)
 
     def _count(self, batch: MadeBatch) -> None:
@@ -106,13 +116,3 @@ class Delivery:
     def timed_out(self) -> BatchTimeoutError:
         self._tally.errors["timeout"] += 1
         return BatchTimeoutError(f"DataLoader timed out after {self._plan.timeout_s:g} seconds")
-
-
-def raise_from(out: list[Any], errors: Counter[str]) -> None:
-    """Raise the error that stands in place of a batch in ``out``, and count it if it is the batch's own."""
-    error = out[0]
-    if type(error) is FailedRead:
-        error = error.error
-        errors["batch"] += 1
-    del out[:]  # without a call from here on: see `dpex.system.signals`
-    raise error

@@ -1,7 +1,6 @@
 """Makes tickets of the indices that a sampler draws, or of batches that another engine reads.
 
-Both sources keep the indices of all batches that are not delivered, with their numbers. Of a stream that another engine
-reads (`ReadBatches`), the batches that are there are drawn, without a wait.
+Of a stream that another engine reads (`ReadBatches`), the batches that are there are drawn, without a wait.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpex.engine.draws import Draws
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
-from dpex.schedule.schedule import RETURNED_AT_MOST, Schedule
+from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
 from dpex.worker.decoded_stream import FailedRead, RawSamples
 
@@ -21,47 +20,33 @@ if TYPE_CHECKING:
 
 POINT_S = 1.0
 """Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
-_KEPT = 64
-"""Indices of delivered batches that are kept, beyond the count of undelivered batches. Dropping indices examines all
-undelivered batches, so it must be rare."""
 
 
 class Drawing:
     def __init__(self) -> None:
         self._source: Draws | ReadBatches | None = None
-        self._kept_at_most = 0
 
     def begin(self, source: Draws | ReadBatches) -> None:
         self._source = source
-        self._kept_at_most = 0
 
     def draw(self, state: EngineState, count: int) -> None:
-        """Draw ``count`` tickets, or all that are left.
-
-        Raises:
-            InterruptedSamplerError: There would have been more.
-        """
+        """Draw ``count`` tickets, or all that are left."""
         source, schedule = self._source, state.schedule
         if source is None:
             return
-        indices = self._indices(source, schedule, count)
+        indices, has_failed = self._indices(source, schedule, count), False
         for index in indices:
             ticket = schedule.draw(index)
             state.placement.dirty.add(ticket.queue)
             if type(index) is FailedRead:  # it is the delivery of its ticket
                 schedule.done(ticket.number, index)
+                has_failed = isinstance(source, Draws)
         if isinstance(source, ReadBatches):
             state.rules.carried_bytes = source.largest_bytes
             if not source.is_over:
                 return
-        if len(indices) < count:
-            source.check_end()
+        if len(indices) < count and not has_failed:
             schedule.end_of_sampler()
-
-    @property
-    def any_index(self) -> Any:
-        """An index of the epoch. Those of a stream are all alike."""
-        return self._source.drawn[0][0] if isinstance(self._source, Draws) and self._source.drawn else None
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
         """Draw up to the last of these tickets, which another run delivered ahead of others; the others are to be
@@ -71,6 +56,8 @@ class Drawing:
         schedule.set_prefetch(prefetch + last - schedule.drawn + 1)
         assert self._source is not None
         for index in self._indices(self._source, schedule, last - schedule.drawn + 1):
+            if type(index) is FailedRead:
+                raise index.error
             if schedule.drawn in ahead:
                 schedule.pass_over(index)
             else:
@@ -80,9 +67,9 @@ class Drawing:
 
     def _indices(self, source: Draws | ReadBatches, schedule: Schedule, count: int) -> list[Any]:
         """Return the indices of the next ``count`` tickets, or of all that are left."""
-        if source.length > self._kept_at_most or isinstance(source, ReadBatches):  # `ReadBatches` holds samples
-            source.forget(schedule.position()[0] - RETURNED_AT_MOST)
-            self._kept_at_most = 2 * source.length + _KEPT
+        if isinstance(source, Draws):
+            return source.draw(count)
+        source.forget(schedule.position()[0])
         source.draw(schedule.drawn + count)
         return source.indices(schedule.drawn, schedule.drawn + count)
 
@@ -111,7 +98,7 @@ class ReadBatches:
 
     Batches that are read already are taken without a wait, and `descriptors` turn readable when there are more. The
     thread that drives the decoding engine drives the reading engine by these calls. The batches stay with the reading
-    engine (`Schedule.undelivered`) until the decoding engine has delivered them. So a later run resumes the reading
+    engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading
     behind those.
 
     ``engine`` has begun an epoch, of which the decoding engine gives batch number ``first`` to the first batch.
@@ -126,12 +113,12 @@ class ReadBatches:
         self.largest_bytes: int = 0
 
     @property
-    def _read(self) -> list[Any]:
-        return self._engine.schedule.undelivered
+    def _read(self) -> list[tuple[Any, MadeBatch]]:
+        return self._engine.schedule.held
 
     @property
     def length(self) -> int:
-        return len(self._read) // 2
+        return len(self._read)
 
     def draw(self, end: int, limit_s: float = 0.0) -> None:
         """Take batches before number ``end`` that are there already, or come within ``limit_s`` seconds."""
@@ -148,7 +135,7 @@ class ReadBatches:
 
     def indices(self, first: int, end: int) -> list[Any]:
         """Return the batches from number ``first`` to ``end`` that are there, in place of indices."""
-        return [self._raw(value) for value in self._read[::2][first - self._first : end - self._first]]
+        return [self._raw(value) for value, _ in self._read[first - self._first : end - self._first]]
 
     def _raw(self, value: Any) -> RawSamples | FailedRead:
         if isinstance(value, FailedRead):
@@ -159,15 +146,12 @@ class ReadBatches:
         self.largest_bytes = max(self.largest_bytes, len(pickle))
         return RawSamples(count, pickle)
 
-    def check_end(self) -> None:
-        """See `Draws.check_end`: no exception ends a reading early."""
-
     def forget(self, number: int) -> None:
         """Drop batches before ``number``, which the decoding engine has delivered."""
         read = self._read
         while read and self._first < number:
-            self._first += 1  # without a call until both have changed: see `dpex.system.signals`
-            del read[:2]
+            self._first += 1
+            del read[0]
 
     def point(self, first: int) -> ResumePoint | None:
         """Return where the reading is once the batches before number ``first`` were delivered.

@@ -17,21 +17,19 @@ import math
 import os
 import select
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from threading import get_native_id
+from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
-from dpex.engine.delivery import ERRORS, OF_WORKERS, Delivery, raise_from
+from dpex.engine.delivery import OF_WORKERS, Delivery
 from dpex.engine.drawing import POINT_S, Drawing, ReadBatches
 from dpex.engine.draws import Draws
-from dpex.engine.pass_state import passing_over
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
-from dpex.errors import DpexError, InternalError, InterruptedStreamError, IteratorClosedError
+from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
 from dpex.measure.consumer_time import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER, EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.timeline import Timeline
@@ -49,7 +47,6 @@ from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.processes import watch
 from dpex.system.run_queue import own_queue_s
-from dpex.system.signals import is_from_handler, with_lock
 from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -68,14 +65,6 @@ TOLD_S = 1.0
 """At the end of a pass workers are idle, and report their states within milliseconds."""
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
-READ_AGAIN_S = 1.0
-"""Maximum seconds of reading a stream without a state again after an exception. Beyond it, dpex raises an error that
-advises a state for the dataset."""
-_NO_STATE = (
-    "an exception interrupted next(), so dpex ended the workers. This stream has no state from which new workers could "
-    "continue, and reading its first {batches} batches again would take about {seconds:.1f} s. Begin a new epoch, or "
-    "give the dataset or its iterator state_dict() and load_state_dict() to continue after such an exception"
-)
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -132,7 +121,7 @@ class Engine:
     """See the module.
 
     Attributes:
-        state: Everything that the pass decides; a renewal replaces it.
+        state: Everything that the pass decides.
     """
 
     def __init__(self, plan: EnginePlan, settings: Settings) -> None:
@@ -144,12 +133,9 @@ class Engine:
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
         self._closed = False
-        self._is_changing = self._is_active = False
-        """A change of the state has begun and not ended. If no call is active, an exception has broken it off."""
-        self._broken_by = logging.INFO, ""
-        """The level at which the exception that broke off a change is logged, and its traceback as text: the frames of
-        the exception itself would keep the iterator."""
-        self._has_logged_renewal = False
+        self._is_changing = False
+        """A change of the state has begun and not ended. Under the lock: an exception has broken it off."""
+        self._why_broken = "unknown"
         self._consumer = 0
         self._collected_at = 0.0
         """Time of the latest poll of the pools, in seconds."""
@@ -158,19 +144,15 @@ class Engine:
         self._is_granting = False
         self._drawing = Drawing()
         self._tally = Tally(detailed=plan.metered, queue=own_queue_s)
-        state = plan.state(settings)
-        self._use(state, Pools(state, plan.make_pool, plan.samples))
+        self.state: EngineState = plan.state(settings)
+        self._placement = self.state.placement
+        self._pools = pools = Pools(self.state, plan.make_pool, plan.samples)
+        self._delivery = Delivery(plan, self.state, pools, self._tally)
+        self._view = EngineView(plan, self.state, pools, self._tally)
         watch(self)
         self._placement.open()
         self._pools.perform()
         self._tally.causes[STARTUP] += monotonic() - began
-
-    def _use(self, state: EngineState, pools: Pools) -> None:
-        self._pools = pools
-        self._delivery = Delivery(self._plan, state, pools, self._tally)
-        self._view = EngineView(self._plan, state, pools, self._tally)
-        self.state: EngineState = state
-        self._placement = state.placement
 
     @property
     def schedule(self) -> Schedule:
@@ -188,9 +170,6 @@ class Engine:
             if self._closed:
                 raise self._why_closed()
             began = monotonic()
-            if self._is_changing:
-                next_point = self._renew(begins_epoch=True)
-                resume = resume or next_point
             self._is_changing = True
             self.state.begin_epoch(resume, began)
             self._pools.perform()
@@ -214,12 +193,14 @@ class Engine:
             return
         self._closed = True
         self._wakeup.ring()
-        with_lock(self._lock, lambda _: self._end_pools(grace_s), grace_s)
-
-    def _end_pools(self, grace_s: float) -> None:
-        for pool in self._pools.by_name.values():
-            pool.close(grace_s)
-        self._wakeup.close()
+        got = self._lock.acquire(timeout=grace_s)
+        try:
+            for pool in self._pools.by_name.values():
+                pool.close(grace_s)
+            self._wakeup.close()
+        finally:
+            if got:
+                self._lock.release()
 
     def inherited(self) -> None:
         """Mark the engine as closed in a forked process (`dpex.system.processes`). The workers belong to the parent."""
@@ -237,18 +218,21 @@ class Engine:
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
-    def next(self, out: list[Any]) -> None:
-        """Put the next batch into ``out``, which is empty.
+    @property
+    def is_broken(self) -> bool:
+        """True if an exception has broken off a call of this thread, which is not in ``next()`` now."""
+        return self._is_changing or get_ident() in self.schedule.in_hand
 
-        Consumers in several threads take turns, and each batch goes to one consumer. After any exception that is not
-        listed here, the caller puts the contents of ``out`` into `Schedule.undelivered`. The next call then resumes the
-        pass.
+    def next(self) -> Any:
+        """Return the next batch, or the error in its place. The caller then removes this thread from `in_hand`.
+
+        Consumers in several threads take turns, and each batch goes to one consumer.
 
         Raises:
             StopIteration: at the end.
-            Exception: the batch's own, in its place.
             BatchTimeoutError: no batch came in time.
             IteratorClosedError: it was closed.
+            IteratorInterruptedError: an exception has broken off an earlier call.
         """
         with self._turn:
             tally, over, entered = self._tally, False, monotonic()
@@ -258,17 +242,20 @@ class Engine:
             try:
                 if gpu is not None:
                     mark = gpu.enter(starting=tally.starting)
-                while (wait := self._step(out, entered)) is not None:
+                while (wait := self._step(entered)) is not None:
                     if gpu is not None:
                         mark = gpu.block(mark)
                     wait()
-                if type(out[0]) in ERRORS:
-                    raise_from(out, self._tally.errors)
+                value, delivery.value = delivery.value, None
+                return value
             except StopIteration:
                 over = True
                 raise
             except Exception as error:
-                self._note(error)
+                if isinstance(error, OF_WORKERS):
+                    tally.errors["worker"] += 1
+                if self._closed and not isinstance(error, IteratorClosedError):
+                    raise self._why_closed() from error
                 raise
             finally:
                 now = monotonic()
@@ -281,60 +268,41 @@ class Engine:
                     self._pools.timeline.call(entered, now, over)
 
     def read_ahead(self) -> Callable[[], Any] | None:
-        """Deliver the next batch, or its error, into `Schedule.undelivered`, or return the wait for it.
+        """Deliver the next batch, or its error, into `Schedule.held`, or return the wait for it.
 
         Nothing of it is measured: the caller measures its own wait.
         """
         with self._turn:
-            return self._step(None, monotonic())
+            return self._step(monotonic(), holds=True)
 
     def descriptors(self) -> list[int]:
         return self._pools.descriptors()
 
-    def _note(self, error: Exception) -> None:
-        """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
-        if isinstance(error, OF_WORKERS):
-            self._tally.errors["worker"] += 1
-        if self._closed and not isinstance(error, IteratorClosedError):
-            raise self._why_closed() from error  # a handler, or another thread, has closed it just now
-
-    def _step(self, out: list[Any] | None, entered: float) -> Callable[[], Any] | None:
-        """Attend to the next batch; after a change that an exception broke off, with a new state and new workers."""
+    def _step(self, entered: float, *, holds: bool = False) -> Callable[[], Any] | None:
+        """Attend to the next batch. An exception other than these breaks the engine."""
         with self._lock:
-            if self._is_changing:
-                if self._is_active:
-                    raise InternalError("next() was called by a signal handler that interrupted next() of its iterator")
-                if not self._closed:
-                    self._renew()
-            self._is_changing = self._is_active = True
+            if self._is_changing or get_ident() in self.schedule.in_hand:
+                raise IteratorInterruptedError.of(self._why_broken, is_counted=self._is_counted)
+            self._is_changing = True
             try:
-                wait = self._attend(out, entered)
+                wait = self._attend(entered, holds)
             except (StopIteration, DpexError):
                 self._is_changing = False
                 raise
             except BaseException as error:
-                if not self._has_logged_renewal:
-                    level = logging.INFO if is_from_handler(error) else logging.WARNING
-                    self._broken_by = level, "".join(traceback.format_exception(error))
+                self._why_broken = repr(error)
                 raise
-            finally:
-                self._is_active = False
             self._is_changing = False
             return wait
 
-    def _attend(self, out: list[Any] | None, entered: float) -> Callable[[], Any] | None:
+    def _attend(self, entered: float, holds: bool) -> Callable[[], Any] | None:
         """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
             if not self._closed:
                 self._wakeup.clear()
-        schedule = self.schedule
         if self._closed:
-            raise StopIteration if schedule.finished else self._why_closed()
-        if out is None:
-            out = schedule.undelivered
-        elif schedule.deliver_again(out):
-            return None
+            raise StopIteration if self.schedule.finished else self._why_closed()
         if self._placement.instructions:
             self._pools.perform()
             self._pools.raise_fatal()
@@ -344,9 +312,9 @@ class Engine:
         every_s = COLLECT_EVERY_S if pinner is None or pinner.is_low else COLLECT_PINNED_EVERY_S
         if entered - self._collected_at > every_s:
             self._collect()
-        return self._seek(out, entered)
+        return self._seek(entered, holds)
 
-    def _seek(self, out: list[Any], entered: float) -> Callable[[], Any] | None:
+    def _seek(self, entered: float, holds: bool) -> Callable[[], Any] | None:
         """Hand out the next batch in turn, or return the wait for it."""
         schedule, delivery, pinner = self.state.schedule, self._delivery, self._plan.pinner
         while True:
@@ -354,7 +322,7 @@ class Engine:
                 return wait
             batch = schedule.peek()
             if batch is not None:
-                delivery.hand_out(batch, out)
+                delivery.hand_out(batch, holds)
                 self._fill()
                 return None
             if schedule.finished:
@@ -464,58 +432,6 @@ class Engine:
             )
         return max(0.0, 1.0 - at_work / most) if most else 0.0
 
-    # -- renewal -------------------------------------------------------------------------------------------------
-
-    def _renew(self, *, begins_epoch: bool = False) -> ResumePoint | None:
-        """Resume the pass behind what was delivered, as a later run does, with a new state and new workers.
-
-        This may be broken off as well, and is then done again. Whatever was not delivered is made again. With
-        ``begins_epoch`` the pass is given up, and the point at which another begins is returned. Raises
-        InterruptedStreamError if a stream without a state would have to be read again for long.
-        """
-        plan, former = self._plan, self.state
-        point = former.point()
-        if begins_epoch:
-            point = point.next_epoch()
-        elif plan.iterable:
-            point = self._reading_again(point)
-        settings = self._requests[-1] if self._requests else former.placement.settings
-        state = plan.state(settings, former.rules)
-        pools = Pools(state, plan.make_pool, plan.samples)
-        pools.succeed(self._pools)
-        if plan.pinner is not None:
-            plan.pinner.renew()
-        if former.epoch >= 0 and not begins_epoch:
-            state.begin_epoch(point, monotonic())
-            if point.ahead:
-                self._drawing.pass_over(state, point.ahead)
-        state.succeed(former)
-        self._use(state, pools)
-        self._log_renewal()
-        state.placement.open()
-        pools.perform()
-        pools.end_former()
-        self._requests.clear()
-        return point if former.epoch >= 0 else None
-
-    def _reading_again(self, point: ResumePoint) -> ResumePoint:
-        """Return ``point`` with states for the streams that have none: what they have delivered is read and dropped."""
-        most = max((logical.batches for logical in point.logicals if logical.state is None), default=0)
-        if not most:
-            return point
-        times = [pool.times.stages() for pool in self._pools.every()]
-        load_s, tickets = sum(each.load_s for each in times), sum(each.tickets for each in times)
-        again_s = most * load_s / max(1, tickets)
-        if again_s > READ_AGAIN_S:
-            raise InterruptedStreamError(_NO_STATE.format(seconds=again_s, batches=point.first))
-        return passing_over(point, self._drawing.any_index)
-
-    def _log_renewal(self) -> None:
-        level, text = self._broken_by
-        if text and not self._has_logged_renewal:
-            self._has_logged_renewal = True
-            logger.log(level, "the epoch continues with new workers after an exception in next():\n%s", text)
-
     # -- the thread that pins --------------------------------------------------------------------------------------
 
     def listen(self) -> list[int]:
@@ -540,7 +456,12 @@ class Engine:
             ValueError: No worker is asked for.
         """
         self.request(settings)
-        with_lock(self._lock, self._grant_if)
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._closed and not self._is_changing:
+                    self._change(self._grant)
+            finally:
+                self._lock.release()
 
     def request(self, settings: Settings) -> None:
         """Request a resize, which the consumer's thread carries out within its next turn."""
@@ -552,10 +473,6 @@ class Engine:
             )
         self._requests.append(settings)
         self._wakeup.ring()
-
-    def _grant_if(self, is_idle: bool) -> None:
-        if is_idle and not self._closed and not self._is_changing:
-            self._change(self._grant)
 
     def _change(self, act: Callable[[], None]) -> None:
         """Call ``act``, which changes the state, outside of `next`."""
@@ -590,19 +507,25 @@ class Engine:
     def stats(self) -> LoaderStats:
         return self._view.stats()
 
+    @property
+    def _is_counted(self) -> bool:
+        """True if a count of batches says where the pass stands, also after an exception in the middle of a change."""
+        return self._plan.in_order and not self._plan.iterable
+
     def point(self) -> ResumePoint | None:
         """Return where the pass is, by the batches that were handed out. Any thread may call it.
 
-        None: the engine has been busy for `POINT_S`, which only a slow sampler can cause.
+        None: the engine has been busy for `POINT_S`, which only a slow sampler can cause, or an exception has
+        interrupted a change of a pass whose state is more than a count.
         """
-        points: list[ResumePoint | None] = [None]
-
-        def note(is_idle: bool) -> None:
-            if is_idle:
-                points[0] = self._drawing.with_reading(self.state.point())
-
-        with_lock(self._lock, note, POINT_S)
-        return points[0]
+        if not self._lock.acquire(timeout=POINT_S):
+            return None
+        try:
+            if self._is_changing and not self._is_counted:
+                return None
+            return self._drawing.with_reading(self.state.point())
+        finally:
+            self._lock.release()
 
     def ask_states(self, wait_s: float = 0.0) -> None:
         """Have workers report the states of datasets from now on.
@@ -617,9 +540,7 @@ class Engine:
             self._await(lambda: not self.state.logicals.untold, wait_s)
 
         with self._lock:
-            if self._is_changing:
-                self.state.logicals.asks_states = True  # the next call renews the workers, which are asked then
-            elif not self._closed:
+            if not self._closed and not self._is_changing:
                 self._change(ask)
 
     def unreported(self, wait_s: float = 0.0) -> int:

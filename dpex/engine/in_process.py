@@ -1,7 +1,7 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
-A batch that an exception of a handler breaks off is made again by the next call of ``next()``. Of a stream, what
-was read for that batch is lost, as with torch.
+A batch that a KeyboardInterrupt breaks off is made again by the next call of ``next()``. An Exception stands in place
+of the batch, as with torch. Of a stream, what was read for that batch is lost, as with torch.
 
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
 The meter is used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from dpex._torch import DatasetKind, SingleProcessDataLoaderIter, is_profiled
 from dpex.engine.draws import BegunDraws
 from dpex.engine.pass_state import PassRecorder, begin_pass, go_on_in_process, in_process_state, point_for
+from dpex.errors import IteratorInterruptedError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
 from dpex.measure.consumer_time import SAMPLER, Tally
 from dpex.measure.ledger import LastReading
@@ -33,7 +34,6 @@ from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import cuda_stall
 from dpex.system.run_queue import own_queue_s
-from dpex.system.signals import is_from_handler
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.batch_seeding import InProcessMaker
@@ -85,6 +85,10 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         self._delivered_ahead = sorted(self._first.ahead)
         self._number = self._first.first
         """The number of the batch that is being made."""
+        self._drawn: deque[tuple[Any, int]] = deque(maxlen=1)
+        """The index that was drawn last, and the number of its batch."""
+        self._interrupted_by: str = ""
+        """The exception, other than an error of the sampler, that interrupted the latest draw."""
         if resume is not None:
             go_on_in_process(self, resume)
         if is_measured:
@@ -131,19 +135,40 @@ class InProcessIterator(SingleProcessDataLoaderIter):
 
     def _next_index(self) -> Any:
         """Return the index of the next batch: the same one until that batch is returned, or raises its own error."""
-        draws, number = self._draws, self._num_yielded + self._recorder.failed
+        number = self._num_yielded + self._recorder.failed
         for other in self._delivered_ahead:
             number += other <= number
-        draws.forget(number)
-        draws.draw(number + 1)
         self._number = number
-        if not draws.has(number):
-            draws.check_end()
-            raise StopIteration
-        (index,) = draws.indices(number, number + 1)
+        while not self._has_index:
+            if not self._draw():
+                raise StopIteration
         if self.meter is not None:
             self.meter.drawn()
-        return index
+        return self._drawn[0][0]
+
+    @property
+    def _has_index(self) -> bool:
+        """True if the index of the batch that is being made was drawn."""
+        return bool(self._drawn) and self._drawn[0][1] >= self._number
+
+    def _draw(self) -> bool:
+        """Draw the next index; return False at the end.
+
+        Raises:
+            IteratorInterruptedError: The latest draw was interrupted, which ends a sampler that is a generator.
+        """
+        latest = self._drawn[0][1] if self._drawn else -1
+        try:
+            self._draws.draw_into(self._drawn, 1)
+        except BaseException as error:
+            self._interrupted_by = "" if isinstance(error, Exception) else repr(error)
+            raise
+        if self._drawn and self._drawn[0][1] > latest:
+            self._interrupted_by = ""
+            return True
+        if self._interrupted_by:
+            raise IteratorInterruptedError.of(self._interrupted_by)
+        return False
 
     def _next_data(self) -> Any:
         meter = self.meter
@@ -152,8 +177,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            if isinstance(error, Exception) and not is_from_handler(error):
-                self._recorder.raised(error, has_index=self._draws.has(self._number))
+            if isinstance(error, Exception):
+                self._recorder.raised(error, has_index=self._has_index)
             if meter is not None:
                 meter.leave(error)
             raise
@@ -224,7 +249,7 @@ class _UnmarkedInProcessIterator(InProcessIterator):
         if is_profiled():
             return super().__next__()
         data = self._next_data()
-        self._num_yielded += 1  # without a call until it is returned: see `dpex.system.signals`
+        self._num_yielded += 1  # no function is called after this statement, so no handler comes in between
         return data
 
 

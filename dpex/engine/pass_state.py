@@ -16,18 +16,18 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dpex._torch import DatasetKind, SingleProcessDataLoaderIter
 from dpex.engine.draws import BegunDraws, Draws
-from dpex.engine.samplers import SamplerStart, in_c, indices_from, passed_over, samplers_within
+from dpex.engine.samplers import SamplerStart, batches_of, indices_from, samplers_within, skipping
 from dpex.errors import CapturedGraphError
 from dpex.schedule.progress import ResumePoint
 from dpex.system.user_warnings import warn
-from dpex.worker.states import DatasetState, LogicalState, is_stateful, load_state, pack_state, state_of
+from dpex.worker.states import DatasetState, is_stateful, load_state, state_of
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
@@ -127,7 +127,7 @@ class PassRecorder:
         at, state = resume.sampler
         self._stateful.load_state_dict(copy.deepcopy(state))
         self._states.append(resume.sampler)
-        return passed_over(iter(self._index_sampler), first - at)
+        return skipping(iter(self._index_sampler), first - at)
 
     def _now(self) -> SamplerStart:
         return SamplerStart.now(
@@ -187,7 +187,7 @@ def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: 
         if not is_now and loader._dataset_kind != DatasetKind.Iterable:
             sampler = loader._index_sampler
             begun_at = SamplerStart.now(sampler, loader.generator)
-            iterator._begun = BegunDraws.of(begun_at, in_c(sampler) or iterator._sampler_iter)
+            iterator._begun = BegunDraws.of(begun_at, batches_of(sampler) or iterator._sampler_iter)
 
 
 def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState) -> None:
@@ -206,20 +206,6 @@ def point_for(resume: PassState | None) -> ResumePoint | None:
     if resume is None or not resume.has_finished:
         return None if resume is None else resume.point
     return resume.point.next_epoch() if resume.persists else None
-
-
-def passing_over(point: ResumePoint, index: Any) -> ResumePoint:
-    """Return ``point`` with states for its streams that have none: what they delivered is read again and dropped.
-
-    ``index``: What a batch of the stream is asked for.
-    """
-    logicals = []
-    for logical in point.logicals:
-        if logical.state is None and logical.batches:
-            skipping = DatasetState(epoch=point.epoch, skip=logical.batches, index=index)
-            logical = replace(logical, state=pack_state(LogicalState(None, skipping, None)))
-        logicals.append(logical)
-    return replace(point, logicals=tuple(logicals))
 
 
 def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:

@@ -15,7 +15,7 @@ from typing import Any
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.timeline import Timeline
-from dpex.pools.base import Successive, WorkerPool
+from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import (
     Adopt,
@@ -34,7 +34,6 @@ from dpex.schedule.events import (
     ToWorker,
 )
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
-from dpex.system.signals import reraise_if_from_handler
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.sample_guard import SampleErrors
 
@@ -66,8 +65,6 @@ class Pools:
         self.by_name: dict[str, WorkerPool] = {}
         self.fatal: Exception | None = None
         self.refused: str | None = None
-        self._former: dict[str, WorkerPool] = {}
-        """Pools of which an exception broke off a change."""
         self._deferred: deque[PoolEvent] = deque()
         self._has_taken_results = False
         self.sample_errors: SampleErrors = SampleErrors(samples)
@@ -78,10 +75,6 @@ class Pools:
 
     def descriptors(self) -> list[int]:
         return [fd for pool in self.by_name.values() for fd in pool.descriptors()]
-
-    def every(self) -> list[WorkerPool]:
-        """Return all pools, those that are not replaced yet among them."""
-        return list({**self._former, **self.by_name}.values())
 
     def raise_fatal(self) -> None:
         """Raise the error that ends the epoch, if any, once."""
@@ -213,7 +206,6 @@ class Pools:
         try:
             self._ask(scale)
         except Exception as error:
-            reraise_if_from_handler(error)
             self._placement.scale_refused(scale, str(error))
             if not scale.optional:
                 raise
@@ -226,7 +218,7 @@ class Pools:
         if pool is not None:
             pool.resize(scale.wanted)
             return
-        pool = self.by_name[scale.pool] = self._new_pool(scale)
+        pool = self.by_name[scale.pool] = self._make_pool(scale.pool, scale.wanted)
         pool.new_epoch(max(0, self._state.epoch))
 
     def _enter_epoch(self, instruction: EnterEpoch) -> None:
@@ -237,8 +229,8 @@ class Pools:
         for value in instruction.values:
             try:
                 value()
-            except Exception as error:  # it cannot be decoded, and is not wanted
-                reraise_if_from_handler(error)
+            except Exception:  # it cannot be decoded, and is not wanted
+                logger.debug("a result that is not wanted cannot be decoded", exc_info=True)
 
     def _say(self, instruction: Notice) -> None:
         if instruction.once and not is_first(instruction.once):
@@ -250,39 +242,6 @@ class Pools:
 
     def _raise(self, instruction: Raise) -> None:
         self.fatal = instruction.error
-
-    # -- renewal -------------------------------------------------------------------------------------------------
-
-    def succeed(self, former: Pools) -> None:
-        """Count on from ``former``, in whose place this comes. Its pools are replaced as new ones are asked for."""
-        self._former = {**former._former, **former.by_name}
-        self.fatal, self.refused = former.fatal, former.refused
-        self.sample_errors, self.slow_samples = former.sample_errors, former.slow_samples
-        self.timeline = former.timeline
-
-    def _new_pool(self, scale: Scale) -> WorkerPool:
-        former = self._former.get(scale.pool)
-        pool = former.successor(scale.wanted) if isinstance(former, Successive) else None
-        if pool is None:
-            if former is not None:
-                _end(former)
-            pool = self._make_pool(scale.pool, scale.wanted)
-        if former is not None:
-            pool.times = former.times
-        return pool
-
-    def end_former(self) -> None:
-        for name, pool in self._former.items():
-            if name not in self.by_name:
-                _end(pool)
-        self._former = {}
-
-
-def _end(pool: WorkerPool) -> None:
-    try:
-        pool.close(0.0)
-    except Exception as error:  # a change of it was broken off
-        reraise_if_from_handler(error)
 
 
 _PERFORM: dict[type[Instruction], Callable[[Pools, Any], None]] = {

@@ -3,9 +3,6 @@
 torch's samplers draw their whole order at once, from their own generator or torch's global generator. So the random
 states before the first draw and a count of batches describe a position in a pass. `indices_from` finds the position
 again without reading data.
-
-torch's samplers are Python generators, and the first exception ends a generator. `in_c` yields the same items and runs
-no Python code between two items, so that no signal handler raises there.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat, takewhile
+from itertools import islice, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -30,7 +27,6 @@ from torch.utils.data import (
 
 from dpex._torch import InfiniteConstantSampler
 from dpex.schedule.names import attribute
-from dpex.system.signals import taken
 from dpex.worker.states import GLOBAL, global_states, set_global_states
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -135,69 +131,31 @@ def _epochs_of(index_sampler: Any) -> dict[str, int]:
     return {name: each.epoch for name, each in told.items() if isinstance(attribute(each, "epoch"), int)}
 
 
-def are_known(index_sampler: Any) -> bool:
-    """Return True if all samplers are torch's own, or sequences: a second iterator draws what the first one drew."""
-    return all(type(sampler) in _KNOWN for _, sampler in samplers_within(index_sampler))
-
-
 # -- indices -----------------------------------------------------------------------------------------------------------
 
 
-def in_c(sampler: Any) -> Iterator[Any] | None:
-    """Return an iterator over a sampler of torch's, or a sequence, that runs no code of Python between two items.
+def batches_of(index_sampler: Any, first: int = 0) -> Iterator[list[Any]] | None:
+    """Return the batches of torch's `BatchSampler` over one of torch's samplers, from ``first`` on.
 
-    It draws what the sampler's own iterator draws at its first item. None: the sampler is of another kind.
+    It draws what torch's iterator draws, in a third of the time. None: the sampler is of another kind.
     """
-    kind = type(sampler)
-    if kind is BatchSampler:
-        items = in_c(sampler.sampler)
-        return None if items is None else _batches(items, sampler.batch_size, drop_last=sampler.drop_last)
-    if kind is InfiniteConstantSampler:
-        return repeat(None)
-    if kind is SubsetRandomSampler and type(sampler.indices) in (*_SEQUENCES, torch.Tensor):
-        order = torch.randperm(len(sampler.indices), generator=sampler.generator)
-        return map(sampler.indices.__getitem__, order.tolist())
-    if kind in (RandomSampler, WeightedRandomSampler):
-        return _unwrapped(iter(sampler))
-    return iter(sampler) if kind in (SequentialSampler, DistributedSampler, *_SEQUENCES) else None
-
-
-def _unwrapped(drawn: Any) -> Iterator[Any]:
-    """Return the items of a generator. Items that it yields from a list are taken out of that list."""
-    first = list(islice(drawn, 1))
-    inner = getattr(drawn, "gi_yieldfrom", None)
-    return chain(first, () if inner is None else inner, drawn)
-
-
-def _batches(items: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[list[Any]]:
-    """Return batches of items, as torch's `BatchSampler` makes them."""
-    if drop_last:
+    if type(index_sampler) is not BatchSampler or type(index_sampler.sampler) not in _KNOWN:
+        return None
+    size, sampler = index_sampler.batch_size, index_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        items: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
+    else:
+        items = skipping(iter(sampler), first * size)
+    if index_sampler.drop_last:
         return map(list, zip(*[items] * size, strict=False))
     return takewhile(bool, map(list, map(islice, repeat(items), repeat(size))))
 
 
-class _Given:
-    def __init__(self, samples: Iterator[Any]) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._samples
-
-
 def indices_from(first: int, index_sampler: Any) -> Iterator[Any]:
     """Return the indices of batches from ``first`` on, drawn from the present random states."""
-    if type(index_sampler) is not BatchSampler:
-        return passed_over(in_c(index_sampler) or iter(index_sampler), first)
-    size, sampler = index_sampler.batch_size, index_sampler.sampler
-    if type(sampler) is SequentialSampler:
-        return _batches(iter(range(first * size, len(sampler.data_source))), size, drop_last=index_sampler.drop_last)
-    samples = in_c(sampler)
-    if samples is not None:
-        return _batches(passed_over(samples, first * size), size, drop_last=index_sampler.drop_last)
-    batches: Any = BatchSampler(_Given(taken(passed_over(iter(sampler), first * size))), size, index_sampler.drop_last)
-    return iter(batches)
+    return batches_of(index_sampler, first) or skipping(iter(index_sampler), first)
 
 
-def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
-    deque(taken(items, count), maxlen=0)
+def skipping(items: Iterator[Any], count: int) -> Iterator[Any]:
+    deque(islice(map(next, repeat(items)), count), maxlen=0)
     return items

@@ -8,12 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
+from dpex.engine.delivery import ERRORS
 from dpex.engine.draws import BegunDraws, Draws
 from dpex.engine.engine import FIRST_STATES_S, TOLD_S, Engine, EnginePlan
 from dpex.engine.pass_state import PassRecorder, begin_pass, point_for, worker_state
@@ -181,22 +183,28 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def __next__(self) -> Any:
         """Return the next batch, with torch's mark for profilers and its warning of wrong lengths.
 
-        torch's own ``__next__`` calls functions after it has the batch, and would lose it to an exception of a handler.
+        If an exception of a signal handler interrupts this, the batch stays in ``in_hand``, and the next call raises.
         """
-        out: list[Any] = []
-        try:
-            if is_profiled():  # the mark takes as long as a tiny batch
-                with torch.autograd.profiler.record_function(self._profile_name):
-                    self._next_into(out)
-            else:
-                self._next_into(out)
-            self._num_yielded += 1
-            if self._length is not None and self._num_yielded > self._length:
+        thread = get_ident()
+        if is_profiled():  # the mark takes as long as a tiny batch
+            with torch.autograd.profiler.record_function(self._profile_name):
+                value = self._next()
+        else:
+            value = self._next()
+        self._num_yielded += 1
+        is_error, in_hand = type(value) in ERRORS, self._engine.schedule.in_hand
+        if self._length is not None and self._num_yielded > self._length:
+            try:
                 warnings.warn(self._too_long(self._length), stacklevel=2)
-        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.signals`
-            self._engine.state.schedule.undelivered += out
-            raise
-        return out[0]
+            except Warning:  # warnings are errors: it stands in place of the batch, as in torch
+                del in_hand[thread]
+                raise
+        if is_error:
+            value = getattr(value, "error", value)
+        del in_hand[thread]  # no function is called after this statement, so no handler comes in between
+        if is_error:
+            raise value
+        return value
 
     @property
     def _length(self) -> int | None:
@@ -213,12 +221,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
         )
 
-    def _next_into(self, out: list[Any]) -> None:
+    def _next(self) -> Any:
         feed = self._feed
         if feed is not None:
             feed.check_open()
         try:
-            self._engine.next(out)
+            return self._engine.next()
         except StopIteration:
             self._recorder.has_finished = True
             if self._engine.schedule.finished and not self._persistent_workers:
@@ -270,6 +278,10 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         pool = self._engine.pool(LOCAL)
         handles = getattr(pool, "handles", ())
         return sorted(handles, key=lambda handle: self._engine.first_logical_worker(Place(LOCAL, handle.worker)))
+
+    @property
+    def is_broken(self) -> bool:
+        return self._engine.is_broken
 
     def _shutdown_workers(self) -> None:
         self._finalizer()

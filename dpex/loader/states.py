@@ -53,8 +53,8 @@ def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     found = None if runtime.last_state is None else runtime.last_state.read()
     if found is None:
         raise StateError(
-            "the state of the epoch could not be read: another thread has been in next() for a second; call "
-            "state_dict() in the thread that iterates"
+            "the state of the epoch could not be read. If another thread is in next(), call state_dict() in the thread "
+            "that iterates. If an exception interrupted next(), load the latest state that you saved"
         )
     dataset = found.dataset if found.fetcher is None else dataset_state_of(found.fetcher)
     return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, dataset)}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from dpex._torch import ExceptionWrapper
 from dpex.errors import InternalError
@@ -150,11 +150,3 @@ class WorkerPool(Protocol):
 
     def close(self, grace_s: float) -> None:
         """End every worker within about ``grace_s`` seconds; idempotent."""
-
-
-@runtime_checkable
-class Successive(Protocol):
-    """A pool that can be replaced by one with new workers for less than a new pool takes."""
-
-    def successor(self, workers: int) -> WorkerPool | None:
-        """End all workers, and return a pool with others in their place; None: there must be a new pool."""

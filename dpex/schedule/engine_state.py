@@ -39,7 +39,7 @@ from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import ResumePoint
-from dpex.schedule.schedule import RETURNED_AT_MOST, SHARED, Schedule
+from dpex.schedule.schedule import SHARED, Schedule
 
 
 class EngineState:
@@ -89,9 +89,7 @@ class EngineState:
         elif isinstance(event, WorkerGone):
             self.failures.gone(self.schedule, self.epoch, event, now)
         elif isinstance(event, Snapshot):
-            first = self.schedule.position()[0]
-            # delivered batches may come back
-            self.logicals.snapshot(event, self.epoch, max(0, first - RETURNED_AT_MOST))
+            self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
         else:
             self.placement.instructions.append(event)
 
@@ -180,7 +178,7 @@ class EngineState:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def point(self) -> ResumePoint:
-        """Return where this epoch stands. It may be called wherever an exception broke off a change of this state."""
+        """Return where this epoch stands."""
         first, ahead = self.schedule.position()
         points = []
         for queue, log in enumerate(self.logicals.logs):
@@ -193,13 +191,6 @@ class EngineState:
             turn=self.schedule.queue_of(first) if self._iterable else first % max(1, self._count),
             logicals=tuple(points),
         )
-
-    def succeed(self, former: EngineState) -> None:
-        """Count on from ``former``, in whose place this state comes."""
-        self.failures.deaths.update(former.failures.deaths)
-        self.failures.remade = former.failures.remade
-        self.late.made_again = former.late.made_again
-        self.logicals.asks_states = former.logicals.asks_states
 
     def room(self, starving: bool) -> int:
         """Return how many tickets should be drawn now; if ``starving``, also where they do not fill a message."""

@@ -65,8 +65,6 @@ class MadeBatch(NamedTuple):
 _made_batch_of: Callable[..., MadeBatch] = tuple.__new__
 """Makes a `MadeBatch` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
-RETURNED_AT_MOST: Final = 4
-"""Delivered batches that may come again, as an exception kept them from the training loop: one or two."""
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
 
@@ -94,9 +92,10 @@ class Schedule:
         self._ready: dict[int, MadeBatch] = {}
         self.next_number: int = 0
         """The number of the next batch to deliver, with ``in_order``."""
-        self.undelivered: list[Any] = []
-        """Batches that were delivered and have not reached the consumer: value, batch, value, batch. The position of
-        the pass is before them."""
+        self.in_hand: dict[int, MadeBatch] = {}
+        """The batch that ``next()`` has taken and not returned, by thread. The position is before it."""
+        self.held: list[tuple[Any, MadeBatch]] = []
+        """Batches that another engine decodes and has not delivered: value, batch. The position is before them."""
         self._dropped = 0
         self._sampler_ended = False
 
@@ -122,7 +121,7 @@ class Schedule:
             else:
                 queue, turn = self._choose_queue()
         ticket = Ticket(self.drawn, index, queue)
-        self._open[ticket.number] = ticket  # first, so that `queue_of` knows it whenever `_turn` has changed
+        self._open[ticket.number] = ticket
         self._turn = turn
         self._load[queue] += 1
         self._pending[queue].append(ticket)
@@ -165,25 +164,30 @@ class Schedule:
         ticket = self.draw(index)
         self._close(ticket)
 
+    @property
+    def _not_returned(self) -> list[MadeBatch]:
+        """The batches that were delivered, and that ``next()`` has not returned to the training loop."""
+        return [batch for _, batch in self.held] + list(self.in_hand.values())
+
     def position(self) -> tuple[int, frozenset[int]]:
         """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
-        kept = [batch.number for batch in self.undelivered[1::2]]
+        kept = [batch.number for batch in self._not_returned]
         if self.in_order:
             self.peek()
-            return (kept[0] if kept else self.next_number), frozenset()
+            return min(kept, default=self.next_number), frozenset()
         waiting = self._open.keys() | self._ready.keys() | set(kept)
         first = min(waiting, default=self.drawn)
         return first, frozenset(range(first, self.drawn)) - waiting
 
     def queue_of(self, number: int) -> int:
         """Return the queue of a ticket that is not delivered, or whose turn is next."""
-        batches = [batch for batch in self.undelivered[1::2] if batch.number == number]
-        found = self._open.get(number) or self._ready.get(number) or next(iter(batches), None)
+        kept = [batch for batch in self._not_returned if batch.number == number]
+        found = self._open.get(number) or self._ready.get(number) or next(iter(kept), None)
         return self._turn if found is None else found.queue
 
     def standing(self, queue: int) -> tuple[int, int, bool]:
         """Return a queue's first undelivered ticket, its count of delivered tickets, and True if it has ended."""
-        kept = [batch.number for batch in self.undelivered[1::2] if batch.queue == queue]
+        kept = [batch.number for batch in self._not_returned if batch.queue == queue]
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue] + kept
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
         delivered = self.delivered_of[queue] - len(kept)
@@ -230,7 +234,7 @@ class Schedule:
         delivery = _made_batch_of(MadeBatch, (number, ticket.queue, payload, samples, nbytes))
         if not ticket.issued:
             self._no_longer_waits(ticket)
-        self._ready[number] = delivery  # it is never in none of the two: see `position`
+        self._ready[number] = delivery
         del self._open[number]
         self._load[ticket.queue] -= 1
         return True
@@ -294,25 +298,16 @@ class Schedule:
             self.next_number += 1  # dropped with its stream
         return None
 
-    def deliver(self, batch: MadeBatch, value: Any = None, out: list[Any] | None = None) -> None:
-        """Deliver what `peek` returned, as ``value``: it goes into ``out``, and the batch behind it."""
-        number, queue = batch.number, batch.queue
-        if out is not None:
-            out += (value, batch)  # without a call until all have changed: see `dpex.system.signals`
+    def deliver(self, batch: MadeBatch, thread: int = 0) -> None:
+        """Deliver what `peek` returned. It is in the hand of ``thread`` until the caller has it."""
+        number = batch.number
+        if thread:
+            self.in_hand[thread] = batch
         del self._ready[number]
         self.delivered += 1
-        self.delivered_of[queue] += 1
+        self.delivered_of[batch.queue] += 1
         if self.in_order:
             self.next_number = number + 1
-
-    def deliver_again(self, out: list[Any]) -> bool:
-        """Move an undelivered batch into ``out``. Return False without such a batch."""
-        undelivered = self.undelivered
-        if not undelivered:
-            return False
-        out += undelivered[:2]  # without a call until both have changed
-        del undelivered[:2]
-        return True
 
     def upcoming(self, most: int) -> list[MadeBatch]:
         """Return the batches that the next ``most`` calls of `pop` would return now."""

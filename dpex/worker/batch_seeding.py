@@ -67,7 +67,7 @@ def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any, own: Ow
         current.seed = outer
         try:
             before.put_back()
-        except BaseException:  # of a handler, which came in between
+        except BaseException:  # a KeyboardInterrupt between two generators
             before.put_back()
             raise
 

@@ -9,27 +9,26 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.utils.data
-from torch.utils.data import IterableDataset
 
 import dpex
-from dpex.engine.engine import Engine
+from dpex import DpexDataLoader, IteratorInterruptedError, StateError
 
 WITHIN = (str(Path(dpex.__file__).parent), str(Path(torch.utils.data.__file__).parent))
 """Code in which signals come: dpex, and torch's loader and samplers."""
 _NAMES = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_FUNCTION", "CALL_METHOD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 _LOOKS = frozenset(dis.opmap[name] for name in _NAMES if name in dis.opmap)
 """Instructions after which CPython looks for signals."""
-RENEWAL = Engine._renew.__code__
 _DROPPED = frozenset({"__del__", "finalize"})
 """Functions whose exceptions Python prints and drops."""
 
 
-class TickError(Exception):
+class TickError(KeyboardInterrupt):
     """What the signal handler raises."""
 
 
@@ -51,30 +50,21 @@ def raising_handler() -> Iterator[None]:
 class Tick:
     """A trace function. It raises the signal at the ``at``-th place where CPython looks for signals.
 
-    Args:
-        at: The number of the place.
-        in_renewals: Places within a renewal of the engine count, too. They are many.
-
     Attributes:
         came: The signal was raised.
         place: The file, the function and the line where it was.
     """
 
-    def __init__(self, at: int, *, in_renewals: bool = True) -> None:
+    def __init__(self, at: int) -> None:
         self._left = at
-        self._in_renewals = in_renewals
-        self._is_renewing = False
         self._latest: dict[FrameType, int] = {}
         self.came = False
         self.place = ("", "", 0)
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if self._is_renewing or not code.co_filename.startswith(WITHIN) or code.co_name in _DROPPED:
+        if not code.co_filename.startswith(WITHIN) or code.co_name in _DROPPED:
             return None
-        if code is RENEWAL and not self._in_renewals:
-            self._is_renewing, frame.f_trace_lines = True, False
-            return self._end_of_renewal
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
@@ -91,59 +81,59 @@ class Tick:
             self._latest[frame] = opcode
         return self._step
 
-    def _end_of_renewal(self, _frame: FrameType, event: str, _: Any) -> Any:
-        self._is_renewing = event != "return"
-        return self._end_of_renewal
+
+@dataclass
+class Swept:
+    """The batches of an epoch; how many signals came, and after how many the iterator was broken; the places."""
+
+    batches: list[Any] = field(default_factory=list)
+    ticks: int = 0
+    broken: int = 0
+    places: set[tuple[str, str, int]] = field(default_factory=set)
 
 
-class Counted(IterableDataset[int]):
-    """Numbers below ``rows``, with a state."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < self.rows:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-class Swept(NamedTuple):
-    """The batches of a pass, the number of signals that came, and the places where they did."""
-
-    batches: list[Any]
-    ticks: int
-    places: set[tuple[str, str, int]]
-
-
-def swept(iterator: Iterator[Any], most: int, step: int = 1, *, in_renewals: bool = True) -> Swept:
-    """Take all batches, with at most ``most`` signals: in each call of ``next()`` ``step`` places on, until it returns.
+def swept(loader: DpexDataLoader[Any], most: int, step: int = 1) -> Swept:
+    """Take all batches of an epoch, with at most ``most`` signals: in each ``next()`` ``step`` places on, until it
+    returns. After an `IteratorInterruptedError` the epoch is resumed as its message says. No signal comes in the first
+    call, which draws the order of the epoch: an interrupted draw begins with another order.
 
     C code puts a batch into the list, as a signal between the end of ``next()`` and an assignment loses its value in
     any program.
     """
-    found = Swept([], 0, set())
-    at = 1
-    while found.ticks < most:
-        tick, before = Tick(at, in_renewals=in_renewals), len(found.batches)
-        sys.settrace(tick)
+    found, iterator, at, is_over = Swept(), iter(loader), 1, False
+    found.batches.extend(map(next, (iterator,)))
+    saved = loader.state_dict(), 1
+    while not is_over:
+        tick, before = Tick(at), len(found.batches)
+        sys.settrace(tick if found.ticks < most else None)
         try:
             found.batches.extend(map(next, (iterator,)))
         except TickError:
+            sys.settrace(None)
             found.places.add(tick.place)
-            found = found._replace(ticks=found.ticks + 1)
+            found.ticks += 1
+        except IteratorInterruptedError:
+            sys.settrace(None)
+            found.broken += 1
+            saved = _resumed(loader, found.batches, saved)
+            iterator = iter(loader)
+            continue
         else:
-            if len(found.batches) == before:
-                return found
+            is_over = len(found.batches) == before
         finally:
             sys.settrace(None)
         at = at + step if tick.came else 1 + len(found.batches) % step
-    found.batches.extend(iterator)
+        if len(found.batches) > before and not tick.came:
+            saved = loader.state_dict(), len(found.batches)
     return found
+
+
+def _resumed(loader: DpexDataLoader[Any], batches: list[Any], saved: tuple[Any, int]) -> tuple[Any, int]:
+    """Load the state of a broken iterator, or the latest state if it has none. Return the state and its batches."""
+    try:
+        state = loader.state_dict(), len(batches)
+    except StateError:
+        state = saved
+        del batches[saved[1] :]
+    loader.load_state_dict(state[0])
+    return state

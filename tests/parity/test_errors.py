@@ -274,12 +274,10 @@ class LazyError(Exception):
     pass
 
 
-@pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 5), (1, 0), (1, 3), (1, 8), (2, 3), (2, 5)])
+@pytest.mark.parametrize("at", [0, 5])
 @parity
-def test_the_sampler_fails(cls: Loader, workers: int, at: int) -> Any:
-    """With workers it is met when the index is drawn: at iter() or some batches ahead. What came first is compared."""
-    found = drawn_from_a_sampler_that_fails(cls, workers, at)
-    return found if isinstance(found, Caught) else found[: 1 + [isinstance(it, Caught) for it in found].index(True)]
+def test_the_sampler_fails(cls: Loader, at: int) -> Any:
+    return drawn_from_a_sampler_that_fails(cls, 0, at)
 
 
 def drawn_from_a_sampler_that_fails(cls: Loader, workers: int, at: int) -> Any:
@@ -293,9 +291,9 @@ def drawn_from_a_sampler_that_fails(cls: Loader, workers: int, at: int) -> Any:
     return iterator if isinstance(iterator, Caught) else drain(iterator)
 
 
-@pytest.mark.parametrize(("workers", "at"), [(1, 3), (1, 8), (2, 5), (2, 8)])
+@pytest.mark.parametrize(("workers", "at"), [(1, 0), (1, 3), (2, 5), (2, 8)])
 def test_a_sampler_that_fails_costs_no_batch(workers: int, at: int) -> None:
-    """With torch's workers the batch that was about to be returned is lost."""
+    """Its error stands in place of a batch. torch raises it some batches ahead, and loses one of them."""
     found = drawn_from_a_sampler_that_fails(candidate(), workers, at)
     assert [int(batch) for batch in found if not isinstance(batch, Caught)] == list(range(at))
     assert sum(isinstance(it, Caught) for it in found) == 1

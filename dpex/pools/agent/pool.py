@@ -105,11 +105,7 @@ class Nodes(Protocol):
     """The workers, where they are processes of this machine."""
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """Serve a pool from now on; ``wake`` is called, from any thread, when there is news.
-
-        If another pool is served now, an exception broke off a change of it. Its agents are cut off, and others start
-        in their place; the room stays reserved.
-        """
+        """Serve a pool from now on; ``wake`` is called, from any thread, when there is news."""
 
     def want(self, workers: int) -> None:
         """Reserve room for that many workers in all. Of more, those without a place go at once, and others once their
@@ -496,19 +492,6 @@ class RemotePool:
             lost = ()
 
     # -- closing -------------------------------------------------------------------------------------------------
-
-    def successor(self, workers: int) -> RemotePool | None:
-        """End all workers, and return a pool with others in their place. None: there must be a new pool.
-
-        The nodes and the room on them stay. This pool may be in any state, as an exception broke off a change of it.
-        """
-        if self._closed or self._is_hopeless:
-            return None
-        for agent in self._agents.values():
-            agent.link.wake = wake_nobody
-        pool = RemotePool(self._nodes, self._order, first_workers=workers, name=self.name)
-        self._release_resources()
-        return pool
 
     def close(self, grace_s: float = 5.0) -> None:
         if self._closed:

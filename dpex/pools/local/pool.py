@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import marshal
-import os
 import pickle
 import select
 import signal
@@ -79,7 +78,6 @@ class LocalPool:
         on_result: Replaces the event `TicketMade` for each result of the present epoch. Its arguments are worker,
             epoch, number, kind, node, and the fields of `BatchTimes`. It must lease the slots that it keeps
             (`slots_of`). The pool then counts no times.
-        former: The pool that this pool succeeds, and whose source of processes it takes over.
     """
 
     name = LOCAL
@@ -93,7 +91,6 @@ class LocalPool:
         shared_queue: bool,
         first_workers: int,
         on_result: Callable[..., None] | None = None,
-        former: LocalPool | None = None,
     ) -> None:
         self.counts: PoolCounts = PoolCounts()
         self.times: PoolTimes = PoolTimes()
@@ -104,7 +101,7 @@ class LocalPool:
         """The latest process at each place, as torch lists its workers. A new process replaces an ended process."""
         self._workers: dict[int, LocalWorkerHandle] = {}
         self._by_fd: dict[int, LocalWorkerHandle] = {}
-        self._numbers: Iterator[int] = numbers_from(0) if former is None else former._numbers
+        self._numbers: Iterator[int] = numbers_from(0)
         self._promised = 0
         self._failed_starts = 0
         self._epoch = 0
@@ -116,13 +113,13 @@ class LocalPool:
         self._was_refused = False
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
-        self._starter: Any = starter
+        self._starter = starter
         self._on_result = on_result
         self._epoll = select.epoll()
         self._board = Board()
         self._queue = TicketQueue() if shared_queue else None
         try:
-            self._open_source(None if former is None else former._source)
+            self._open_source()
             self.resize(first_workers)
         except BaseException:
             self._release_resources()
@@ -172,10 +169,9 @@ class LocalPool:
 
     # -- starting ------------------------------------------------------------------------------------------------
 
-    def _open_source(self, source: TemplateHandle | None = None) -> None:
-        source = source or TemplateHandle(self._starter)
-        self._epoll.register(source.fileno(), select.EPOLLIN)
-        self._source = source
+    def _open_source(self) -> None:
+        self._source = TemplateHandle(self._starter)
+        self._epoll.register(self._source.fileno(), select.EPOLLIN)
 
     def _keep_promises(self) -> None:
         """Request promised workers, as far as the source can take requests and descriptors are left.
@@ -544,26 +540,6 @@ class LocalPool:
 
     # -- closing -------------------------------------------------------------------------------------------------
 
-    def successor(self, workers: int) -> LocalPool | None:
-        """End all workers, and return a pool with others in their place. None: there must be a new pool.
-
-        This one may be in any state, as an exception broke off a change of it.
-        """
-        if self._closed or self.failed is not None or not self._source.ready:
-            return None
-        self._board.end()
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_queue = self._queue is not None
-        pool = LocalPool(
-            self._starter, shared_queue=shared_queue, first_workers=workers, on_result=self._on_result, former=self
-        )
-        self._starter = None
-        self._closed = True
-        self._release_resources()
-        return pool
-
     def close(self, grace_s: float = 5.0) -> None:
         """See `WorkerPool.close`; idle workers end at once."""
         if self._closed:
@@ -592,6 +568,5 @@ class LocalPool:
             self._queue.close()
         self._epoll.close()
         self._board.close()
-        if self._starter is not None:  # else it is a successor's
-            self._starter.close()
+        self._starter.close()
         self._events.clear()

@@ -22,7 +22,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -331,12 +331,9 @@ class RayNodes(Nodes):
     # -- a pool comes and goes -----------------------------------------------------------------------------------
 
     def _begin(self, news: deque[NodeNews], wake: Callable[[], None]) -> None:
-        is_renewal, self._told = self._told is not None, (news, wake)
+        self._told = news, wake
         self._parked_at, self._failed, self._looked_at = None, "", -math.inf
         self._avoided = {}
-        if is_renewal:
-            for node in list(self._nodes.values()):
-                self._replace_agent(node)
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
             node.is_open, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)
@@ -369,17 +366,6 @@ class RayNodes(Nodes):
         self._register(node)
         self._start_agent(node)
         self._ship(node)
-
-    def _replace_agent(self, former: GuardedNode) -> None:
-        """Have a guardian end its agent, and start another one for the same dataset."""
-        del self._numbers[former.number]
-        if former.link is not None:
-            former.link.close()
-        node = replace(former, link=None, is_open=False, room=-1, runs=0, place="")
-        self._register(node)
-        self._ask(node, node.guardian.stop.remote(former.number), lambda _: self._start_agent(node))
-        if not node.path:
-            self._ship(node)
 
     def _register(self, node: GuardedNode) -> None:
         """Give a node's agent a number of its own. Answers for the agent before it are ignored from now on."""

@@ -75,17 +75,7 @@ class SharedNodes(Nodes):
         raise ShareError("share: the process that makes the batches ended as it started")
 
     def begin(self, wake: Callable[[], None]) -> None:
-        if self._wake is not wake_nobody:
-            self._renew()
         self._wake = wake
-
-    def _renew(self) -> None:
-        """Connect to the producer anew, and then end the connection of the pool before."""
-        former = self._link
-        self.connections = 0
-        self._news.clear()
-        self._connect()
-        former.close()
 
     def want(self, workers: int) -> None:
         self._wanted = workers

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fake_pool import FakePool
 
+from dpex.engine.delivery import ERRORS
 from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
@@ -15,10 +16,12 @@ from dpex.schedule.prefetch import Settings
 
 
 def taken(engine: Engine) -> Any:
-    """The next batch."""
-    hand: list[Any] = []
-    engine.next(hand)
-    return hand[0]
+    """The next batch; an error in its place is raised."""
+    value = engine.next()
+    engine.schedule.in_hand.clear()
+    if type(value) in ERRORS:
+        raise getattr(value, "error", value)
+    return value
 
 
 def draws_of(indices: Sequence[int]) -> Draws:

@@ -306,25 +306,19 @@ def test_a_refusal_of_one_worker_keeps_nothing_from_the_others() -> None:
     assert table.send() == [("local", 0, [2])]
 
 
-def test_a_batch_that_did_not_arrive_is_delivered_again() -> None:
+def test_the_point_is_before_a_batch_that_next_has_not_returned() -> None:
     table = Table()
     table.send(2)
     table.tell(made(0))
     table.tell(made(1))
     table.result()
-    out: list[Any] = []
     schedule = table.state.schedule
     batch = schedule.peek()
     assert batch is not None
-    schedule.deliver(batch, "opened", out)
-    assert table.state.point().first == 2
-    schedule.undelivered += out
+    schedule.deliver(batch, thread=7)
     assert table.state.point().first == 1
-    again: list[Any] = []
-    assert schedule.deliver_again(again)
-    assert again == out
+    del schedule.in_hand[7]
     assert table.state.point().first == 2
-    assert not schedule.deliver_again(again)
 
 
 def test_a_stream_that_has_ended_takes_no_more() -> None:
