@@ -24,7 +24,7 @@ from waiting import until
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.pools.local import worker_process
 from dpex.pools.local.clean_server import starter_for
-from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateHandle
+from dpex.pools.local.fork_server import ForkStarter, TemplateHandle
 from dpex.pools.local.forking import ProcessHandle
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
@@ -268,7 +268,7 @@ def test_results_sent_before_a_death_with_unread_tickets_count() -> None:
 def test_a_dataset_error_is_reported_after_the_fork_server_ended() -> None:
     """A machine that is busy looks late. The requests for workers are unread then, as the template opens first."""
 
-    def prepare() -> Prepared:
+    def prepare() -> Any:
         raise ModuleNotFoundError("No module named 'rare_codec'")
 
     template = TemplateHandle(ForkStarter(prepare))
