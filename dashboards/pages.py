@@ -117,7 +117,7 @@ WRITERS: dict[Path, Callable[[str], str]] = {
     DOCS / "reference" / "commands.md": with_blocks,
     DOCS / "reference" / "python.md": with_blocks,
 }
-"""Returns what a page should be, by page."""
+"""The function that returns the present text of a page, by page."""
 
 
 if __name__ == "__main__":

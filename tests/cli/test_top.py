@@ -144,7 +144,7 @@ def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DpexDa
 
 
 def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """It waits two seconds for an answer, which a busy machine may miss."""
+    """The command waits two seconds for an answer, and a busy machine may answer later."""
     until(lambda: main.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
     address = f"127.0.0.1:{exporter.port}/"
     until(lambda: main.main(["top", "--once", address]) == 0 and "photos" in capsys.readouterr().out)

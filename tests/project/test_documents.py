@@ -235,7 +235,7 @@ def texts_in(*paths: Path) -> str:
 
 
 def test_the_listed_warnings_and_errors_exist() -> None:
-    """The parts of a warning around "..." are those of dpex, or of torch where the row says so."""
+    """dpex's code has the parts of each warning between "...", or torch's code if the row says so."""
     page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text()
     errors, warnings = (
         re.findall(
