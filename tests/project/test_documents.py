@@ -254,6 +254,19 @@ def test_the_listed_warnings_and_errors_exist() -> None:
     assert len(warnings) > 5
 
 
+def test_pages_name_arguments_that_exist() -> None:
+    named = [
+        (path, callee, argument)
+        for path in PAGES
+        for callee, arguments in re.findall(r"\b([A-Za-z]\w+)\(([^()]*)\)", path.read_text())
+        if callee in dpex.__all__
+        for argument in re.findall(r"(?:^|, *)(\w+)=", arguments)
+    ]
+    assert len(named) > 50
+    known = {callee: inspect.signature(getattr(dpex, callee)).parameters for _, callee, _ in named}
+    assert [one for one in named if one[2] not in known[one[1]]] == []
+
+
 def cases_of(path: str) -> set[str]:
     """Tests of a module, and test cases that are classes under another name."""
     body = ast.parse((ROOT / "tests" / path).read_text()).body
