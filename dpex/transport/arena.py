@@ -8,8 +8,8 @@ the slot dies there. No lock is needed, because every byte has one writer at a t
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
 
-A process forked from either side inherits its views, and may read them as long as it lives. So the clearing callback
-checks the process id, and a fork while slots are in use opens a pipe. The child and its own children inherit the
+A process forked from either side inherits its views, and may read them as long as it lives. So the child forgets to
+clear bytes, and a fork while slots are in use opens a pipe. The child and its own children inherit the
 writing end. The reading end shows when all of them have ended; until then, the slots in use at the fork stay in use.
 The reading end costs one descriptor per living fork, which the owner polls when it takes or releases a slot. An
 executed program does not inherit the pipe. When descriptors run out, the slots in use at the fork are never released:
@@ -22,12 +22,14 @@ import contextlib
 import ctypes
 import math
 import mmap
+import operator
 import os
 import select
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,19 +94,16 @@ def memory_behind(tensor: torch.Tensor) -> Any | None:
 
 
 class _Hold(weakref.ref):  # type: ignore[type-arg]
-    """Weak reference to a view's base array that clears one byte when the array dies."""
+    """Weak reference to a view's base array, whose callback clears a byte when the array dies.
 
-    __slots__ = ("at", "born", "flags", "pid")
+    The callback is `operator.setitem` with this reference as the value, which ``__index__`` turns into 0. Both are
+    implemented in C: if a signal handler raises in Python code of a callback, Python prints the exception and goes on.
+    One Ctrl-C in 300 was lost in that way, and its slot was never free again. ``born``: see `_age`.
+    """
 
-    def __new__(cls, base: Any, flags: Any, at: int, born: float) -> _Hold:
-        return super().__new__(cls, base, _clear)
-
-    def __init__(self, base: Any, flags: Any, at: int, born: float) -> None:
-        super().__init__(base, _clear)  # type: ignore[call-arg]
-        self.flags = flags
-        self.at = at
-        self.born = born
-        self.pid = _pid
+    __slots__ = ("born",)
+    __index__ = staticmethod(int)
+    born: float
 
 
 class Segment:
@@ -128,11 +127,24 @@ class Segment:
     def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the first ``nbytes`` of a slot as a writable uint8 array; this side's byte clears when it dies."""
         base = np.frombuffer(self._memory, np.uint8, nbytes, self.offset(slot))
-        if forks:
+        at, born = 2 * slot + self._side, _age
+        self._hold(slot, base, partial(operator.setitem, self.flags, at), born)
+        if forks and self._shared:  # after `_hold`: a fork in another thread sees this view, or is seen here
             look_at_forks()
-        born = _age if self._shared else math.inf
-        self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side, born)
+            self._hold(slot, base, partial(_clear, self.flags, at, born), born)
         return base
+
+    def _hold(self, slot: int, base: Any, clear: Callable[[_Hold], None], born: float) -> None:
+        hold = _Hold(base, clear)
+        hold.born = born
+        self._holds[slot] = hold
+
+    def keep_for_fork(self) -> None:
+        """Release the slots of the present views only once no process is left that is forked from now on."""
+        for slot, hold in list(self._holds.items()):
+            base, at = hold(), 2 * slot + self._side
+            if base is not None:
+                self._hold(slot, base, partial(_clear, self.flags, at, hold.born), hold.born)
 
     def offset(self, slot: int) -> int:
         return self._data + slot * self.spec.slot_bytes
@@ -354,20 +366,14 @@ forks: list[Fork] = []
 """The forks of which some process may be left."""
 _age = 0.0
 """The number of forks so far: the age of a view that is made now."""
-_pid = os.getpid()
 _shared_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 _inherited: list[int] = []
 _looking = threading.Lock()
 
 
-def _clear(hold: _Hold) -> None:
-    if hold.pid != _pid:
-        return
-    if forks:
-        look_at_forks()
-        _clear_once_unread(hold.born, hold.flags, hold.at)
-    else:
-        hold.flags[hold.at] = 0
+def _clear(flags: Any, at: int, born: float, _: _Hold) -> None:
+    look_at_forks()
+    _clear_once_unread(born, flags, at)
 
 
 def _clear_once_unread(born: float, flags: Any, at: int) -> None:
@@ -410,6 +416,8 @@ def forget_inherited() -> None:
 def _before_fork() -> None:
     if any(1 in bytes(segment.flags) for segment in list(_shared_segments)):
         forks.append(Fork())
+        for segment in list(_shared_segments):
+            segment.keep_for_fork()
 
 
 def _after_fork_here() -> None:
@@ -425,15 +433,16 @@ def _after_fork_here() -> None:
 
 def _after_fork_there() -> None:
     """Keep the pipes to the parent, and nothing else: the parent releases the slots in use."""
-    global _looking, _pid
+    global _looking
     _looking = threading.Lock()
-    _pid = os.getpid()
     for fork in forks:
         with contextlib.suppress(OSError):
             os.close(fork.reading)
         if fork.writing >= 0:
             _inherited.append(fork.writing)
     forks.clear()
+    for segment in list(_shared_segments):
+        segment._holds.clear()
     _shared_segments.clear()
 
 

@@ -1,8 +1,9 @@
 """Frames on a stream socket between a trainer and an agent: a header of plain values, and raw buffers behind it.
 
 A frame begins with the length of its header and the number of its buffers (two u32, little endian). The size of each
-buffer follows (u64). Then comes the header. It is marshalled, so that neither end runs code of the other's to read it.
-The bytes of the buffers are last.
+buffer follows (u64). Then comes the header. It is marshalled, so reading a frame runs no code of the other end. The
+bytes of the buffers are last. Both ends unpickle what some frames hold, and a pickle may run any code: the trainer
+trusts its agents, and an agent its trainer. ``docs/explanation/security.md`` has the whole list.
 
 Only `receive` blocks.
 """

@@ -120,6 +120,10 @@ def test_a_dataset_that_cancels_itself_fails_its_batch(options: dict[str, Any]) 
         indices(Cancels(), **options)
 
 
+TIMEOUT_S = 1.0
+"""Only the sample that hangs takes a hundredth of it."""
+
+
 class Hangs(Indices):
     """Sample 3 never comes: it waits, or with ``blocks`` it blocks the loop."""
 
@@ -137,13 +141,13 @@ class Hangs(Indices):
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}], ids=["here", "workers"])
 def test_a_sample_that_waits_too_long_is_cancelled(options: dict[str, Any]) -> None:
-    with pytest.raises(SampleTimeoutError, match=r"loading sample 3 took longer than timeout_s=0.2"):
-        indices(Hangs(blocks=False), sample_policy=SamplePolicy(timeout_s=0.2), **options)
+    with pytest.raises(SampleTimeoutError, match=r"loading sample 3 took longer than timeout_s=1"):
+        indices(Hangs(blocks=False), sample_policy=SamplePolicy(timeout_s=TIMEOUT_S), **options)
 
 
 def test_a_sample_that_blocks_the_loop_ends_its_worker() -> None:
-    policy = SamplePolicy(on_error="skip", timeout_s=0.4)
-    with pytest.warns(RuntimeWarning, match=r"loading sample 3 took longer than timeout_s=0.4"):
+    policy = SamplePolicy(on_error="skip", timeout_s=TIMEOUT_S)
+    with pytest.warns(RuntimeWarning, match=r"loading sample 3 took longer than timeout_s=1"):
         found = indices(Hangs(blocks=True), num_workers=2, sample_policy=policy)
     assert found == [0, 1, 2, 4, 4, 5, 6, 7, *range(8, 16)]
 

@@ -47,20 +47,23 @@ class Whole(Slow):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_slow_samples_are_found_by_their_index(place: str) -> None:
+    """Others may be slower, on a machine that has other work."""
     with DpexDataLoader(Slow(), batch_size=4, **PLACES[place]) as loader:
         loader.diagnose()
         got, _ = [list(loader) for _ in range(2)]
         diagnosis = loader.diagnose(reset=True)
         later = loader.diagnose().facts
     assert all(map(torch.equal, got, DataLoader(Slow(), batch_size=4)))
-    first, second = diagnosis.facts.slow_samples[:2]
-    assert {first.shown, second.shown} == {str(index) for index in SLOW}
-    assert (first.times, second.times) == (2, 2)
-    assert first.seconds >= second.seconds >= 0.12
-    assert first.seconds > 5 * diagnosis.facts.sample_s
-    assert len({slow.shown for slow in diagnosis.facts.slow_samples}) == len(diagnosis.facts.slow_samples) <= SLOWEST
+    found = {slow.shown: slow for slow in diagnosis.facts.slow_samples}
+    for slow in (found[str(index)] for index in SLOW):
+        assert slow.times == 2
+        assert slow.seconds >= 0.12
+        assert slow.seconds > diagnosis.facts.sample_s
+    seconds = [slow.seconds for slow in diagnosis.facts.slow_samples]
+    assert seconds == sorted(seconds, reverse=True)
+    assert len(found) == len(seconds) <= SLOWEST
     assert "Slowest samples" in diagnosis.full
-    assert diagnosis.to_dict()["facts"]["slow_samples"][0]["shown"] == first.shown
+    assert diagnosis.to_dict()["facts"]["slow_samples"][0]["shown"] == diagnosis.facts.slow_samples[0].shown
     assert not any(UNTIMED in gap for gap in diagnosis.facts.unmeasured)
     assert later.slow_samples == ()
 

@@ -53,7 +53,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def text(port: int | None = None, context: ssl.SSLContext | None = None) -> str:
     scheme = "https" if context is not None else "http"
     url = f"{scheme}://localhost:{port or exporter.port}/metrics"
-    with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+    with urllib.request.urlopen(url, timeout=60, context=context) as answer:
         return str(answer.read().decode())
 
 
@@ -166,7 +166,7 @@ def cache_on_the_page() -> dict[str, Any]:
 
 
 def on_the_page() -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://localhost:{exporter.port}/api/state", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://localhost:{exporter.port}/api/state", timeout=60) as answer:
         (state,) = json.loads(answer.read())["loaders"]
     return dict(state)
 

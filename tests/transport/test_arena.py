@@ -1,6 +1,7 @@
 """Shared-memory slots: lent until both sides have let go, never longer and never shorter."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Take
     assert segment.flags[2 * ref.slot : 2 * ref.slot + 2].tolist() == [1, 1]
     held.clear()
     assert segment.is_free(ref.slot)
+
+
+def test_no_python_runs_as_a_view_dies(arena: Arena) -> None:
+    """A signal handler would run there, and its exception be lost."""
+    base, ref = place(arena, 7)
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    del base
+    sys.setprofile(None)
+    assert called == []
+    assert arena._segments[ref.segment].is_free(ref.slot)
 
 
 def test_no_descriptor_stays_open(taker: Taker) -> None:

@@ -1,6 +1,7 @@
 """The connection of an agent and its trainer, which accepts only agents that prove that they have the run's secret.
 
-Neither end sends the secret. The handshake:
+The secret never travels over this connection. The agent receives it through Ray, which does not encrypt it unless it
+uses TLS. The handshake:
 
     agent   → trainer   hello: protocol, version, the agent's number, a nonce
     trainer → agent     protocol, version, a nonce, the trainer's proof

@@ -401,6 +401,7 @@ class RemotePool:
         report = self._nodes.report(agent.link, arrived)
         if report.pool != self._number:
             return  # that is the pool before this one, which was closed
+        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # some may end before others
         if report.results:
             self._made(agent, report, arrived.at)
         if report.traffic is not None:
@@ -414,7 +415,6 @@ class RemotePool:
     def _made(self, agent: AgentHandle, report: AgentReport, at: float) -> None:
         self.crashes = 0
         self.times.shared += report.shared
-        self.counts.sharing_ranks = max(self.counts.sharing_ranks, report.sharing_ranks)  # some may end before others
         busy_s = cpu_all_s = 0.0
         first = agent.number * WORKERS_AN_AGENT
         for worker, epoch, number, kind, node, fields, places, here_s in report.results:

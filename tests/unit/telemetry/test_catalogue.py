@@ -2,12 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dashboards.pages import PAGE, VERDICTS, with_lists, with_verdicts
+from dashboards.pages import WRITERS
 from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
 
 BASE_UNITS = ("seconds", "bytes", "ratio")
@@ -65,8 +64,7 @@ def test_buckets_rise_and_help_names_existing_metrics(metric: Metric) -> None:
     assert {re.sub(r"_(count|sum|bucket)$", "", name) for name in named} <= set(BY_NAME)
 
 
-@pytest.mark.parametrize(
-    ("page", "written"), [(PAGE, with_lists), (VERDICTS, with_verdicts)], ids=["metrics", "causes"]
-)
-def test_the_documentation_is_made_from_the_code(page: Path, written: Callable[[str], str]) -> None:
-    assert page.read_text() == written(page.read_text()), "python -m dashboards.pages"
+@pytest.mark.parametrize("page", WRITERS, ids=lambda page: page.stem)
+def test_the_documentation_is_made_from_the_code(page: Path) -> None:
+    """White space aside: versions of Python break the usage of a command in other places."""
+    assert page.read_text().split() == WRITERS[page](page.read_text()).split(), "python -m dashboards.pages"
