@@ -265,6 +265,6 @@ def go_on_in_process(iterator: SingleProcessDataLoaderIter, resume: PassState) -
         inner._dataset_fetcher.ended = resume.dataset.has_ended
     elif resume.batches:
         warn(PASSED_OVER.format(kind=type(inner._dataset).__name__, batches=resume.batches))
-        with contextlib.suppress(StopIteration):
-            for _ in range(resume.batches):
+        for _ in range(resume.batches):
+            with contextlib.suppress(Exception):  # the batch raised it in the earlier run, too
                 inner._dataset_fetcher.fetch(inner._next_index())

@@ -145,18 +145,6 @@ def test_a_stream_without_a_state_passes_over_what_was_delivered(place: str, at:
             assert resumed(loader, state) == rest
 
 
-@pytest.mark.parametrize("place", ["in-process", "2 workers"])
-def test_a_run_may_be_resumed_twice(place: str) -> None:
-    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
-        state, rest = interrupted(loader, 3)
-    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
-        loader.load_state_dict(state)
-        second, rest_of_second = interrupted(loader, 2)
-    assert rest_of_second == rest[2:]
-    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
-        assert resumed(loader, second) == rest[2:]
-
-
 @pytest.mark.smoke
 def test_the_epochs_after_are_those_of_an_undisturbed_run() -> None:
     with loader_of("map", seeding="batch", num_workers=2) as loader:
