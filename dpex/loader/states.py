@@ -80,6 +80,8 @@ def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
     except Exception as error:  # of the libraries' generators, which refuse states in many ways
         raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
     _forget_passes(loader)
+    if resume.has_finished:  # the training loop may have set the epoch that begins, or sets it before `iter`
+        resume.start.apply_epochs(loader._index_sampler, only_later=True)
     loader._runtime.loaded, loader._runtime.resume = state, resume
     loader._runtime.ask_states()
 

@@ -170,6 +170,69 @@ def test_the_global_generators_are_left_alone_when_a_run_goes_on() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Buckets(Sampler[list[int]]):
+    """A batch sampler with ``set_epoch``; ``counts``: it counts its epochs by itself, too."""
+
+    def __init__(self, *, counts: bool = False) -> None:
+        self.epoch, self.counts = 0, counts
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        yield from (order[at : at + BATCH] for at in range(0, SIZE, BATCH))
+        self.epoch += self.counts
+
+    def __len__(self) -> int:
+        return SIZE // BATCH
+
+
+def distributed(kind: str, place: str) -> tuple[DpexDataLoader[Any], Any]:
+    if kind == "batch sampler":
+        batches = Buckets()
+        return DpexDataLoader(range(SIZE), batch_sampler=batches, **PLACES[place]), batches
+    sampler: Any = DistributedSampler(range(SIZE), num_replicas=2, rank=1, seed=4)  # type: ignore[arg-type]
+    return DpexDataLoader(range(SIZE), batch_size=BATCH, sampler=sampler, **PLACES[place]), sampler
+
+
+@pytest.mark.parametrize("order", ["set, load", "load, set", "set, load, set"])
+@pytest.mark.parametrize(
+    ("kind", "place"), [("distributed", "in-process"), ("distributed", "2 persistent"), ("batch sampler", "2 workers")]
+)
+def test_the_epoch_that_is_set_counts_after_the_end_of_an_epoch(kind: str, place: str, order: str) -> None:
+    loader, sampler = distributed(kind, place)
+    epochs, states = [], []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        epochs.append([batch.tolist() for batch in loader])
+        states.append(kept(loader.state_dict()))
+    loader.close()
+    for ended, following in ((0, 1), (1, 2), (0, 2)):
+        loader, sampler = distributed(kind, place)
+        for step in order.split(", "):
+            if step == "set":
+                sampler.set_epoch(following)
+            else:
+                loader.load_state_dict(states[ended])
+        assert [batch.tolist() for batch in loader] == epochs[following]
+        loader.close()
+
+
+def test_a_sampler_that_counts_its_epochs_goes_on_counting() -> None:
+    loader = DpexDataLoader(range(SIZE), batch_sampler=Buckets(counts=True))
+    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    state = kept(loader.state_dict())
+    epochs.append([batch.tolist() for batch in loader])
+    loader = DpexDataLoader(range(SIZE), batch_sampler=Buckets(counts=True))
+    assert resumed_numbers(loader, state) == epochs[2]
+
+
+def resumed_numbers(loader: DpexDataLoader[Any], state: Any) -> list[Any]:
+    loader.load_state_dict(state)
+    return [batch.tolist() for batch in loader]
+
+
 @pytest.mark.parametrize("place", ["in-process", "2 workers", "2 persistent"])
 def test_the_next_epoch_is_shuffled_as_it_would_have_been(place: str) -> None:
     """Also without a generator of the loader's own, and wherever torch's global one is by then."""
