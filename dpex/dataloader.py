@@ -456,7 +456,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         iterable dataset with one stream continues with one stream.
 
         Args:
-            state_dict: The result of `state_dict`, also of another process. An empty dict changes nothing.
+            state_dict: The result of `state_dict`, also of another process.
 
         Raises:
             StateError: The state belongs to another dataset, order, batch size, seed or number of workers, which the

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dpex.measure.batch_times import BatchTimes
+from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.measure.batch_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.schedule.events import PoolEvent, Snapshot, TicketMade, WorkerGone, WorkerUp
@@ -294,7 +294,7 @@ class FakePool:
         self._tell(work)
 
     def _tell(self, work: Work) -> None:
-        self.times.tickets += 1
+        self.times.count(NO_TIMES)
         self.crashes = 0
         if work.epoch < self._epoch:
             return

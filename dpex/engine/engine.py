@@ -286,7 +286,7 @@ class Engine:
             self._is_changing = True
             try:
                 wait = self._attend(entered, holds)
-            except (StopIteration, DpexError):
+            except (StopIteration, DpexError, Warning):  # a filter may make an error of a warning
                 self._is_changing = False
                 raise
             except BaseException as error:
@@ -479,7 +479,7 @@ class Engine:
         self._is_changing = True
         try:
             act()
-        except DpexError:
+        except (DpexError, Warning):
             self._is_changing = False
             raise
         self._is_changing = False

@@ -115,7 +115,8 @@ class PassRecorder:
             draws.begin_at(0, begun)
         elif resume is not None and not resume.has_finished:
             start, first = resume.start, resume.point.first
-            start.apply_own(self._index_sampler, self._generator)
+            start.apply_generators(self._index_sampler, self._generator)
+            start.apply_epochs(self._index_sampler)
             with start.global_states():
                 draws.begin_at(first, BegunDraws.of(start, self._rest(resume)))
         return draws
@@ -177,7 +178,7 @@ def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: 
         _init_with_seed(init, iterator, loader, resume)
         return
     start = resume.start
-    start.apply_own(loader._index_sampler, loader.generator)
+    start.apply_generators(loader._index_sampler, loader.generator)
     is_now = start.is_now
     with start.global_states():
         if resume.persists:
@@ -265,6 +266,6 @@ def go_on_in_process(iterator: SingleProcessDataLoaderIter, resume: PassState) -
         inner._dataset_fetcher.ended = resume.dataset.has_ended
     elif resume.batches:
         warn(PASSED_OVER.format(kind=type(inner._dataset).__name__, batches=resume.batches))
-        with contextlib.suppress(StopIteration):
-            for _ in range(resume.batches):
+        for _ in range(resume.batches):
+            with contextlib.suppress(Exception):  # the batch raised it in the earlier run, too
                 inner._dataset_fetcher.fetch(inner._next_index())

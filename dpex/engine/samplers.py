@@ -93,13 +93,17 @@ class SamplerStart:
         names = (_TORCH if draws else ()) if is_known else GLOBAL
         return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
 
-    def apply_own(self, index_sampler: Any, generator: Any) -> None:
-        """Set the generators of loader and samplers, and the samplers' epochs, to these states."""
+    def apply_generators(self, index_sampler: Any, generator: Any) -> None:
+        """Set the generators of loader and samplers to these states."""
         for name, each in generators_of(index_sampler, generator).items():
             if name in self.generators:
                 each.set_state(self.generators[name])
+
+    def apply_epochs(self, index_sampler: Any, *, only_later: bool = False) -> None:
+        """Set the samplers to these epochs. ``only_later``: leave a later epoch, which the user has set."""
+        present = _epochs_of(index_sampler)
         for name, sampler in samplers_within(index_sampler):
-            if name in self.epochs and callable(attribute(sampler, "set_epoch")):
+            if name in self.epochs and name in present and not (only_later and present[name] >= self.epochs[name]):
                 sampler.set_epoch(self.epochs[name])
 
     @property

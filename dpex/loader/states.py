@@ -62,14 +62,14 @@ def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
 
 def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
     """See `dpex.DpexDataLoader.load_state_dict`."""
-    if not isinstance(state_dict, Mapping):
-        raise StateError(f"load_state_dict({state_dict!r:.80}): it is no state. Give what state_dict() returned")
-    loader._iterator, loader._begun = None, None
-    loader._runtime.loaded = loader._runtime.resume = None
-    if not state_dict:
-        return
+    if not isinstance(state_dict, Mapping) or not state_dict:
+        raise StateError(
+            f"load_state_dict({state_dict!r:.80}): it is no state. Give what state_dict() of a loader returned, "
+            "and do not call load_state_dict() in a run that begins anew"
+        )
     _check_kind(state_dict)
     if "why_not" in state_dict:
+        _forget_passes(loader)
         warn(f"the state holds no position, so that the epoch begins anew: {state_dict['why_not']}")
         return
     check_identity(state_dict["of"], loader)
@@ -79,8 +79,16 @@ def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
         resume = pass_of(state, None if loader.batch_size is None else [None] * loader.batch_size)
     except Exception as error:  # of the libraries' generators, which refuse states in many ways
         raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
+    _forget_passes(loader)
+    if resume.has_finished:  # the training loop may have set the epoch that begins, or sets it before `iter`
+        resume.start.apply_epochs(loader._index_sampler, only_later=True)
     loader._runtime.loaded, loader._runtime.resume = state, resume
     loader._runtime.ask_states()
+
+
+def _forget_passes(loader: DpexDataLoader[Any]) -> None:
+    loader._iterator, loader._begun = None, None
+    loader._runtime.loaded = loader._runtime.resume = None
 
 
 def _why_not(loader: DpexDataLoader[Any]) -> str:

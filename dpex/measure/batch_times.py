@@ -113,17 +113,17 @@ SUMMED = tuple(name for name in BatchTimes._fields if name in StageSums.declared
 """Fields of `BatchTimes` that add up to those of `StageSums`."""
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
-_NOTHING = tuple(NO_TIMES[at] for at in _PLACES)
+_NOTHING = (*(NO_TIMES[at] for at in _PLACES), 0)
 _NO_CALLS = StepSums()
 
 
 class PoolTimes:
     """Sums over the batches that a worker pool, or the training process, has made.
 
-    The thread that receives batches counts them. Any thread may read consistent sums.
+    The thread that receives batches counts them, and any thread may read. The counts of `stages` are then of the same
+    batches. All other counts may lack the batch that is being counted.
 
     Attributes:
-        tickets: Finished batches.
         shared: Batches among ``tickets`` for another training.
         services_s: Wall seconds of the latest `KEPT` batches.
         services: Histogram of wall seconds (`STEP_BUCKETS`).
@@ -131,20 +131,18 @@ class PoolTimes:
         nodes: Sums by machine.
     """
 
-    __slots__ = ("_latest", "nodes", "services", "services_s", "shared", "steps", "tickets")
+    __slots__ = ("_latest", "nodes", "services", "services_s", "shared", "steps")
 
     def __init__(self) -> None:
-        self.tickets: int = 0
         self.shared: int = 0
         self.services_s: deque[float] = deque(maxlen=KEPT)
         self.services: list[int] = [0] * (len(STEP_BUCKETS) + 1)
         self.steps: dict[str, StepSums] = {}
         self.nodes: dict[str, NodeStats] = {}
         self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
-        """Sums by `_ADDED`, and the records that are not in them yet; replaced together."""
+        """Sums, and the records that are not in them yet; replaced together."""
 
     def count(self, times: BatchTimes) -> None:
-        self.tickets += 1
         latest = self._latest[1]
         latest.append(times)
         if len(latest) >= RECENT:
@@ -162,20 +160,22 @@ class PoolTimes:
             self.steps[name] = self.steps.get(name, _NO_CALLS).plus(new)
 
     def _added(self) -> tuple[Any, ...]:
-        """Sums over all batches, by `_ADDED`."""
-        sums, latest = self._latest
-        columns = list(zip(*latest, strict=False))
-        return tuple(total + sum(columns[at]) for total, at in zip(sums, _PLACES, strict=True)) if columns else sums
+        """Return the sums over all batches, by `_ADDED`, and their number."""
+        (*sums, tickets), latest = self._latest
+        columns = list(zip(*latest, strict=False)) or [()] * len(NO_TIMES)
+        added = (total + sum(columns[at]) for total, at in zip(sums, _PLACES, strict=True))
+        return (*added, tickets + len(columns[0]))
 
     @property
     def nbytes(self) -> int:
-        return int(self._added()[-1])
+        return int(self._added()[-2])
 
     def stages(self) -> StageSums:
         """Return what making these batches took."""
-        found: dict[str, Any] = dict(zip(SUMMED, self._added(), strict=False))
+        found: dict[str, Any] = dict(zip((*_ADDED, "tickets"), self._added(), strict=True))
+        del found["nbytes"]
         found["encode_cpu_s"] = max(0.0, found["encode_cpu_s"])
-        return StageSums(tickets=self.tickets, **found)
+        return StageSums(**found)
 
     def link(self) -> LinkSums:
         found = LinkSums()

@@ -54,9 +54,9 @@ class Failures:
 
     def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
         """Take in the end of a worker at ``now``, in seconds. Its tickets of earlier epochs are not made again."""
-        again, given_up = self._take_back(schedule, event) if event.epoch == epoch else (0, [])
-        place = Place(event.pool, event.worker)
-        broken = self._logicals.broken_by(place)
+        place, is_present = Place(event.pool, event.worker), event.epoch == epoch
+        broken = self._logicals.broken_by(place, schedule, event.working_on if is_present else None)
+        again, given_up = self._take_back(schedule, event) if is_present else (0, [])
         if not event.expected:
             self.deaths[event.pool] += 1
             self.remade += again

@@ -44,8 +44,6 @@ class LogicalWorkers:
         self.logs: list[LogicalLog] = [LogicalLog(is_stream=iterable) for _ in range(count)]
         self.untold: set[int] = set()
         self._place_of: list[Place | None] = [None] * count
-        self._messages: dict[int, int] = {}
-        """Messages to each stream in this epoch: a stream that was sent one has begun, and cannot begin anew."""
         self._replaying: dict[int, list[Ticket]] = {}
         """Tickets to make again before new tickets, by logical worker."""
         self._never_placed = set(range(count))
@@ -70,7 +68,6 @@ class LogicalWorkers:
         numbers for it. This is what they were sent, or would have been sent if they had had a worker. It counts as
         made.
         """
-        self._messages.clear()
         for ticket in former.unfinished() if self.count else ():
             if ticket.issued or ticket.queue in self._never_placed:
                 self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
@@ -86,8 +83,7 @@ class LogicalWorkers:
             log.go_on(logical)
 
     def stream_ended(self, epoch: int, ticket: Ticket) -> None:
-        """Note that a stream had nothing more for this ticket. The death of its worker does no harm from now on."""
-        self._messages.pop(ticket.queue, None)
+        """Note that a stream had nothing more for this ticket."""
         self.logs[ticket.queue].ended(epoch, ticket.number, ticket.index)
 
     # -- placing and sending -------------------------------------------------------------------------------------
@@ -150,7 +146,6 @@ class LogicalWorkers:
             if waiting < group and not starving and schedule.ready:
                 placement.incomplete.add(logical)
                 return False
-            self._messages[logical] = self._messages.get(logical, 0) + 1
             if not placement.send(schedule, Send(pool, worker, logical, epoch, []), min(waiting, group)):
                 return not schedule.pending(logical)
         return True
@@ -161,8 +156,6 @@ class LogicalWorkers:
         for message in messages:
             if message.again:
                 again[message.queue] = message.tickets + again.get(message.queue, [])
-            elif message.worker is not None:
-                self._messages[message.queue] = max(0, self._messages.get(message.queue, 0) - 1)
         self._replaying.update(again)
 
     def _replay(self, logical: int, place: Place) -> None:
@@ -197,11 +190,14 @@ class LogicalWorkers:
         """Count the logical workers that have reported no state."""
         return sum(not log.is_known for log in self.logs)
 
-    def broken_by(self, place: Place) -> list[int]:
-        """Return the running streams of a worker that ended which cannot be restarted, as they have no state."""
+    def broken_by(self, place: Place, schedule: Schedule, working_on: int | None) -> list[int]:
+        """Return the running streams of a worker that ended which cannot be restarted, as they have no state.
+
+        A stream of which no batch of this epoch was begun starts anew. ``working_on``: the ticket that was being made.
+        """
         if not self._iterable:
             return []
-        return [k for k in self.placed_on(place) if self._messages.get(k) and not self.logs[k].is_known]
+        return [k for k in self.placed_on(place) if not self.logs[k].is_known and schedule.is_in_midst(k, working_on)]
 
     def evict(self, place: Place, now: float) -> None:
         """A worker has ended at ``now``: its logical workers have none until they are placed anew."""

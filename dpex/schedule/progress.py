@@ -4,8 +4,9 @@ After a death, a logical worker starts from its latest state and makes again wha
 later needs the state as of the last batch that was *delivered*, and workers are ahead of that. So states are kept from
 the latest one that is not ahead of the delivery on (`LogicalLog.settle`).
 
-A stream whose dataset has no state has none here, and only the number of its batches is kept. A dataset that could be
-asked for its state, and has not been asked yet, has the state None, as at its start.
+A stream whose dataset has no state has only a count: the delivered batches of this epoch, in all runs. A later run
+reads these batches again and drops them. A dataset that could be asked for its state, and has not been asked yet, has
+the state None, as at its start.
 
 A stream is asked for the same with each ticket, and its tickets are equal steps apart. What it made over hours is kept
 as runs of equal steps, where a list of it would grow without end (`TicketRuns`).
@@ -114,7 +115,8 @@ class LogicalPoint:
     again: tuple[MadeTicket, ...] = ()
     """Tickets that it made after that state, to be made once more."""
     batches: int = 0
-    """Batches of this epoch, for a stream whose dataset has no state."""
+    """Delivered batches of this epoch, in all runs, for a stream whose dataset has no state. ``state`` is then None, or
+    the state from which a worker reads these batches again and drops them."""
     has_ended: bool = False
     """The stream has no more batches."""
 
@@ -141,6 +143,8 @@ class LogicalLog:
         self._states: deque[tuple[tuple[int, int], Any]] = deque()
         self._made: deque[MadeTicket] | TicketRuns = TicketRuns() if is_stream else deque()
         self._batches = 0
+        self._start: Any = None
+        """The state from which a worker starts a stream without a state in an epoch that another run began."""
 
     @property
     def is_known(self) -> bool:
@@ -149,7 +153,7 @@ class LogicalLog:
 
     def begin_epoch(self) -> None:
         """Count batches from zero."""
-        self._batches = 0
+        self._batches, self._start = 0, None
 
     def made(self, epoch: int, number: int, index: Any) -> None:
         """Note a ticket that was made."""
@@ -191,7 +195,7 @@ class LogicalLog:
     def latest(self) -> tuple[Any, list[MadeTicket]]:
         """Return the latest state, and the tickets that were made since."""
         if not self._states:
-            return None, list(self._made)
+            return self._start, list(self._made)
         place, state = self._states[-1]
         return state, [ticket for ticket in self._made if ticket[:2] > place]
 
@@ -214,10 +218,12 @@ class LogicalLog:
         """Begin where another run was."""
         self._states.clear()
         self._made.clear()
-        if point.state is not None:
-            self._states.append((START, point.state))
         self._made.extend(point.again)
         self._batches = point.batches
+        if point.batches:
+            self._start = point.state
+        elif point.state is not None:
+            self._states.append((START, point.state))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,5 +245,7 @@ class ResumePoint:
 
     def next_epoch(self) -> ResumePoint:
         """Return where the next epoch of the same iterator begins."""
-        logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.logicals)
+        logicals = tuple(
+            LogicalPoint(state=None if each.batches else each.state, again=each.again) for each in self.logicals
+        )
         return ResumePoint(epoch=self.epoch + 1, logicals=logicals)

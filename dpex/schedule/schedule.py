@@ -193,6 +193,12 @@ class Schedule:
         delivered = self.delivered_of[queue] - len(kept)
         return min(ready + waiting, default=self.drawn), delivered, not (self._active[queue] or ready)
 
+    def is_in_midst(self, queue: int, working_on: int | None) -> bool:
+        """Return True if ``queue`` has not ended, and a ticket of it was made, or is ``working_on``."""
+        worked_on = None if working_on is None else self._open.get(working_on)
+        has_begun = self.delivered_of[queue] or (worked_on is not None and worked_on.queue == queue)
+        return self._active[queue] and bool(has_begun or any(made.queue == queue for made in self._ready.values()))
+
     # -- issuing -------------------------------------------------------------------------------------------------
 
     def pending(self, queue: int = SHARED) -> int:

@@ -178,8 +178,8 @@ class Fetcher:
         """Have the stream resume; one without a state makes its first batches again, which are dropped."""
         load_state(self.stream, state.iterator)
         self.has_ended = state.has_ended
-        with contextlib.suppress(StopIteration):
-            for _ in range(state.skip):
+        for _ in range(state.skip):
+            with contextlib.suppress(Exception):  # the batch raised it in the earlier run, too
                 self.fetch(state.index)
 
     def fetch(self, index: Any) -> tuple[Any, BatchTimes]:

@@ -1,5 +1,6 @@
 """`len(loader)`, `len(iter(loader))`, and the warning of a stream that gives more than it announced."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -81,6 +82,18 @@ def test_overrun(cls: Loader, workers: int, batch_size: int | None, asked: bool)
     if asked:
         len(loader)
     return list(loader)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@parity
+def test_overrun_that_a_filter_makes_an_error(cls: Loader, options: dict[str, Any]) -> Any:
+    """The error takes the place of its batch, and the following call returns the following batch."""
+    loader = cls(SizedStream(pair, 3, 6), batch_size=None, **options)
+    len(loader)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Length of IterableDataset")
+        iterator = iter(loader)
+        return [caught(next, iterator) for _ in range(15)]
 
 
 @parity

@@ -162,6 +162,22 @@ def test_a_death_is_counted_and_the_warning_names_pid_and_cause() -> None:
     assert loader.stats().deaths == 1
 
 
+def test_a_warning_that_a_filter_makes_an_error_ends_no_worker() -> None:
+    loader, batches = elastic(WhoMadeIt(60, 0.001), 2, batch_size=2), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        iterator = iter(loader)
+        batches.append(next(iterator))
+        killed, survivor = worker_pids(iterator, 2)[:2]
+        kill(killed)
+        with pytest.raises(RuntimeWarning, match="Training continues"):
+            batches.extend(iterator)
+        batches.append(next(iterator))
+        assert survivor in worker_pids(iterator)
+        batches.extend(iterator)
+    assert stacked(batches)[:, 0].tolist() == list(range(60))
+
+
 class ExitsOnce(Dataset[int]):
     """The first worker that makes sample 7 ends itself with exit code 3."""
 

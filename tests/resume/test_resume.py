@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import kept, leaves, saved
+from inspection import iterator_of
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -145,18 +146,6 @@ def test_a_stream_without_a_state_passes_over_what_was_delivered(place: str, at:
             assert resumed(loader, state) == rest
 
 
-@pytest.mark.parametrize("place", ["in-process", "2 workers"])
-def test_a_run_may_be_resumed_twice(place: str) -> None:
-    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
-        state, rest = interrupted(loader, 3)
-    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
-        loader.load_state_dict(state)
-        second, rest_of_second = interrupted(loader, 2)
-    assert rest_of_second == rest[2:]
-    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
-        assert resumed(loader, second) == rest[2:]
-
-
 @pytest.mark.smoke
 def test_the_epochs_after_are_those_of_an_undisturbed_run() -> None:
     with loader_of("map", seeding="batch", num_workers=2) as loader:
@@ -179,6 +168,69 @@ def test_the_global_generators_are_left_alone_when_a_run_goes_on() -> None:
     with DpexDataLoader(Augmented(), batch_size=BATCH, shuffle=True, num_workers=1) as loader:
         assert resumed(loader, state) == rest
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Buckets(Sampler[list[int]]):
+    """A batch sampler with ``set_epoch``; ``counts``: it counts its epochs by itself, too."""
+
+    def __init__(self, *, counts: bool = False) -> None:
+        self.epoch, self.counts = 0, counts
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        yield from (order[at : at + BATCH] for at in range(0, SIZE, BATCH))
+        self.epoch += self.counts
+
+    def __len__(self) -> int:
+        return SIZE // BATCH
+
+
+def distributed(kind: str, place: str) -> tuple[DpexDataLoader[Any], Any]:
+    if kind == "batch sampler":
+        batches = Buckets()
+        return DpexDataLoader(range(SIZE), batch_sampler=batches, **PLACES[place]), batches
+    sampler: Any = DistributedSampler(range(SIZE), num_replicas=2, rank=1, seed=4)  # type: ignore[arg-type]
+    return DpexDataLoader(range(SIZE), batch_size=BATCH, sampler=sampler, **PLACES[place]), sampler
+
+
+@pytest.mark.parametrize("order", ["set, load", "load, set", "set, load, set"])
+@pytest.mark.parametrize(
+    ("kind", "place"), [("distributed", "in-process"), ("distributed", "2 persistent"), ("batch sampler", "2 workers")]
+)
+def test_the_epoch_that_is_set_counts_after_the_end_of_an_epoch(kind: str, place: str, order: str) -> None:
+    loader, sampler = distributed(kind, place)
+    epochs, states = [], []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        epochs.append([batch.tolist() for batch in loader])
+        states.append(kept(loader.state_dict()))
+    loader.close()
+    for ended, following in ((0, 1), (1, 2), (0, 2)):
+        loader, sampler = distributed(kind, place)
+        for step in order.split(", "):
+            if step == "set":
+                sampler.set_epoch(following)
+            else:
+                loader.load_state_dict(states[ended])
+        assert [batch.tolist() for batch in loader] == epochs[following]
+        loader.close()
+
+
+def test_a_sampler_that_counts_its_epochs_goes_on_counting() -> None:
+    loader = DpexDataLoader(range(SIZE), batch_sampler=Buckets(counts=True))
+    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    state = kept(loader.state_dict())
+    epochs.append([batch.tolist() for batch in loader])
+    loader = DpexDataLoader(range(SIZE), batch_sampler=Buckets(counts=True))
+    assert resumed_numbers(loader, state) == epochs[2]
+
+
+def resumed_numbers(loader: DpexDataLoader[Any], state: Any) -> list[Any]:
+    loader.load_state_dict(state)
+    return [batch.tolist() for batch in loader]
 
 
 @pytest.mark.parametrize("place", ["in-process", "2 workers", "2 persistent"])
@@ -407,8 +459,6 @@ def test_a_loaded_state_is_returned_until_the_first_iter() -> None:
     with loader_of("map") as loader:
         loader.load_state_dict(state)
         assert saved(loader.state_dict()) == saved(state)
-        loader.load_state_dict({})
-        assert len(list(loader)) == 10
 
 
 def test_a_loader_starts_anew_after_state_dict_and_close() -> None:
@@ -472,11 +522,17 @@ def test_logical_workers_are_the_same_number_or_it_is_an_error() -> None:
         ({"version": 2}, "version 2"),
         ({"version": 1}, "does not say which loader"),
         ([1], r"load_state_dict\(\[1\]\): it is no state"),
+        (None, r"load_state_dict\(None\): it is no state"),
+        ({}, r"load_state_dict\(\{\}\): it is no state. Give what state_dict\(\) of a loader returned"),
     ],
 )
 def test_what_is_no_state_of_this_release_is_refused(state: Any, why: str) -> None:
-    with pytest.raises(StateError, match=why):
-        loader_of("map").load_state_dict(state)
+    with loader_of("map", num_workers=1, persistent_workers=True) as loader:
+        next(iter(loader))
+        iterator = iterator_of(loader)
+        with pytest.raises(StateError, match=why):
+            loader.load_state_dict(state)
+        assert iterator_of(loader) is iterator, "the loader is as it was"
 
 
 @pytest.mark.parametrize(

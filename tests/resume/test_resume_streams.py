@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +12,20 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import loaded, saved
-from inspection import reader_of, workers_of
+from families import is_alive
+from inspection import iterator_of, reader_of, template_pid, workers_of
 from torch.utils.data import IterableDataset, get_worker_info
+from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
 from dpex.options import WorkerConfig
 
 LENGTH = 60
+TEMPLATE_ENDED = "the process that starts dpex's local workers ended, and they with it; starting anew"
+WORKER_KILLED = (
+    "DataLoader worker (pid N) is killed by signal: Killed (the kernel's out-of-memory killer sends this signal too). "
+    "Its N batches will be made again. Training continues."
+)
 pytestmark = pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
 
 
@@ -104,6 +112,22 @@ def test_a_stream_without_a_state_ends_with_its_worker() -> None:
         with pytest.raises(WorkerDiedError, match="it has no state to restart from"):
             drain(iterator, batches)
         assert sum(batch[0][1] == 1 for batch in batches + list(iterator)) == LENGTH / 4
+
+
+@pytest.mark.parametrize("killed", ["workers", "all"])
+def test_a_stream_begins_a_persistent_epoch_with_new_workers_after_all_were_killed(killed: str) -> None:
+    with loader_of(Plain(), persistent_workers=True) as loader:
+        first = list(loader)
+        iterator = iterator_of(loader)
+        pids = [worker.pid for worker in workers_of(iterator)]
+        for pid in [*([template_pid(iterator)] if killed == "all" else []), *pids]:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(is_alive(pid) for pid in pids))
+        with pytest.warns(RuntimeWarning) as said:
+            second = list(loader)
+    assert [[sample[:3] for sample in batch] for batch in second] == [[s[:3] for s in batch] for batch in first]
+    texts = {re.sub(r"[0-9]+", "N", str(one.message)) for one in said}
+    assert texts == {TEMPLATE_ENDED if killed == "all" else WORKER_KILLED}
 
 
 @pytest.mark.smoke

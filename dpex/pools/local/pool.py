@@ -443,7 +443,7 @@ class LocalPool:
                 return
         self._events.append(Notice(f"{text}; starting anew"))
         for worker in list(self._workers.values()):
-            self._ended(worker, -signal.SIGKILL, by_source=True)
+            self._ended(worker, -signal.SIGKILL, by_source=text)
         self._open_source()
         self._replace_missing()
 
@@ -456,8 +456,8 @@ class LocalPool:
             self._by_fd.pop(fd, None)
             worker.socket.close()
 
-    def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: bool = False) -> None:
-        """Report the end of a worker. ``by_source``: it ended because the template did, so no ticket is responsible."""
+    def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: str = "") -> None:
+        """Report the end of a worker. ``by_source``: why the template ended, and it too: no ticket is at fault."""
         if worker.refused is not None and not by_source:
             self._refused(worker, worker.refused)
             return
@@ -467,8 +467,8 @@ class LocalPool:
         expected = code == 0 and worker.is_leaving
         epoch, lost, working_on = self._held_by(worker)
         working_on = None if expected or by_source else working_on
-        hung, why = worker.hung or (None, how_it_ended(pid, code))
-        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung)
+        hung, why = worker.hung or (None, by_source or how_it_ended(pid, code))
+        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung, bool(by_source))
         self._remove(worker, (event,), crashed=not expected and not self._closed)
         if self._closed or by_source:
             return

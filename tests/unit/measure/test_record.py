@@ -1,7 +1,9 @@
 """Every field of a record says what it counts and how it adds up; whatever is told of a run agrees with that."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -157,3 +159,22 @@ def test_all_batches_are_in_the_sums(count: int) -> None:
     found = times.stages()
     assert (found.tickets, found.load_s, found.transit_s) == (count, count, 0.5 * count)
     assert (times.nbytes, len(times.services_s)) == (count * (count - 1) // 2, count)
+
+
+def test_another_thread_reads_sums_of_the_same_batches() -> None:
+    """As it would at each line of `count`."""
+    times, seen = PoolTimes(), []
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        seen.append(times.stages())
+        return look if frame.f_code is PoolTimes.count.__code__ else None
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        for _ in range(RECENT + 1):
+            times.count(BatchTimes(load_s=1.0, collate_s=1.0))
+    finally:
+        sys.settrace(before)
+    assert len(seen) > 5 * RECENT
+    assert all(found.tickets == found.load_s == found.collate_s for found in seen)

@@ -447,7 +447,7 @@ def test_a_refused_remake_comes_before_all_other_tickets() -> None:
 def test_a_running_stream_cannot_go_on_elsewhere() -> None:
     table = Table(logicals=2, iterable=True)
     table.send(4)
-    assert table.dies(0, 0, 2) == []
+    assert table.dies(0, 0, 2, working_on=0) == []
     error = table.result()
     assert isinstance(error, WorkerDiedError)
     assert "no other worker can continue stream 0 of the IterableDataset" in str(error)
@@ -463,6 +463,19 @@ def test_a_stream_that_was_not_sent_anything_begins_elsewhere() -> None:
     table.report("local", (5,))
     assert table.dies(0) == []
     assert table.send() == [Adopt("local", 5, 0, None), ("local", 5, [0])]
+
+
+def test_a_stream_that_has_begun_no_batch_of_the_epoch_begins_elsewhere() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.send(1)
+    table.tell(made(0))
+    assert table.result() == "batch 0"
+    table.answer(table.state.begin_epoch())
+    table.send(2)
+    table.report("local", (5,))
+    (said,) = table.dies(0, 0, 1, epoch=1)
+    assert said == Notice("worker 0 was killed. Its 2 batches will be made again. Training continues.")
+    assert table.send() == [Adopt("local", 5, 0, None), ("local", 5, [0]), ("local", 5, [1])]
 
 
 def test_the_death_of_a_stream_without_tickets_ends_the_epoch() -> None:

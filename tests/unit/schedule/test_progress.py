@@ -51,10 +51,14 @@ def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     assert not log.is_known
     assert log.point(0, 3, delivered=2) == LogicalPoint(batches=2)
     later = LogicalLog(is_stream=True)
-    later.go_on(LogicalPoint(batches=2))
-    assert later.point(0, 3) == LogicalPoint(batches=2)
-    log.begin_epoch()
-    assert log.point(1, 0) == LogicalPoint()
+    later.go_on(LogicalPoint(batches=2, state="reads 2 batches again"))
+    assert not later.is_known
+    assert later.latest() == ("reads 2 batches again", [])
+    later.made(*made(4)[0])
+    assert later.point(0, 5, delivered=1) == LogicalPoint(batches=3)
+    for each in (log, later):
+        each.begin_epoch()
+        assert (each.point(1, 0), each.latest()) == (LogicalPoint(), (None, []))
 
 
 def stream_tickets(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
