@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
@@ -22,6 +23,7 @@ from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL, is_asynchronous, lanes
 from dpex.schedule.placement import Place
+from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import SHARE, cuda_stall
 from dpex.system.user_warnings import warn
 from dpex.worker.setup import WorkerSetup, modes_here
@@ -197,6 +199,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
         torch's own ``__next__`` calls functions after it has the batch, and would lose it to an exception of a handler.
         """
+        if is_dynamo_compiling():  # see `dpex.system.compiler`
+            return torch.compiler.disable(self.__next__)()
         out: list[Any] = []
         try:
             if is_profiled():  # the mark takes as long as a tiny batch
@@ -306,6 +310,7 @@ def _length(sampler: Any) -> int:
         return 0
 
 
+@untraced
 def _end(engine: Engine, ends: Iterable[Callable[[], None]], pinner: Pinner | None, feed: Feed | None) -> None:
     for end in ends:
         end()
