@@ -75,9 +75,7 @@ ENTRANCES = {"call", "__next__", "_next_data", "is_profiled", "__del__"}
 
 @pytest.mark.parametrize("function", [loop, first_batches, with_methods, made_inside])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_compiled_function_may_use_a_loader(
-    function: Callable[[Any], Any], workers: int, traced: list[str]
-) -> None:
+def test_a_compiled_function_may_use_a_loader(function: Callable[[Any], Any], workers: int, traced: list[str]) -> None:
     loader = DpexDataLoader(DATA, batch_size=4, num_workers=workers, seeding="batch")
     compiled = torch.compile(function, backend="eager")
     expected = float(DATA[:4].sum()) * 2 if function is first_batches else TOTAL

@@ -30,7 +30,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -47,6 +46,7 @@ from dpex.pools.local.fork_server import ForkStarter, Prepared, TemplateStarter,
 from dpex.pools.local.object_sharing import Sharing
 from dpex.pools.local.plain_part import Joining, PlainPart
 from dpex.pools.local.worker_process import WorkerPlan
+from dpex.system.clock import monotonic
 from dpex.system.processes import pidfd
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
@@ -403,10 +403,10 @@ class _ReceivedParcel:
 
     def prepared(self) -> Prepared:
         """Unpickle the plain part of the plan, in a template."""
-        began = time.perf_counter()
+        began = monotonic()
         objects = pickle.load(self._file)
         search_s, num_workers = self._surroundings["sharing"]
-        sharing = Sharing(objects, search_s, num_workers, time.perf_counter() - began)
+        sharing = Sharing(objects, search_s, num_workers, monotonic() - began)
         return Prepared(partial(_unpacked, self._file, objects, self._fds, self._surroundings["script"]), sharing)
 
 

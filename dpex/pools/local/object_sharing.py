@@ -12,13 +12,13 @@ anyway, so a pool of one shares nothing until it requests a second worker.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dpex.pools.local.shared_objects import ObjectSearch, why_unsupported
 from dpex.schedule.events import SharedObjects
+from dpex.system.clock import monotonic
 from dpex.system.cpus import usable_cpus
 
 FIRST_S = 0.08
@@ -41,7 +41,7 @@ class Sharing:
         most_s: float | None,
         num_workers: int,
         unpickling_s: float = 0.0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._root, self._most_s, self._num_workers = root, most_s or 0.0, num_workers
         self._unpickling_s, self._clock = unpickling_s, clock

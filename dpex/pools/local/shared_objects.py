@@ -26,7 +26,6 @@ import gc
 import itertools
 import resource
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpex.schedule.events import SharedObjects
+from dpex.system.clock import monotonic
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -245,7 +245,7 @@ class ObjectSearch:
     `abandon`. It is for a process with one thread that runs no other code, where `why_unsupported` has returned "".
     """
 
-    def __init__(self, root: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, root: Any, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._words, self._longs = _memory()
         top = _Unit(None, [], is_shareable=False)
