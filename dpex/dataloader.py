@@ -32,6 +32,7 @@ from dpex.options import (
 )
 from dpex.schedule.names import is_asynchronous
 from dpex.schedule.sample_policy import SamplePolicy
+from dpex.system.compiler import never_traced
 from dpex.system.cpus import static_worker_count
 from dpex.system.ray_package import require_ray
 from dpex.system.user_warnings import warn
@@ -64,6 +65,7 @@ def _new_runtime() -> LoaderRuntime:
     return LoaderRuntime()
 
 
+@never_traced
 class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     """A drop-in `torch.utils.data.DataLoader` whose workers may be on other machines and may change during training.
 

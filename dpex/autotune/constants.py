@@ -107,6 +107,6 @@ AWAY_APART = 10
 # -- the tuner's thread -----------------------------------------------------------------------------------------------
 
 JOIN_S = 2.0
-"""Seconds to wait for the end of the thread, which only reads and requests."""
+"""Seconds to wait for the end of the thread before Ray is shut down."""
 ROOM_EVERY_S = 1.0
 """Seconds between two requests to the cluster for room, which are calls to Ray's head node."""

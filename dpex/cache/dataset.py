@@ -11,12 +11,12 @@ import copy
 import logging
 import os
 import shutil
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from operator import index as whole_number
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
 from dpex.schedule.names import is_asynchronous
+from dpex.system.clock import monotonic
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping
 
@@ -48,6 +49,8 @@ CHECKED_LATER_S = 0.1
 two preparations in a row could exceed a time limit of the user's."""
 _MOST_ITEMS = 64
 """Maximum items of a list in which `caches_in` searches for caches."""
+_MOST_OBJECTS = 1000
+"""Maximum objects of a level of attributes whose parts `caches_in` searches."""
 _LABEL_DIGITS = 16
 """Digits of a key that stand for name and version. Those that follow are of the fingerprint."""
 _OWN = "_CachedDataset__"
@@ -338,7 +341,7 @@ class CachedDataset(Dataset[Any]):
 
         A slow sample that was not prepared twice is prepared again, in place of reading it.
         """
-        began = time.perf_counter()
+        began = monotonic()
         memory, disk = (self.__stores.get(where) for where in ("memory", "disk"))
         found = None if memory is None else memory.get(place)
         if found is None and disk is not None:
@@ -359,7 +362,7 @@ class CachedDataset(Dataset[Any]):
             CACHE_USE.misses += 1
             return (self.__checked(place, kept, in_bulk=in_bulk),)
         CACHE_USE.hits += 1
-        CACHE_USE.saved_s += max(0.0, cost_s - (time.perf_counter() - began))
+        CACHE_USE.saved_s += max(0.0, cost_s - (monotonic() - began))
         return (kept,)
 
     def __checked(self, place: int, kept: Any, *, in_bulk: bool) -> Any:
@@ -460,11 +463,21 @@ class CachedDataset(Dataset[Any]):
 
 def caches_in(dataset: Any, levels: int = 4) -> list[CachedDataset]:
     """Return the cached datasets in a dataset: itself, or those in its attributes, lists and datasets within."""
-    if isinstance(dataset, CachedDataset):
-        return [dataset]
-    is_list = isinstance(dataset, (list, tuple))
-    parts = dataset[:_MOST_ITEMS] if is_list else list(getattr(dataset, "__dict__", {}).values())
-    return [found for part in parts for found in caches_in(part, levels - 1)] if levels else []
+    caches: list[CachedDataset] = []
+    seen: dict[int, Any] = {}
+    level = [dataset]
+    for _ in range(levels + 1):
+        new = {id(one): one for one in level if id(one) not in seen}
+        seen |= new
+        caches += [one for one in new.values() if isinstance(one, CachedDataset)]
+        level = [part for one in islice(new.values(), _MOST_OBJECTS) for part in _parts_of(one)]
+    return caches
+
+
+def _parts_of(one: Any) -> list[Any]:
+    if isinstance(one, (list, tuple)):
+        return [part for part in one[:_MOST_ITEMS] if hasattr(part, "__dict__") or isinstance(part, (list, tuple))]
+    return [] if isinstance(one, CachedDataset) else list(getattr(one, "__dict__", {}).values())
 
 
 def bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:

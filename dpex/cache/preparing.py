@@ -15,6 +15,7 @@ from dpex.cache.encoding import is_same
 from dpex.errors import CacheError
 from dpex.profile.call_timer import StepWatch
 from dpex.profile.live_timer import label, labels, watch_of
+from dpex.system.clock import monotonic
 from dpex.worker import sample_guard
 from dpex.worker.batch_seeding import call_seeded
 from dpex.worker.draws import GeneratorDraws, global_marks
@@ -33,9 +34,9 @@ def prepared(prepare: Callable[[], Result], prepared_by: Any = None) -> tuple[Re
     """
     own = None if prepared_by is None else OwnGenerators(prepared_by, None)
     states, before = own and own.states(), global_marks()
-    began = time.perf_counter()
+    began = monotonic()
     found = prepare()
-    took_s = time.perf_counter() - began
+    took_s = monotonic() - began
     return found, took_s, global_marks() != before or bool(own and not is_same(own.states(), states))
 
 

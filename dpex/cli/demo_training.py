@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from dpex.cli.main import table
+from dpex.system.clock import monotonic
 from dpex.system.user_warnings import forgive
 
 FIXED_WORKERS = 2
@@ -126,12 +127,12 @@ def train(loader: Any, seconds: float, show: Callable[[Turn, int], None], announ
     trainer, whole, second = Trainer(), Turn(), Turn()
     batches, told = iter(loader), len(_decisions(loader))
     while whole.seconds < seconds:
-        asked_s = time.monotonic()
+        asked_s = monotonic()
         images, labels = next(batches)
-        wait_s = time.monotonic() - asked_s
+        wait_s = monotonic() - asked_s
         trainer.step(images, labels)
         for turn in (whole, second):
-            turn.add(seconds=time.monotonic() - asked_s, wait_s=wait_s)
+            turn.add(seconds=monotonic() - asked_s, wait_s=wait_s)
         for decision in _decisions(loader)[told:]:
             told += 1
             announce(decision.text)

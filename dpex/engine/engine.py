@@ -17,9 +17,8 @@ import math
 import os
 import select
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
@@ -65,6 +64,10 @@ TOLD_S = 1.0
 """At the end of a pass workers are idle, and report their states within milliseconds."""
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
+GRACE_S = 5.0
+"""Seconds in which workers may complete a sample when an iterator ends, as in torch."""
+GRACE_AT_EXIT_S = 0.5
+"""Seconds in which they may do so once the program has ended. torch ends its workers at once then."""
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -139,9 +142,10 @@ class Engine:
         self._consumer = 0
         self._collected_at = 0.0
         """Time of the latest poll of the pools, in seconds."""
-        self._requests: deque[Settings] = deque(maxlen=1)
-        """The latest request for other settings, until it is carried out."""
-        self._is_granting = False
+        self._requested: Settings | None = None
+        self._granted: Settings | None = None
+        """The latest request for other settings, written by any thread, and the latest that was carried out, written by
+        the consumer. They are different objects while a request waits."""
         self._drawing = Drawing()
         self._tally = Tally(detailed=plan.metered, queue=own_queue_s)
         self.state: EngineState = plan.state(settings)
@@ -184,7 +188,7 @@ class Engine:
             self._is_changing = False
             self._tally.causes[STARTUP] += monotonic() - began
 
-    def close(self, grace_s: float = 5.0) -> None:
+    def close(self) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
 
         From any thread: a consumer that waits in `next` meanwhile gets an `IteratorClosedError`.
@@ -193,6 +197,7 @@ class Engine:
             return
         self._closed = True
         self._wakeup.ring()
+        grace_s = GRACE_S if threading.main_thread().is_alive() else GRACE_AT_EXIT_S
         got = self._lock.acquire(timeout=grace_s)
         try:
             for pool in self._pools.by_name.values():
@@ -306,7 +311,7 @@ class Engine:
         if self._placement.instructions:
             self._pools.perform()
             self._pools.raise_fatal()
-        if self._requests:
+        if self._requested is not self._granted:
             self._grant()
         pinner = self._plan.pinner
         every_s = COLLECT_EVERY_S if pinner is None or pinner.is_low else COLLECT_PINNED_EVERY_S
@@ -471,7 +476,7 @@ class Engine:
             raise ValueError(
                 f"local={settings.local}, remote={settings.remote}: an epoch with workers needs at least one"
             )
-        self._requests.append(settings)
+        self._requested = replace(settings)  # an object of its own
         self._wakeup.ring()
 
     def _change(self, act: Callable[[], None]) -> None:
@@ -488,16 +493,11 @@ class Engine:
         """Carry out the latest request. Called under the lock."""
         if self._placement.instructions:
             self._pools.perform()
-        if self._requests:
-            self._is_granting = True
-            try:
-                request = self._requests[-1]
-                self.state.resize(request)
-                self._pools.perform()
-            finally:
-                self._is_granting = False
-            if self._requests[-1] is request:
-                self._requests.pop()
+        request = self._requested
+        if request is not None and request is not self._granted:
+            self.state.resize(request)
+            self._pools.perform()
+            self._granted = request
         self.state.settle_prefetch()
         if self._pools.by_name:
             self._fill()
@@ -570,7 +570,7 @@ class Engine:
 
     def look(self) -> EngineLook:
         """For the tuner, from its thread: does not wait for the consumer."""
-        return self._view.look(resizing=self._is_granting or bool(self._requests), thread=self._consumer)
+        return self._view.look(resizing=self._requested is not self._granted, thread=self._consumer)
 
     def sums(self) -> Sums:
         """Return the counts for metrics. Any thread may call it; it does not wait for the consumer."""

@@ -15,6 +15,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.compiler import is_dynamo_compiling
 from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, SingleProcessDataLoaderIter, is_profiled
@@ -32,6 +34,7 @@ from dpex.schedule.names import INLINE, is_asynchronous
 from dpex.schedule.progress import ResumePoint
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
+from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import cuda_stall
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
@@ -125,8 +128,11 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         )
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_ending():  # the modules that would answer may be cleared, and no caller is left
-            return
+        if not is_ending():  # else the modules that would answer may be cleared, and no caller is left
+            self._end_readings()
+
+    @untraced
+    def _end_readings(self) -> None:
         last_stats, last_state = getattr(self, "last_stats", None), getattr(self, "last_state", None)
         if last_stats is not None:  # None: the constructor has failed
             last_stats.end(_counted_by_torch(self) if self.meter is None else None)
@@ -171,6 +177,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         return False
 
     def _next_data(self) -> Any:
+        if is_dynamo_compiling():  # see `dpex.system.compiler`
+            return torch.compiler.disable(self._next_data)()
         meter = self.meter
         if meter is not None:
             meter.enter()

@@ -75,7 +75,7 @@ class EngineView:
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
             failed_samples=self._pools.sample_errors.count,
-            pools={name: self._pool(pool) for name, pool in self._pools.by_name.items()},
+            pools={name: self._pool(pool) for name, pool in dict(self._pools.by_name).items()},
         )
 
     def _pool(self, pool: WorkerPool) -> PoolStats:

@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
@@ -24,6 +25,7 @@ from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL, is_asynchronous, lanes
 from dpex.schedule.placement import Place
+from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import SHARE, cuda_stall
 from dpex.system.user_warnings import warn
 from dpex.worker.setup import WorkerSetup, modes_here
@@ -185,6 +187,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
         If an exception of a signal handler interrupts this, the batch stays in ``in_hand``, and the next call raises.
         """
+        if is_dynamo_compiling():  # see `dpex.system.compiler`
+            return torch.compiler.disable(self.__next__)()
         thread = get_ident()
         if is_profiled():  # the mark takes as long as a tiny batch
             with torch.autograd.profiler.record_function(self._profile_name):
@@ -304,6 +308,7 @@ def _length(sampler: Any) -> int:
         return 0
 
 
+@untraced
 def _end(engine: Engine, ends: Iterable[Callable[[], None]], pinner: Pinner | None, feed: Feed | None) -> None:
     for end in ends:
         end()

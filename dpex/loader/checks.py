@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,21 @@ if TYPE_CHECKING:
     from dpex.dataloader import DpexDataLoader
 
 
+has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+"""Return False in a free-threaded Python in which neither PYTHON_GIL=1 nor an extension module has enabled the lock.
+
+Threads of dpex share deques, dicts and tuples without a lock: one thread writes, and others copy them within one call
+of C. Only the global interpreter lock keeps such a copy whole.
+"""
+
+
 def check_settings(loader: DpexDataLoader[Any]) -> None:
     """Raise OptionError for a setting that the loader's data, its workers or this system exclude."""
+    if not has_gil():
+        raise OptionError(
+            "this Python runs without its global interpreter lock, on which dpex relies between its threads: set "
+            "PYTHON_GIL=1, or use a build of Python that is not free-threaded"
+        )
     share, policy, autotune = loader.worker_config.share, loader.sample_policy, loader.autotune
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     why_linux = f"dpex's own workers need Linux, and this is {sys.platform}" if sys.platform != "linux" else ""

@@ -34,6 +34,9 @@ def install(module: ModuleType, place: int, server: Server) -> None:
     if hasattr(torchs, _MARK):
         return
 
+    from dpex.system.compiler import untraced
+
+    @untraced
     @functools.wraps(torchs)
     def _get_iterator(self: Any) -> Any:
         for _, server in sorted(_servers.items()):

@@ -202,5 +202,7 @@ class LoaderRuntime:
             registration.end()
         share = self._share.detach() if self._share is not None else None
         if share is not None:
+            if self.tuner is not None:
+                self.tuner.leave_cluster()
             _, give_back, arguments, _ = share
             give_back(*arguments, shut_down=True)

@@ -27,6 +27,8 @@ from functools import cache
 from operator import is_
 from typing import Any, NamedTuple, Protocol
 
+from dpex.system.clock import monotonic
+
 MOST_EVENTS = 200_000
 """Events after which the rest of a batch is not timed: they take 0.1 s."""
 _CALLS_TRIED = 64
@@ -160,7 +162,7 @@ class StepWatch:
         self,
         costs: Costs | None = None,
         cpu: Callable[[], float] = time.thread_time,
-        wall: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = monotonic,
         draws: WatchedGenerators | None = None,
     ) -> None:
         self._cpu = cpu
@@ -347,9 +349,9 @@ def _calls(function: Callable[[], Any]) -> None:
 
 def _fastest_s(function: Callable[[], Any]) -> float:
     def once() -> float:
-        began = time.perf_counter()
+        began = monotonic()
         _calls(function)
-        return time.perf_counter() - began
+        return monotonic() - began
 
     return min(once() for _ in range(_ROUNDS_TRIED)) / _CALLS_TRIED
 

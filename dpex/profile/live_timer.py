@@ -25,6 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import SamplingSchedule
 from dpex.profile.call_timer import Path, StepSeconds, StepWatch, WatchedGenerators
+from dpex.system.clock import monotonic
 
 COLLATE = "collate"
 MOST_ROWS = 64
@@ -52,7 +53,7 @@ class TicketTimer:
         self,
         *,
         is_on: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = monotonic,
         cpu: Callable[[], float] = time.thread_time,
         draws_of: Callable[[Any], WatchedGenerators] | None = None,
     ) -> None:

@@ -26,6 +26,7 @@ from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import is_asynchronous, with_inner_datasets
 from dpex.schedule.seeding import ticket_seed
+from dpex.system.clock import monotonic
 from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
 from dpex.worker.async_states import SampleStates, turns
 from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
@@ -298,7 +299,7 @@ class AsyncSamples:
     async def _load(self, get: Callable[[], Any], sample: Step, batch: BatchLoad) -> Any:
         count, limit = min(sample.samples, self.slots.most), None
         await self.slots.take(count)
-        began = time.perf_counter()
+        began = monotonic()
         try:
             of_task.set(sample)
             seed_of_sample.set(batch.seed)
@@ -318,7 +319,7 @@ class AsyncSamples:
         finally:
             if limit is not None:
                 limit.cancel()
-            batch.took(sample, time.perf_counter() - began)
+            batch.took(sample, monotonic() - began)
             self.slots.give(count)
             if sample.states is not None:
                 turns.over(sample.states)

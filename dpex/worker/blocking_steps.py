@@ -9,7 +9,6 @@ The place and the system's counts of a step are looked up only after a long step
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
@@ -17,7 +16,7 @@ from typing import Any
 
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.profile.live_timer import COLLATE
-from dpex.system.clock import Clock
+from dpex.system.clock import Clock, monotonic
 
 LONG_S = 0.001
 """Seconds of a step that is long."""
@@ -31,7 +30,7 @@ def _of_thread() -> Any:
 class BlockingSteps:
     """The steps of one process, by their place in the code. ``usage``: what the system counts of this thread."""
 
-    def __init__(self, clock: Clock = time.perf_counter, usage: Callable[[], Any] = _of_thread) -> None:
+    def __init__(self, clock: Clock = monotonic, usage: Callable[[], Any] = _of_thread) -> None:
         self._clock, self._counts = clock, usage
         self._found: dict[str, tuple[int, float, float]] = {}
         self._has_found = self._looks = self._has_long = False

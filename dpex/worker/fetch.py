@@ -22,6 +22,7 @@ from dpex.measure.batch_times import CACHE_USE, NOT_ENCODED, BatchTimes, batch_t
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import is_asynchronous
+from dpex.system.clock import monotonic
 from dpex.transport.arena import Arena
 from dpex.worker.batch_seeding import current
 from dpex.worker.own_generators import OwnGenerators
@@ -73,7 +74,7 @@ class SampledCpu:
         """Begin a ticket; return the time."""
         if not self._unclocked:
             self._began_s = self._clock()
-        return time.perf_counter()
+        return monotonic()
 
     def end(self, wall_s: float) -> float:
         """End a ticket that took ``wall_s``; return its CPU seconds."""
@@ -103,10 +104,10 @@ class SampleClock:
         """Return ``[dataset[i] for i in index]``."""
         data: list[Any] = []
         longest_s, at, is_warm = SAMPLE_S, -1, self._is_warm
-        now = time.perf_counter()
+        now = monotonic()
         for i in index:
             data.append(dataset[i])
-            then, now = now, time.perf_counter()
+            then, now = now, monotonic()
             if now - then > longest_s and is_warm:
                 longest_s, at = now - then, len(data) - 1
             is_warm = True
@@ -190,17 +191,17 @@ class Fetcher:
         """
         clocked = self._unclocked == 0
         cpu_began = self._cpu() if clocked else 0.0
-        began = time.perf_counter()
+        began = monotonic()
         if began >= self._timer.due and self._timer.begin(began, self._dataset):
             return self._fetch_timed(index)
         data = self._from_stream(index) if self.stream is not None else self._from_map(index)
-        fetched = time.perf_counter()
+        fetched = monotonic()
         cpu_fetched = self._cpu() if clocked else 0.0
         samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         clock, load_s = self._clock, fetched - began
         slowest = clock.slowest(load_s, samples) if clock.is_on or load_s > SAMPLE_S * samples else ()
         batch = self._collate_fn(data)
-        ended = time.perf_counter()
+        ended = monotonic()
         collate_s = ended - fetched
         if clocked:
             cpu_ended = self._cpu()
@@ -262,14 +263,14 @@ class Fetcher:
         samples, batch = self.samples, BatchLoad(seed, number)
         assert samples is not None
         data = await samples.awaited(index, batch)
-        began, cpu_began = time.perf_counter(), self._cpu()
+        began, cpu_began = monotonic(), self._cpu()
         samples.collating(seed)
         current.seed = seed
         try:
             made = self._collate_fn(data)
         finally:
             samples.collated(seed)
-        ended, cpu_ended = time.perf_counter(), self._cpu()
+        ended, cpu_ended = monotonic(), self._cpu()
         load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
         load_s = max(batch.seconds / samples.slots.most, load_cpu_s)
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)

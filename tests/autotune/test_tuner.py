@@ -21,7 +21,7 @@ from waiting import ManualClock, until
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.limits import Limits
-from dpex.autotune.runtime.tuner import cold_start
+from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample
 from dpex.errors import OptionError
 from dpex.options import WorkerConfig
@@ -173,12 +173,37 @@ def test_the_thread_lives_as_long_as_iterators() -> None:
     assert tuner_threads() == [thread]
     for _ in second:
         pass
-    assert not tuner_threads()
+    until(lambda: not tuner_threads())
     iterator = iter(loader)
     assert tuner_threads()
     loader.close()
-    assert not tuner_threads()
+    until(lambda: not tuner_threads())
     del iterator
+
+
+def test_an_epoch_does_not_wait_for_a_turn_of_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the next epoch waits for it instead, so that no two turns run at the same time."""
+    may_end, running, most = threading.Event(), [], []
+
+    def slow(self: Tuner) -> float:
+        running.append(threading.current_thread())
+        most.append(len(running))
+        may_end.wait()
+        running.pop()
+        return QUICK.interval_s
+
+    monkeypatch.setattr(Tuner, "turn", slow)
+    loader = DpexDataLoader(Augmented(ENDLESS, 0.001), batch_size=2, num_workers="auto")
+    iterator = train(loader, lambda: running)
+    loader.close()
+    (former,) = running
+    iterator = train(loader, lambda: len(tuner_threads()) == 2)
+    assert running == [former]
+    may_end.set()
+    train_until(lambda: len(most) > 1, loader, iterator)
+    assert not former.is_alive()
+    loader.close()
+    assert set(most) == {1}
 
 
 def test_tuning_goes_on_when_only_the_iterator_is_left() -> None:
@@ -192,7 +217,7 @@ def test_tuning_goes_on_when_only_the_iterator_is_left() -> None:
             break
     del iterator, _
     gc.collect()
-    assert not tuner_threads()
+    until(lambda: not tuner_threads())
 
 
 def test_an_error_in_the_law_ends_tuning_and_not_training(

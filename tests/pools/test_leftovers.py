@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from families import Augmented
 from inspection import collect, segments_of
+from programs import ran
 from trainers import NOTHING, Forker, family, forker
 from waiting import until
 
 from dpex import DpexDataLoader
+from dpex.engine.engine import GRACE_AT_EXIT_S
 
 __all__ = ["family", "forker"]
 
@@ -245,3 +247,35 @@ def test_epochs_that_are_broken_off_give_their_memory_back(seeding: Any) -> None
         flags = [bytes(segment.flags[1::2]) for segment in segments_of(iterator)]
         assert flags
         assert not any(map(any, flags))
+
+
+ENDS_IN_A_LONG_SAMPLE = """
+import os, threading
+from dpex import DpexDataLoader
+from dpex.pools.local.pool import LocalPool
+
+close = LocalPool.close
+
+def told(self, grace_s):
+    print(grace_s, flush=True)
+    close(self, grace_s)
+
+LocalPool.close = told
+
+class Data:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index:
+            threading.Event().wait()
+        return index
+
+iterator = iter(DpexDataLoader(Data(), num_workers=2))
+next(iterator)
+threading.Thread(target=next, args=(iterator,), daemon=True).start()
+"""
+
+
+def test_a_program_that_ends_gives_its_workers_half_a_second() -> None:
+    assert ran("-c", ENDS_IN_A_LONG_SAMPLE).stdout == f"{GRACE_AT_EXIT_S}\n"

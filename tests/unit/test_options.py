@@ -351,3 +351,9 @@ def test_a_second_loader_wants_the_same_workers_and_prefetch(
     found = HOWS[how](loader)._current_settings()
     assert found == loader._current_settings()
     assert (found.prefetch, found.is_prefetch_fixed) == (prefetch, prefetch_factor is not None)
+
+
+def test_a_python_without_its_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.loader.checks.has_gil", lambda: False)
+    with pytest.raises(OptionError, match="set PYTHON_GIL=1, or use a build"):
+        DpexDataLoader([1, 2])

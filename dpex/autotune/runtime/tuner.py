@@ -2,7 +2,9 @@
 
 One daemon thread ("dpex-tuner") per loader reads the loader's engines while they exist. The thread and the consumer
 never wait for each other: the thread reads without the engine's lock, and the consumer's thread carries out its
-requests at the next turn. `dpex.autotune.runtime.windows` determines the start and the end of a window.
+requests at the next turn. If a turn takes longer than its epoch, as a call to Ray may, the thread ends after the turn,
+and the thread of the next epoch waits for it. `dpex.autotune.runtime.windows` determines the start and the end of a
+window.
 
 The loader and its iterators refer to the tuner, and the tuner refers to neither. The thread refers to the tuner only
 during a turn. It ends with the last iterator, with the tuner, or with the interpreter.
@@ -157,10 +159,10 @@ class Tuner:
         """Tune this engine too; the thread starts with the first."""
         self._leave_other_process()
         self._engines.append(engine)
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None or self._stop.is_set() or not self._thread.is_alive():
             self._stop = threading.Event()
             self._windows.shorten()
-            arguments = (weakref.ref(self), self._stop, self._room)
+            arguments = (weakref.ref(self), self._stop, self._room, self._thread)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
 
@@ -177,12 +179,14 @@ class Tuner:
         self._engines = [other for other in self._engines if other is not engine]
         self._windows.forget(id(engine))
         if not self._engines:
-            self._end()
+            self._stop.set()
+            if not threading.main_thread().is_alive():  # the program has ended
+                self.leave_cluster()
 
-    def _end(self) -> None:
-        thread, self._thread = self._thread, None
-        self._stop.set()
-        if thread is not None and thread is not threading.current_thread():
+    def leave_cluster(self) -> None:
+        """Wait for the thread if it may be in a call to Ray, which is about to be shut down."""
+        thread = self._thread
+        if self._room is not None and thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
 
     # -- windows -----------------------------------------------------------------------------------------------------
@@ -318,9 +322,9 @@ class Tuner:
         with self._changing:
             if law is not self._law:
                 return
-            logger.info("auto: %s", decision.text)
             self.settings = decision.new
             self._request()
+        logger.info("auto: %s", decision.text)  # without the lock: a handler of the user's may take long
 
     def give_up(self, error: Exception) -> None:
         """Something in tuning has failed: go back to the last setting that was seen to work, and stay there."""
@@ -345,7 +349,11 @@ class Tuner:
                 engine.request(self.settings)
 
 
-def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None) -> None:
+def _run(
+    reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None, former: threading.Thread | None
+) -> None:
+    if former is not None:
+        former.join()
     pause_s = SHORTEST_WINDOW_S
     try:
         while not stop.wait(pause_s):

@@ -23,7 +23,6 @@ import pickle
 import select
 import signal
 import socket
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -191,15 +190,15 @@ class _Template:
 
     def _end(self, grace_s: float) -> None:
         """Let workers leave by themselves for a while, then make them."""
-        deadline = time.monotonic() + grace_s
+        deadline = monotonic() + grace_s
         does_term_end = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         for action in (None, *((signal.SIGTERM,) if does_term_end else ()), signal.SIGKILL):
             if action is not None:
                 for pid in self._children:
                     os.kill(pid, action)
-                deadline = time.monotonic() + 1.0
+                deadline = monotonic() + 1.0
             self._reap()
-            while self._children and (left := deadline - time.monotonic()) > 0:
+            while self._children and (left := deadline - monotonic()) > 0:
                 forking.readable_within(self._child_ended.fileno(), left)
                 self._reap()
         signal.set_wakeup_fd(-1)

@@ -34,6 +34,7 @@ from dpex._torch import ExceptionWrapper
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import as_text
 from dpex.schedule.progress import START
+from dpex.system.clock import monotonic
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.memory import give_back
@@ -146,7 +147,7 @@ class SnapshotPace:
 
     def is_due(self, logical: int, made: int) -> bool:
         """Return True if it is time, after ``made`` further tickets."""
-        now = time.perf_counter()
+        now = monotonic()
         at, since = self._told.setdefault(logical, (now, 0))
         since += made
         is_long = since >= _SNAPSHOT_TICKETS or now - at > _SNAPSHOT_S
@@ -333,13 +334,13 @@ class LocalWorker:
 
         ``cpu_s`` returns the CPU seconds of the ticket, which has ended at the time that it is given.
         """
-        began = time.perf_counter()
+        began = monotonic()
         kind, node = self._encoded(made, logical)
         nbytes = self._encoder.nbytes
         if nbytes > self._largest:
             self._largest = nbytes
             keep_for(nbytes)
-        now = time.perf_counter()
+        now = monotonic()
         self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s(now), nbytes, now)))
         return now
 
@@ -377,7 +378,7 @@ class LocalWorker:
         """Send the state of a logical worker after that ticket, if the dataset can report it."""
         if self._cannot_tell:
             return
-        began = time.perf_counter()
+        began = monotonic()
         try:
             state = self.core.snapshot(logical)
         except Exception as error:
@@ -386,7 +387,7 @@ class LocalWorker:
             return
         if state is not None:
             self._send(("snapshot", logical, epoch, number, state))
-        self._snapshots.took(time.perf_counter() - began)
+        self._snapshots.took(monotonic() - began)
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self._segments.append(spec)
@@ -400,7 +401,7 @@ class LocalWorker:
         self._out_bytes = 0
         if out or (group and self._shared_queue):
             self._send(("made", group, out))
-        self._flushed = time.perf_counter()
+        self._flushed = monotonic()
 
     def _send(self, message: tuple[Any, ...]) -> None:
         retired = self._arena.retired()
@@ -415,9 +416,9 @@ class LocalWorker:
     def _send_segments(self) -> None:
         self._results.send(marshal.dumps((("coming",), ())))
         data = marshal.dumps((("segments", [tuple(spec) for spec in self._segments]), ()))
-        began, is_told = time.perf_counter(), False
+        began, is_told = monotonic(), False
         while not self._has_sent(data, self._fds):
-            if not is_told and time.perf_counter() - began > _PATIENCE_S:
+            if not is_told and monotonic() - began > _PATIENCE_S:
                 limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
                 self._results.send(marshal.dumps((("notice", _TOO_MANY.format(limit=limit), True, _TOO_MANY), ())))
                 is_told = True

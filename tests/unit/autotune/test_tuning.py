@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -569,6 +570,7 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
     engines_of(tuner).clear()
     tuner.watch(loader)
     tuner.leave(loader)
+    tuner.leave_cluster()
     assert cluster.rests == 2
 
 
@@ -605,3 +607,28 @@ def test_each_decision_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) ->
     tuner, loader = tuned(service_s=0.08, step_s=0.01)
     run(tuner, loader, 10.0)
     assert caplog.messages == [f"auto: {decision.text}" for decision in tuner.decisions]
+
+
+def test_ray_is_shut_down_after_the_call_of_the_tuner_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self: Tuner) -> float:
+        begun.set()
+        may_end.wait()
+        ended.set()
+        return 0.0
+
+    def joined(self: threading.Thread, timeout: float | None = None) -> None:
+        may_end.set()
+        join(self, timeout)
+
+    join = threading.Thread.join
+    monkeypatch.setattr(Tuner, "turn", slow)
+    tuner, loader = tuned(room=Cluster(3))
+    tuner.watch(loader)
+    begun.wait()
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    tuner.leave(loader)
+    assert not ended.is_set()
+    tuner.leave_cluster()
+    assert ended.is_set()

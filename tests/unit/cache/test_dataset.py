@@ -213,7 +213,7 @@ def test_hits_misses_and_what_they_saved_are_counted() -> None:
 def test_bytes_of_inner_caches_count_and_keep_no_dataset_alive() -> None:
     class Outer:
         def __init__(self, inner: Any) -> None:
-            self.parts = [inner]
+            self.parts = [inner, inner]
 
     found = cached(Images())
     found[0]

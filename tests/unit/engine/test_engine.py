@@ -1,6 +1,7 @@
 """The engine with a pool that makes nothing by itself: what it asks for, drops, counts and raises."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from fake_pool import FakePool
 from dpex.engine.delivery import ERRORS
 from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
+from dpex.engine.snapshots import EngineView
 from dpex.errors import BatchTimeoutError, WorkerDiedError
 from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.prefetch import Settings
@@ -201,3 +203,40 @@ def test_a_pass_with_workers_keeps_at_least_one(engine: Engine) -> None:
         with pytest.raises(ValueError, match="local=0, remote=0: an epoch with workers needs at least one"):
             ask(Settings())
     engine.request(Settings(local=1))
+
+
+def test_no_request_is_lost_whenever_it_comes(engine: Engine) -> None:
+    """A request comes at each line of the function that carries out another one."""
+    latest = Settings(local=2, prefetch=4)
+
+    def at_each_line(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal latest
+        if frame.f_code is Engine._grant.__code__ and event == "line" and frame.f_lineno not in lines:
+            lines.add(frame.f_lineno)
+            latest = Settings(local=2, prefetch=10 + len(lines))
+            engine.request(latest)
+        return at_each_line
+
+    lines: set[int] = set()
+    before = sys.gettrace()
+    sys.settrace(at_each_line)
+    try:
+        engine.request(latest)
+        while engine.look().resizing:
+            engine.read_ahead()
+    finally:
+        sys.settrace(before)
+    assert len(lines) > 5
+    assert engine.look().settings == latest
+
+
+def test_stats_may_be_read_while_a_pool_joins(engine: Engine, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = EngineView._pool
+
+    def joined(self: EngineView, one: Any) -> Any:
+        engine._pools.by_name["remote"] = pool
+        return read(self, one)
+
+    monkeypatch.setattr(EngineView, "_pool", joined)
+    assert set(engine.stats().pools) == {"local"}
+    assert set(engine.stats().pools) == {"local", "remote"}

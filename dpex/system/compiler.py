@@ -1,0 +1,41 @@
+"""Keep torch.compile from tracing dpex, as it traces no frame of torch's own loader.
+
+torch leaves out its own files by their names. Other code can only ask, in each function: `is_dynamo_compiling` returns
+True while the function is traced, and is free of effects otherwise. `torch.compiler.disable` would import the compiler,
+which takes seconds, so it is called only where a function is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def untraced(function: F) -> F:
+    """Return ``function`` such that torch.compile runs it, and all that it calls, as plain Python."""
+
+    @functools.wraps(function)
+    def call(*args: object, **options: object) -> object:
+        if is_dynamo_compiling():
+            return torch.compiler.disable(function)(*args, **options)
+        return function(*args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def never_traced(owner: C) -> C:
+    """Have torch.compile run all methods and properties of a class as plain Python."""
+    for name, member in list(vars(owner).items()):
+        if inspect.isfunction(member):
+            setattr(owner, name, untraced(member))
+        elif isinstance(member, property) and member.fget is not None:
+            setattr(owner, name, member.getter(untraced(member.fget)))
+    return owner
