@@ -9,6 +9,8 @@ import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from dpex.pools.local import worker_process
 from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.fork_server import ForkStarter, TemplateHandle
 from dpex.pools.local.forking import ProcessHandle
-from dpex.pools.local.handles import LocalWorkerHandle
+from dpex.pools.local.handles import BOARD_ROWS, LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
 from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
@@ -439,6 +441,37 @@ def test_workers_released_before_their_fork_leave(attempts: mmap.mmap) -> None:
         assert (descriptors(template), len(pool._board._free)) == (held, rows)
         driver.send(0)
         driver.wait_until_made(1)
+
+
+def test_a_busy_fork_server_gets_the_other_requests_once_it_reads() -> None:
+    """The system refuses nothing then, so no limit is to blame. A request that was not sent holds no board row."""
+    with driven(1) as driver:
+        pool = driver.pool
+        pool._source._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's least: few requests
+        stop(pool._source._process.pid)
+        pool.resize(20)
+        assert 1 < len(pool._workers) < 20
+        assert pool.counts.requested == 20
+        os.kill(pool._source._process.pid, signal.SIGCONT)
+        driver.listen_until(lambda: pool.counts.running == 20)
+        assert (driver.of(Notice), pool.counts.most) == ([], None)
+        assert len(pool._board._free) == BOARD_ROWS - 1 - 20
+
+
+def test_a_process_that_got_the_pid_of_a_worker_is_not_killed() -> None:
+    """The template reaps workers, so their numbers are free before the trainer learns of their ends."""
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with driven(1) as driver, stranger:
+        (handle,) = driver.pool.handles
+        (worker,) = driver.pids()
+        handle.pid = stranger.pid
+        handle.kill()
+        assert not handle.is_alive()
+        assert stranger.poll() is None
+        handle.pid = worker
+        handle.kill()
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        stranger.kill()
 
 
 def test_a_fork_server_out_of_descriptors_refuses_and_recovers() -> None:

@@ -179,6 +179,8 @@ class LocalPool:
             except OSError as error:
                 if not self._workers:
                     raise
+                if isinstance(error, BlockingIOError):
+                    break  # the source's socket is full of requests: what comes of them is heard, and asks again
                 self._promised = 0
                 self._cannot_grow(self._staying(), str(error))
         self.counts.requested = len(self._workers) + self._promised
@@ -191,9 +193,14 @@ class LocalPool:
         shared = [self._board.fd] if self._queue is None else [self._board.fd, self._queue.reading_end]
         ours, theirs = private_pair()
         row = self._board.take_row()
-        with theirs:
-            name = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
-        worker = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
+        try:
+            with theirs:
+                process = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
+        except BaseException:
+            self._board.give_row(row)
+            ours.close()
+            raise
+        worker = self.handle_type(number, worker_id, process, ours, row)
         fd = ours.fileno()
         self._epoll.register(fd, select.EPOLLIN)
         self._workers[number] = self._by_fd[fd] = worker
