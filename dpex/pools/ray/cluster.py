@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from dpex.errors import ClusterError
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import (
+    TokenError,
     available_resources_per_node,
     cluster_id,
     has_started_ray,
@@ -50,6 +51,10 @@ _END_S = 2.0
 LOOPBACK = "127.0.0.1"
 KNOCK_S = 3.0
 """Seconds that a cluster may take to accept a connection."""
+NEEDS_TOKEN = (
+    "the cluster asks for a token. Start this process with RAY_AUTH_MODE=token, and with the cluster's token in "
+    "RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH. Ray says: {error}"
+)
 LONGEST_TEXT = 400
 """Shown letters of Ray's message, which begins with the event and continues with possible causes."""
 FAILURES = 3
@@ -281,8 +286,7 @@ def _check_same(head_address: str) -> None:
     else:
         why = "which is another cluster"
         try:
-            _knock(head_address)
-            if cluster_id(head_address) == cluster_id():
+            if _identity(head_address) == cluster_id():
                 return
         except (RuntimeError, OSError) as error:
             why = f"and at {head_address} no Ray head answers: {error}"
@@ -302,6 +306,8 @@ def _initialise(head_address: str) -> bool:
     given = os.environ.get("RAY_ADDRESS", "").strip() if head_address == "auto" else head_address
     if not given:
         logger.warning("no Ray cluster is connected or named: dpex starts a private Ray on this machine")
+        except TokenError as error:
+            why = NEEDS_TOKEN.format(error=error)
     if given in ("", "local"):
         _begin("local", "a private Ray cannot be started on this machine", include_dashboard=False)
         return True
@@ -326,17 +332,25 @@ def _begin(address: str, what: str, remedy: str = "", **options: Any) -> None:
     """Connect. An error begins with ``what``, and ends with the remedy."""
     ray = import_ray()
     try:
-        _knock(address)
+        if ":" in address:
+            _identity(address)
         ray.init(address=address, logging_level=logging.WARNING, **options)
     except (RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"{what}: {error}{remedy}") from error
 
 
-def _knock(address: str) -> None:
-    """Raise ConnectionError if nothing answers there within `KNOCK_S`. Ray itself tries for minutes."""
+def _identity(address: str) -> str:
+    """Return the identity of the cluster at ``address``, as `cluster_id` does.
+
+    Raises ConnectionError if nothing answers there within `KNOCK_S`, and TokenError if this process lacks the
+    cluster's token. ``ray.init`` tries for minutes, and names neither cause.
+    """
     machine, _, port = address.rpartition(":")
     if machine and port.isdigit():
         try:
             socket.create_connection((machine.strip("[]"), int(port)), timeout=KNOCK_S).close()
         except OSError as error:
             raise ConnectionError(f"nothing answers there ({error})") from error
+    except TokenError as error:
+        raise ClusterError(f"{what}: {NEEDS_TOKEN.format(error=error)}") from error
+    return cluster_id(address)
