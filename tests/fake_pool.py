@@ -275,7 +275,7 @@ class FakePool:
             self.resize(self.counts.wanted)
 
     def _take_stock(self) -> None:
-        """Lose what is queued, and what a living worker has just taken, which that worker makes all the same."""
+        """Lose the queued tickets, and those that a living worker has just taken and makes as well."""
         if not self._shared:
             return
         unseen = [w.group for w in self._workers.values() if w.group is not None and not (w.made or w.is_dead)]

@@ -225,7 +225,7 @@ class ProcessHandle:
         """Send a signal; return False if the process has ended, even if another one has its pid now."""
         if self.pid is None or self.exitcode is not None:
             return False
-        held = pidfd(self.pid)  # of the process that has this number now, whichever gets the number next
+        held = pidfd(self.pid)  # it stays with the present process, even if another one gets the number
         try:
             if self._parent is not None and parent_of(self.pid) != self._parent:
                 return False

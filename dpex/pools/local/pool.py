@@ -180,7 +180,7 @@ class LocalPool:
                 if not self._workers:
                     raise
                 if isinstance(error, BlockingIOError):
-                    break  # the source's socket is full of requests: what comes of them is heard, and asks again
+                    break  # the source's socket is full of requests. The answer to one of them continues this loop.
                 self._promised = 0
                 self._cannot_grow(self._staying(), str(error))
         self.counts.requested = len(self._workers) + self._promised
@@ -401,7 +401,6 @@ class LocalPool:
     def _fail(self, why: str) -> None:
         """Start no worker until `resize` asks for some again."""
         self.failed = why
-        self._events.append(Notice(why))
         self._adjust()
         self._source.end(0.0)
         for what, *about in self._source.join(3.0):

@@ -169,7 +169,7 @@ def test_a_batch_that_kills_its_workers_counts_as_worker_error(engine: Engine, p
 
 
 def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, pool: FakePool) -> None:
-    pool.failed, pool.counts.requested = "no worker can be started", 0
+    pool.failed, pool.counts.running = "no worker can be started", 0
     for times in (1, 2):
         with pytest.raises(WorkerDiedError, match="no worker can be started"):
             taken(engine)
