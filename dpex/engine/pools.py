@@ -80,7 +80,7 @@ class Pools:
             self.perform()
         except BaseException:
             for pool in self.by_name.values():
-                _end(pool)
+                pool.close(0.0)
             raise
 
     def descriptors(self) -> list[int]:

@@ -3,8 +3,8 @@
 The trainer owns one socket per worker (results, and tickets when there are logical workers), and shares one queue and
 one board with all workers (see `handles`). The trainer derives the tickets of a dead worker from the messages that it
 sent to the worker or, with the shared queue, from the board. A worker that dies between taking a message and writing it
-on the board leaves a gap. So after each death the queue is emptied, and every
-ticket that is on no living worker's row is sent again.
+on the board leaves a gap. So after each death the queue is emptied, and every ticket that is on no living worker's row
+is sent again.
 
 Start requests are *promises* until the source of processes is ready and has few starts pending. Then each promise
 becomes a worker.
