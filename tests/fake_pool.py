@@ -217,7 +217,7 @@ class FakePool:
         self._count()
         why = f"worker {worker.number} of the {self.name} pool was killed"
         self._events.append(WorkerGone(self.name, worker.number, epoch, lost, working_on, False, why, worker.number))
-        self._lose_the_rest()
+        self._take_stock()
         self.resize(self.counts.wanted)
 
     def snapshot(self, logical: int) -> bool:
@@ -269,17 +269,21 @@ class FakePool:
         del self._workers[worker.number]
         self._count()
         self._events.append(WorkerGone(self.name, worker.number, self._epoch, (), None, True, "it left", worker.number))
-        self._lose_the_rest()
+        if not self._workers:
+            self._take_stock()
         if len(self._workers) < self.counts.wanted:  # one more left than should have, as another had just died
             self.resize(self.counts.wanted)
 
-    def _lose_the_rest(self) -> None:
-        """Nobody is left to take what is queued, nor on its way."""
-        if self._shared and not self._workers and self._queue:
-            for epoch in sorted({m.epoch for m in self._queue}):
-                lost = tuple(t.number for m in self._queue if m.epoch == epoch for t in m.tickets)
-                self._events.append(WorkerGone(self.name, -1, epoch, lost, None, True, "nobody is left to take them"))
-            self._queue.clear()
+    def _take_stock(self) -> None:
+        """Lose the queued tickets, and those that a living worker has just taken and makes as well."""
+        if not self._shared:
+            return
+        unseen = [w.group for w in self._workers.values() if w.group is not None and not (w.made or w.is_dead)]
+        messages = [message for message in (*unseen, *self._queue) if message.kind == "tickets"]
+        for epoch in sorted({message.epoch for message in messages}):
+            lost = tuple(t.number for message in messages if message.epoch == epoch for t in message.tickets)
+            self._events.append(WorkerGone(self.name, -1, epoch, lost, None, True, "a worker died as it took them"))
+        self._queue.clear()
 
     def _make_next(self, worker: _Worker, group: _Message) -> None:
         ticket = group.tickets[worker.made]

@@ -3,11 +3,14 @@
 The datasets' naps are what makes work take a while.
 """
 
+import array
 import contextlib
+import fcntl
 import os
 import random
 import resource
 import signal
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -70,6 +73,14 @@ class WhoMadeIt(Dataset[torch.Tensor]):
         if self.nap_s:
             wait_as_work(self.nap_s)
         return torch.tensor([index, os.getpid(), os.getppid()])
+
+
+def has_made_all(pool: Any) -> bool:
+    """Return True if the workers of a `LocalPool` have taken and made every ticket that they were sent."""
+    waiting = array.array("i", [0])  # bytes of messages that no worker has taken
+    if pool._queue is not None:
+        fcntl.ioctl(pool._queue.socket.fileno(), termios.TIOCOUTQ, waiting)
+    return not waiting[0] and all(pool._board.read(one.row) == ([], None) for one in pool._workers.values())
 
 
 def setup_of(dataset: Any, **changes: Any) -> WorkerSetup:

@@ -154,8 +154,7 @@ class Engine:
         self._delivery = Delivery(plan, self.state, pools, self._tally)
         self._view = EngineView(plan, self.state, pools, self._tally)
         watch(self)
-        self._placement.open()
-        self._pools.perform()
+        self._pools.open()
         self._tally.causes[STARTUP] += monotonic() - began
 
     @property

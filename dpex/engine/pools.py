@@ -73,6 +73,16 @@ class Pools:
         self.slow_samples: SlowestSamples = SlowestSamples()
         self.timeline: Timeline | None = None
 
+    def open(self) -> None:
+        """Start the pools that are wanted from the start. If one of them cannot start, the others end."""
+        self._placement.open()
+        try:
+            self.perform()
+        except BaseException:
+            for pool in self.by_name.values():
+                pool.close(0.0)
+            raise
+
     def descriptors(self) -> list[int]:
         return [fd for pool in self.by_name.values() for fd in pool.descriptors()]
 

@@ -87,11 +87,22 @@ class Placement:
     # -- workers -------------------------------------------------------------------------------------------------
 
     def reported(self, pool: str, status: PoolStatus) -> None:
-        """Take in the status of a pool, which has changed. What it refused is offered again."""
+        """Take in the status of a pool, which has changed. Tickets that the pool refused are offered again.
+
+        A pool that can start no worker causes a warning here only if other pools continue. Otherwise the error, or the
+        warning of the workers that take over, has the reason.
+        """
+        had_failed = self.pools.get(pool, NO_STATUS).failed is not None
         self.pools[pool] = status
+        if status.failed is not None and not had_failed and self._goes_on_without(pool):
+            self.instructions.append(Notice(_why_none_can_come(pool, status)))
         self.load.setdefault(pool, 0)
         self._paused.discard(pool)
         self._room.pop(pool, None)
+
+    def _goes_on_without(self, pool: str) -> bool:
+        others = [name for name, count in self.wanted.items() if count and name != pool]
+        return any(self.pools.get(name, NO_STATUS).failed is None for name in others)
 
     def places(self) -> list[Place]:
         """Return all workers that take tickets."""
@@ -163,7 +174,9 @@ class Placement:
         if remote is None or remote.failed is None or self.serving() or self.wanted.get(LOCAL):
             return False
         count = max(1, min(self.settings.workers, cpus))
-        self.instructions.append(Notice(f"no remote worker is left ({remote.failed}): {count} local workers take over"))
+        self.instructions.append(
+            Notice(f"no remote worker is left, so local workers take over ({count}): {remote.failed}")
+        )
         self.ask(LOCAL, count)
         self.settings = replace(self.settings, local=count)
         self._took_over = 0 if self.rules.is_tuned else count
@@ -182,10 +195,13 @@ class Placement:
         self.ask(LOCAL, 0)
 
     def give_up_without_workers(self) -> None:
-        """End the epoch if every pool that is wanted has failed and no worker is left, as it would wait for ever."""
-        wanted = [(name, status) for name, status in self.pools.items() if self.wanted.get(name)]
+        """End the epoch if every pool that is wanted has failed and no worker is left, as it would wait for ever.
+
+        A failed cluster may have workers again one day. Only local workers can bridge that time.
+        """
+        wanted = [(name, self.pools.get(name, NO_STATUS)) for name, count in self.wanted.items() if count]
         reasons = [_why_none_can_come(name, status) for name, status in wanted]
-        if wanted and all(reasons) and not any(status.requested for _, status in wanted):
+        if wanted and all(reasons) and not any(status.running for _, status in wanted):
             self.instructions.append(Raise(WorkerDiedError("; ".join(reasons))))
 
     # -- sending -------------------------------------------------------------------------------------------------
@@ -312,7 +328,8 @@ class Placement:
 def _why_none_can_come(name: str, status: PoolStatus) -> str:
     if status.failed is None and status.most == 0:
         return f"no {name} worker can be started: {status.why_most}{_REMEDY[name]}"
-    return status.failed or ""
+    return f"{_PLACE[name]}{status.failed}" if status.failed is not None else ""
 
 
+_PLACE = {LOCAL: "", REMOTE: "no worker can run on the cluster: "}
 _REMEDY = {LOCAL: "; num_workers=0 makes batches in the training process", REMOTE: ""}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from pathlib import Path
 from typing import Protocol
 
 
@@ -18,6 +19,15 @@ def pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return -1
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process by ``/proc``; None if there is no process of that number."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 class ProcessOwned(Protocol):

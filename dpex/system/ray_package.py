@@ -15,6 +15,10 @@ from typing import Any
 from dpex.errors import ClusterError
 
 
+class TokenError(RuntimeError):
+    """A cluster refuses this process, which lacks the cluster's token."""
+
+
 def is_ray_connected() -> bool:
     """Return whether this process is connected to a Ray cluster, without importing Ray."""
     ray = sys.modules.get("ray")
@@ -66,6 +70,7 @@ def cluster_id(address: str | None = None) -> str:
     One cluster may have several addresses. Ray waits 40 s for an answer, so check before that something listens there.
 
     Raises:
+        TokenError: The cluster asks for a token, and this process has none, or another one.
         RuntimeError: The answer is not a Ray head's.
     """
     if address is None:
@@ -74,6 +79,8 @@ def cluster_id(address: str | None = None) -> str:
         errors: Any = importlib.import_module("ray.exceptions")
         try:
             client = importlib.import_module("ray._raylet").GcsClient(address=address)
+        except getattr(errors, "AuthenticationError", ()) as error:  # older releases ask for no token
+            raise TokenError(str(error)) from error
         except errors.RayError as error:
             raise RuntimeError(str(error)) from error
     return str(client.cluster_id.hex())

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 
 class Wakeup:
-    """See the module. It holds one descriptor until `close`."""
+    """See the module. It holds one descriptor until `close`, or until it is not referenced any more."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -58,3 +58,6 @@ class Wakeup:
             if not self._closed:
                 self._closed = True
                 os.close(self._descriptor)
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,10 +1,14 @@
 """`head_address` names the cluster that a loader uses. Another cluster than the connected one is an error."""
 
 import importlib
+import os
 import re
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +103,42 @@ def test_auto_mode_warns_and_stays_local(ray_of_session: SharedRay, closed_port:
             warnings.simplefilter("error")
             assert len(list(made)) == 8
         assert "remote" not in made.stats().pools
+
+
+TOKEN = "0123456789abcdef" * 4
+HEAD = """
+import sys
+from shared_ray import started
+cluster = started({"num_cpus": 0}, ())
+print("at", cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+CLIENT = """
+import sys
+from dpex.pools.ray.cluster import connect
+try:
+    print("connected to", connect(sys.argv[1]).session)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_cluster_that_asks_for_a_token_says_so() -> None:
+    """Ray itself tries for 20 s, and then says that it cannot connect. A process has one token, so each has its own."""
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"PYTHONPATH": paths}
+    with_token = {**plain, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HEAD], env=with_token, **pipes) as head:
+        address = next(line for line in head.stdout if line.startswith("at ")).split()[1]
+        clients = [
+            subprocess.Popen([sys.executable, "-c", CLIENT, address], env=environment, **pipes)
+            for environment in ({**plain, "RAY_AUTH_MODE": "disabled"}, with_token)
+        ]
+        refused, admitted = [client.communicate()[0] for client in clients]
+        head.stdin.close()
+    assert f"ClusterError head_address='{address}': the cluster asks for a token" in refused
+    assert "RAY_AUTH_TOKEN_PATH. Ray says: RPC error: InvalidAuthToken" in refused
+    assert "ray start" not in refused
+    assert f"connected to {address}" in admitted

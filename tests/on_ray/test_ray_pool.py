@@ -104,8 +104,9 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
             driver.send([Ticket(i, [i + 1], 0), Ticket(i + 1, [i + 2], 0)])
         driver.listen_until(lambda: samples.begun() == 2)
         os.kill(pids[0], signal.SIGKILL)
-        driver.listen_until(lambda: driver.of(WorkerGone))
-        (gone,) = driver.of(WorkerGone)
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
+        gone, queued = driver.of(WorkerGone)
+        assert (queued.worker, queued.expected) == (-1, True)
         assert gone.worker in workers
         assert not gone.expected
         assert gone.pid == pids[0]
@@ -229,13 +230,14 @@ def test_a_resource_that_no_node_has_is_said():
 
 
 @pytest.mark.parametrize("dataset", [NodeBound, FileBound])
-def test_a_node_that_lacks_something_is_set_aside(dataset):
+def test_a_node_that_lacks_something_is_set_aside_with_the_remedy(dataset):
     driven = partial(Driver, dataset(), 3, options={"resources": {"probe": 1}}, collate_fn=same, auto_collation=False)
     with driven() as driver:
-        driver.listen_until(lambda: "set aside" in str(driver.of(Notice)) and driver.pool.counts.running == 1)
-        (note,) = [note for note in driver.of(Notice) if "set aside" in note.text]
+        driver.listen_until(lambda: driver.of(Notice) and driver.pool.counts.running == 1)
+        (note,) = driver.of(Notice)
         assert note.warning
         assert "rare_codec" in note.text or "/data/samples.bin" in note.text
+        assert "runtime_env" in note.text
         (bad_node,) = [node["NodeID"] for node in living_nodes() if node["Resources"].get("probe") == 2]
         assert bad_node[:8] in note.text
         made = driver.make(grouped(20, 2, lambda i: i))

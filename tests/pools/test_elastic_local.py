@@ -18,6 +18,7 @@ from families import (
     Of,
     WhoMadeIt,
     assert_same,
+    has_made_all,
     is_alive,
     kill,
     living_workers,
@@ -452,7 +453,7 @@ def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> N
     for number, batch in enumerate(iterator):
         assert int(batch[0, 0]) == number
         if 50 <= number < 80:
-            until(lambda: not pool_of(iterator, "local")._in_doubt())  # whatever was sent is made
+            until(lambda: has_made_all(pool_of(iterator, "local")))  # whatever was sent is made
             large.append(dataset.made.value - max(60, number + 1))
     assert 0 < max(large) <= 2 * 2
     assert max(large[15:]) <= 4

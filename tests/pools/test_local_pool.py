@@ -9,6 +9,8 @@ import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from families import setup_of
+from families import has_made_all, setup_of
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
@@ -26,7 +28,7 @@ from dpex.pools.local import worker_process
 from dpex.pools.local.clean_server import starter_for
 from dpex.pools.local.fork_server import ForkStarter, TemplateHandle
 from dpex.pools.local.forking import ProcessHandle
-from dpex.pools.local.handles import LocalWorkerHandle
+from dpex.pools.local.handles import BOARD_ROWS, LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
 from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
@@ -49,6 +51,17 @@ class Hangs:
     def __getitem__(self, index: int) -> torch.Tensor:
         while True:
             signal.pause()
+
+
+class Gated:
+    """Gives samples once the folder has a file ``open``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> int:
+        until((self.folder / "open").exists)
+        return index
 
 
 class Driver:
@@ -124,7 +137,7 @@ def test_a_death_in_an_old_epochs_ticket_spares_its_new_namesake() -> None:
     with driven(1, shared_queue=False, dataset=Hangs()) as driver:
         (worker,) = driver.pool.workers()
         driver.send(0, worker=worker)
-        until(lambda: not driver.pool._board.is_idle(driver.pool._workers[worker].row))
+        until(lambda: not has_made_all(driver.pool))
         driver.pool.new_epoch(1)
         driver.send(0, epoch=1, worker=worker)
         os.kill(driver.pids()[0], signal.SIGKILL)
@@ -199,10 +212,7 @@ def unread(driver: Driver) -> bool:
 
 def idle(driver: Driver) -> bool:
     """Whether every worker waits for its next message, and none is left for it to take."""
-    queue = driver.pool._queue
-    asleep = all(state_of(pid) == "S" for pid in driver.pids())
-    rows = all(driver.pool._board.is_idle(worker.row) for worker in driver.pool._workers.values())
-    return asleep and rows and (queue is None or queue.is_empty())
+    return has_made_all(driver.pool) and all(state_of(pid) == "S" for pid in driver.pids())
 
 
 def state_of(pid: int) -> str:
@@ -215,26 +225,69 @@ def stop(pid: int) -> None:
     until(lambda: state_of(pid) == "T")
 
 
-def test_a_ticket_taken_but_unrecorded_at_a_death_is_recounted() -> None:
-    """Between taking a message from the shared socket and writing its number on the board a worker can be killed."""
+def test_a_ticket_taken_but_unrecorded_at_a_death_is_lost_at_once(tmp_path: Path) -> None:
+    """Between taking a message from the shared socket and writing its number on the board a worker can be killed.
+
+    The other worker has work all the time, so nothing would show that loss later.
+    """
+    with driven(2, dataset=Gated(tmp_path)) as driver:
+        pool, (first, second) = driver.pool, driver.pids()
+        queue = pool._queue
+        assert queue is not None
+        stop(first)
+        driver.send(6)
+        until(lambda: any(pool._board.read(worker.row)[0] for worker in pool._workers.values()))
+        stop(second)
+        driver.send(7, 8)
+        assert receive(queue._theirs, queue._buffer) is not None  # in the place of the worker that is about to die
+        os.kill(first, signal.SIGKILL)
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
+        died, found = driver.of(WorkerGone)
+        assert (died.lost, died.expected) == ((), False), "the board knew of none"
+        assert (found.lost, found.working_on, found.expected) == ((7, 8), None, True)
+        assert list(queue.groups) == [1], "a living worker has that one"
+        os.kill(second, signal.SIGCONT)
+        (tmp_path / "open").touch()
+        driver.listen_until(lambda: driver.of(TicketMade) and pool.counts.running == 2)
+        assert [made.number for made in driver.of(TicketMade)] == [6]
+
+
+def test_results_that_lie_unread_at_a_death_are_not_lost() -> None:
+    """Their tickets are on no row of the board any more."""
     with driven(2) as driver:
         pool, (first, second) = driver.pool, driver.pids()
         stop(first)
-        stop(second)
-        driver.send(7, 8)
+        driver.send(0, 1, 2)
+        until(lambda: unread(driver) and has_made_all(pool))
+        stop(second)  # so that the death is read first: the source's descriptor is the oldest
+        os.kill(first, signal.SIGKILL)
+        until(lambda: pool._source.news())
+        pool._take_source_news()
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        assert [gone.lost for gone in driver.of(WorkerGone)] == [()]
+        assert sorted(made.number for made in driver.of(TicketMade)) == [0, 1, 2]
+
+
+def test_a_ticket_that_counts_as_lost_too_early_is_made_twice() -> None:
+    """A living worker has taken it at the moment of another's death, and not written it down."""
+    with driven(2) as driver:
+        pool, (first, second) = driver.pool, driver.pids()
         queue = pool._queue
         assert queue is not None
-        assert receive(queue._theirs, queue._buffer) is not None  # in the place of the worker that is about to die
+        stop(first)
+        stop(second)
+        driver.send(5)
+        message = receive(queue._theirs, queue._buffer)
+        assert message is not None
         os.kill(first, signal.SIGKILL)
-        driver.listen_until(lambda: [gone for gone in driver.of(WorkerGone) if not gone.expected])
-        assert [gone.lost for gone in driver.of(WorkerGone)] == [()], "the board knew of none"
-        os.kill(second, signal.SIGCONT)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
-        found = driver.of(WorkerGone)[1]
-        assert (found.lost, found.working_on, found.expected) == ((7,), None, True)
-        assert {made.number for made in driver.of(TicketMade)} == {8}
+        assert driver.of(WorkerGone)[1].lost == (5,)
+        queue.socket.send(message[0])  # which the worker goes on with
+        driver.send(5)
+        os.kill(second, signal.SIGCONT)
+        driver.wait_until_made(2)
+        assert [made.number for made in driver.of(TicketMade)] == [5, 5]
         assert not queue.groups
-        driver.listen_until(lambda: pool.counts.running == 2)
 
 
 def test_a_dead_worker_held_tickets_of_this_epoch_alone() -> None:
@@ -388,6 +441,37 @@ def test_workers_released_before_their_fork_leave(attempts: mmap.mmap) -> None:
         assert (descriptors(template), len(pool._board._free)) == (held, rows)
         driver.send(0)
         driver.wait_until_made(1)
+
+
+def test_a_busy_fork_server_gets_the_other_requests_once_it_reads() -> None:
+    """The system refuses nothing then, so no limit is to blame. A request that was not sent holds no board row."""
+    with driven(1) as driver:
+        pool = driver.pool
+        pool._source._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's least: few requests
+        stop(pool._source._process.pid)
+        pool.resize(20)
+        assert 1 < len(pool._workers) < 20
+        assert pool.counts.requested == 20
+        os.kill(pool._source._process.pid, signal.SIGCONT)
+        driver.listen_until(lambda: pool.counts.running == 20)
+        assert (driver.of(Notice), pool.counts.most) == ([], None)
+        assert len(pool._board._free) == BOARD_ROWS - 1 - 20
+
+
+def test_a_process_that_got_the_pid_of_a_worker_is_not_killed() -> None:
+    """The template reaps workers, so their numbers are free before the trainer learns of their ends."""
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with driven(1) as driver, stranger:
+        (handle,) = driver.pool.handles
+        (worker,) = driver.pids()
+        handle.pid = stranger.pid
+        handle.kill()
+        assert not handle.is_alive()
+        assert stranger.poll() is None
+        handle.pid = worker
+        handle.kill()
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        stranger.kill()
 
 
 def test_a_fork_server_out_of_descriptors_refuses_and_recovers() -> None:

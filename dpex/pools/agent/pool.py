@@ -118,7 +118,7 @@ class Nodes(Protocol):
         """Note how many of its workers run now, those that are to leave included."""
 
     def set_aside(self, agent: int, why: str) -> None:
-        """Have no worker on its node any more, which cannot serve this dataset."""
+        """Have no worker on its node any more, which cannot serve this dataset. The news say so, if others can."""
 
     def cut_off(self, agent: int) -> None:
         """Note that its connection has ended."""
@@ -410,7 +410,8 @@ class RemotePool:
         for event in report.events:
             self._take(agent, event_of(*event))
         if report.failed is not None and agent.number in self._agents:
-            self._set_aside(agent, report.failed)
+            self._nodes.set_aside(agent.number, report.failed)
+            self._lose(agent, report.failed)
 
     def _made(self, agent: AgentHandle, report: AgentReport, at: float) -> None:
         self.crashes = 0
@@ -466,12 +467,6 @@ class RemotePool:
             self.times.nodes[agent.place] = replace(known, **levels)
 
     # -- losses --------------------------------------------------------------------------------------------------
-
-    def _set_aside(self, agent: AgentHandle, why: str) -> None:
-        text = f"node {agent.place} is set aside: {why}"
-        self._events.append(Notice(text))
-        self._nodes.set_aside(agent.number, text)
-        self._lose(agent, text)
 
     def _lose(self, agent: AgentHandle, why: str) -> None:
         """Remove an ended agent and its workers. Its tickets are not suspected of ending it."""

@@ -141,7 +141,7 @@ class CleanStarter(TemplateStarter):
             self._server = _request([theirs.fileno(), *self._parcel.fds])
         except OSError as error:
             self._server, self._why_not = None, f"cannot be started: {error}"
-        return forking.ProcessHandle("dpex-template")
+        return forking.ProcessHandle("dpex-template", parent=None if self._server is None else self._server.pid)
 
     def why_not(self) -> str:
         return self._why_not if self._server is None else self._server.how_it_ended()
@@ -180,7 +180,7 @@ class _CleanServer:
             raise
         finally:
             theirs.close()
-        self.owner = os.getpid()
+        self.owner, self.pid = os.getpid(), self._process.pid
         self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
 
     def is_there(self) -> bool:

@@ -286,16 +286,17 @@ class TemplateHandle:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> str:
-        """Ask for a process with these descriptors, which the caller may close afterwards; return its name.
+    def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> forking.ProcessHandle:
+        """Ask for a process with these descriptors, which the caller may close afterwards.
 
-        `news` says if it ended. Some hundred requests find room in the socket. (When it was a blocking socket, trainer
-        and template waited for each other to read: four workers, resized every 2 ms.)
+        `news` says if it ended. Some hundred requests find room in the socket. Raises BlockingIOError if it is full.
+        (When it was a blocking socket, trainer and template waited for each other to read: four workers, resized every
+        2 ms.)
         """
         kinship = forking.next_worker(self._kind)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._control, [pickle.dumps(("fork", number, arguments, kinship))], fds)
-        return kinship.name
+        return forking.ProcessHandle(kinship.name, number, parent=self._process.pid)
 
     def news(self) -> deque[tuple[Any, ...]]:
         """Return what happened, in the handle's deque. The caller removes what it has handled.

@@ -15,7 +15,6 @@ forks, until the child has replaced them.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import multiprocessing
@@ -29,7 +28,7 @@ from multiprocessing import process, util
 from typing import Any, NamedTuple, TypeVar
 
 from dpex.system.clock import monotonic
-from dpex.system.processes import pidfd
+from dpex.system.processes import parent_of, pidfd
 
 T = TypeVar("T")
 UNKNOWN_EXIT = 255
@@ -173,16 +172,20 @@ def _outlive(_signal: int, _frame: Any) -> None:
 class ProcessHandle:
     """A process that was forked for the trainer, with an interface like `multiprocessing.Process`.
 
-    ``is_child``: the trainer itself has forked it, and must reap it.
+    ``is_child``: the trainer itself has forked it, and must reap it. ``parent``: the process that reaps it otherwise,
+    maybe before the trainer learns of its end, so that its pid may be another process's by then. None: not known.
     """
 
-    def __init__(self, name: str, worker: int = -1, pid: int | None = None, *, is_child: bool = False) -> None:
+    def __init__(
+        self, name: str, worker: int = -1, pid: int | None = None, *, is_child: bool = False, parent: int | None = None
+    ) -> None:
         self.name = name
         self.worker = worker
         self.pid = pid
         self.exitcode: int | None = None
         self.daemon = True
         self._is_child = is_child
+        self._parent = parent
 
     def is_alive(self) -> bool:
         """Return True if the process runs, or is about to."""
@@ -219,12 +222,23 @@ class ProcessHandle:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> bool:
-        """Send a signal; return False if the process has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.pid is not None and self.exitcode is None:
+        """Send a signal; return False if the process has ended, even if another one has its pid now."""
+        if self.pid is None or self.exitcode is not None:
+            return False
+        held = pidfd(self.pid)  # it stays with the present process, even if another one gets the number
+        try:
+            if self._parent is not None and parent_of(self.pid) != self._parent:
+                return False
+            if held >= 0:
+                signal.pidfd_send_signal(held, number)
+            else:
                 os.kill(self.pid, number)
-                return True
-        return False
+        except ProcessLookupError:
+            return False
+        finally:
+            if held >= 0:
+                os.close(held)
+        return True
 
 
 def readable_within(fd: int, timeout_s: float) -> bool:

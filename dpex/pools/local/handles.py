@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import marshal
 import mmap
 import os
 import pickle
 import signal
 import socket
-import termios
 from collections import deque
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -161,10 +159,6 @@ class Board:
         rows = list(BOARD_ROW.iter_unpack(self._memory[row : row + len(IDLE)]))
         return [group for group, _ in rows if group], rows[0][1] - 1 if rows[0][1] else None
 
-    def is_idle(self, row: int) -> bool:
-        """Return True if that worker waits for a message, or has just taken one."""
-        return self._memory[row : row + len(IDLE)] == IDLE
-
     def want_from(self, group: int) -> None:
         """Tickets of messages before ``group`` are not made any more."""
         self._wanted_from = group
@@ -210,25 +204,13 @@ class TicketQueue:
             self.leaves += 1
         return True
 
-    def is_empty(self) -> bool:
-        """Return True if workers have taken all messages (SIOCOUTQ: bytes that the other end has not read)."""
-        number = array.array("i", [0])
-        fcntl.ioctl(self.socket.fileno(), termios.TIOCOUTQ, number)
-        return number[0] == 0
-
-    def forget(self) -> dict[int, tuple[int, ...]]:
-        """Return the numbers of all tickets that are out, by epoch, and empty the socket.
-
-        For when no worker holds any. The caller clears ``groups`` and ``leaves`` once it has reported them.
-        """
+    def drain(self) -> None:
+        """Drop all messages that no worker has taken."""
         with contextlib.suppress(BlockingIOError):
             while received := receive(self._theirs, self._buffer, socket.MSG_DONTWAIT):
                 for fd in received[1]:
                     os.close(fd)
-        lost: dict[int, tuple[int, ...]] = {}
-        for epoch, tickets in self.groups.values():
-            lost[epoch] = lost.get(epoch, ()) + tuple(ticket.number for ticket in tickets)
-        return lost
+        self.leaves = 0
 
     def close(self) -> None:
         self.socket.close()

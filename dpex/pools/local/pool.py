@@ -3,7 +3,8 @@
 The trainer owns one socket per worker (results, and tickets when there are logical workers), and shares one queue and
 one board with all workers (see `handles`). The trainer derives the tickets of a dead worker from the messages that it
 sent to the worker or, with the shared queue, from the board. A worker that dies between taking a message and writing it
-on the board leaves a gap; a recount finds it.
+on the board leaves a gap. So after each death the queue is emptied, and every ticket that is on no living worker's row
+is sent again.
 
 Start requests are *promises* until the source of processes is ready and has few starts pending. Then each promise
 becomes a worker.
@@ -41,7 +42,6 @@ from dpex.schedule.events import Notice, PoolEvent, Snapshot, TicketMade, Worker
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
-from dpex.system.clock import monotonic
 from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
@@ -52,9 +52,6 @@ MOST_SPARE = 32
 """The maximum of that number."""
 FORKS_AT_ONCE = 64
 """Workers that are requested before the first of them serves. As many requests fit in a template's socket."""
-SETTLED_S = 0.02
-"""Seconds without activity before tickets count as lost unseen. A worker writes down what it took within some 50
-microseconds, unless it has no CPU. A ticket that counts as lost too early is made twice, and delivered once."""
 STARTS_IN_A_ROW = 2
 """Templates, or workers where each imports for itself, that may end before they were ready while no worker runs."""
 NO_ROOM = (
@@ -108,8 +105,6 @@ class LocalPool:
         self._group, self._first_group = 0, 0
         self._events: deque[PoolEvent] = deque()
         self._closed = False
-        self._must_recount = False
-        self._settled_since: float | None = None
         self._was_refused = False
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
@@ -184,6 +179,8 @@ class LocalPool:
             except OSError as error:
                 if not self._workers:
                     raise
+                if isinstance(error, BlockingIOError):
+                    break  # the source's socket is full of requests. The answer to one of them continues this loop.
                 self._promised = 0
                 self._cannot_grow(self._staying(), str(error))
         self.counts.requested = len(self._workers) + self._promised
@@ -196,9 +193,14 @@ class LocalPool:
         shared = [self._board.fd] if self._queue is None else [self._board.fd, self._queue.reading_end]
         ours, theirs = private_pair()
         row = self._board.take_row()
-        with theirs:
-            name = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
-        worker = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
+        try:
+            with theirs:
+                process = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
+        except BaseException:
+            self._board.give_row(row)
+            ours.close()
+            raise
+        worker = self.handle_type(number, worker_id, process, ours, row)
         fd = ours.fileno()
         self._epoll.register(fd, select.EPOLLIN)
         self._workers[number] = self._by_fd[fd] = worker
@@ -219,7 +221,6 @@ class LocalPool:
         self._group = group = self._group + 1
         data = pack(("tickets", group, epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
         if worker is None:
-            self._settled_since = None
             assert self._queue is not None
             return self._queue.send(group, epoch, tickets, data)
         place = self._workers[worker]
@@ -263,7 +264,7 @@ class LocalPool:
     @property
     def is_unsettled(self) -> bool:
         """True if `poll` has work to do that no descriptor shows."""
-        return self._must_recount or self._crowded
+        return self._crowded
 
     def descriptors(self) -> list[int]:
         return [self._epoll.fileno()]
@@ -282,8 +283,6 @@ class LocalPool:
                 self._drain(worker)
         if self._source.unheard:
             self._take_source_news()
-        if self._must_recount:
-            self._recount()
         if self._crowded:
             self._adjust()
         return self._events
@@ -402,7 +401,6 @@ class LocalPool:
     def _fail(self, why: str) -> None:
         """Start no worker until `resize` asks for some again."""
         self.failed = why
-        self._events.append(Notice(why))
         self._adjust()
         self._source.end(0.0)
         for what, *about in self._source.join(3.0):
@@ -500,43 +498,33 @@ class LocalPool:
         for group in groups if self._queue is not None else ():
             self._queue.groups.pop(group, None)  # type: ignore[union-attr]
         self.crashes += crashed
-        self._must_recount = self._must_recount or (crashed and self._queue is not None)
         self._board.give_row(worker.row)
+        if crashed and self._queue is not None:
+            self._take_stock(self._queue)
 
     def _replace_missing(self) -> None:
         if self._queue is not None and not self._workers:
-            self._lose_the_rest()
+            self._take_stock(self._queue)
         if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
             self._adjust()
 
-    def _recount(self) -> None:
-        """After a death: once the queue is empty and all workers are idle for a while, open tickets count as lost."""
-        for worker in list(self._by_fd.values()):
-            self._drain(worker)
-        if self._in_doubt():
-            self._settled_since = None
-            return
-        now = monotonic()
-        if self._settled_since is None:
-            self._settled_since = now
-        if now - self._settled_since < SETTLED_S:
-            return
-        self._lose_the_rest()  # a worker may have died with a request to leave, which is lost with it
-        self._adjust()
-        self._must_recount, self._settled_since = False, None
+    def _take_stock(self, queue: TicketQueue) -> None:
+        """Empty the queue, and report every ticket as lost that no living worker has on its board row.
 
-    def _in_doubt(self) -> bool:
-        assert self._queue is not None
-        busy = any(not self._board.is_idle(worker.row) for worker in self._workers.values())
-        return busy or not self._queue.is_empty()
-
-    def _lose_the_rest(self) -> None:
-        """Take back the open tickets: no worker holds one, or no worker is left to read the queue."""
-        assert self._queue is not None
-        text = "a worker died as it took them"
-        lost = self._queue.forget().items()
-        self._events += [WorkerGone(self.name, -1, epoch, numbers, None, True, text) for epoch, numbers in lost]
-        self._queue.groups, self._queue.leaves = {}, 0
+        A living worker that has just taken a message may not have written it down yet. Its tickets are made twice, and
+        the first result counts. Requests to leave are lost as well, and `_adjust` repeats them.
+        """
+        queue.drain()
+        held = {group for worker in self._workers.values() for group in self._board.read(worker.row)[0]}
+        for worker in list(self._by_fd.values()):  # results that were sent before the rows were read
+            with contextlib.suppress(OSError):  # results that cannot be mapped are made again
+                self._drain(worker)
+        lost: dict[int, list[int]] = {}
+        for group in [group for group in queue.groups if group not in held]:
+            epoch, tickets = queue.groups.pop(group)
+            lost.setdefault(epoch, []).extend(ticket.number for ticket in tickets)
+        why = "a worker died as it took them"
+        self._events += [WorkerGone(self.name, -1, epoch, tuple(some), None, True, why) for epoch, some in lost.items()]
 
     # -- closing -------------------------------------------------------------------------------------------------
 

@@ -25,13 +25,14 @@ import socket
 import textwrap
 import threading
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.errors import ClusterError
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import (
+    TokenError,
     available_resources_per_node,
     cluster_id,
     has_started_ray,
@@ -50,12 +51,22 @@ _END_S = 2.0
 LOOPBACK = "127.0.0.1"
 KNOCK_S = 3.0
 """Seconds that a cluster may take to accept a connection."""
+NEEDS_TOKEN = (
+    "the cluster asks for a token. Start this process with RAY_AUTH_MODE=token, and with the cluster's token in "
+    "RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH. Ray says: {error}"
+)
 LONGEST_TEXT = 400
 """Shown letters of Ray's message, which begins with the event and continues with possible causes."""
 FAILURES = 3
 """A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
 WITHIN_S = 600.0
 """Failures that are further apart have nothing to do with one another. A start may take a minute before it fails."""
+NAMED = 3
+"""Nodes that a message names, at most."""
+PROVIDE = (
+    ". Install or repair it on the node. Ray installs packages that are named in "
+    "ClusterConfig(ray_remote_args={'runtime_env': {'pip': [...]}})"
+)
 PAUSE_S = 60.0
 """Seconds in which a machine usually restarts, or frees its memory."""
 
@@ -152,11 +163,26 @@ class Parked:
 
 
 class AvoidedNode(NamedTuple):
-    """A node that gets no workers until a time in seconds."""
+    """A node that gets no workers until a time in seconds. ``why``: the end of the sentence that says so."""
 
     place: str
     why: str
     until: float
+
+
+def without(nodes: Iterable[AvoidedNode]) -> str:
+    """Return that these nodes get no workers, as a sentence for people, with each reason once."""
+    places: dict[str, list[str]] = {}
+    for node in sorted(nodes):
+        places.setdefault(node.why, []).append(node.place)
+    return "; ".join(f"{_named(found)} no workers{why}" for why, found in places.items())
+
+
+def _named(places: list[str]) -> str:
+    if len(places) == 1:
+        return f"node {places[0]} gets"
+    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
+    return f"nodes {', '.join(places[:NAMED])}{more} get"
 
 
 class AvoidedNodes:
@@ -166,22 +192,19 @@ class AvoidedNodes:
         self._failed_at: dict[str, deque[float]] = {}
         self._avoided: dict[tuple[str, str], AvoidedNode] = {}
 
-    def failed(self, node: str, place: str, why: str, now: float) -> str:
-        """Count a failure; return why the node is excluded from now on, or ""."""
+    def failed(self, node: str, place: str, why: str, now: float) -> bool:
+        """Count a failure; return True if the node is excluded for a while."""
         failed_at = self._failed_at.setdefault(node, deque(maxlen=FAILURES))
         failed_at.append(now)
         if len(failed_at) < FAILURES or now - failed_at[0] > WITHIN_S:
-            return ""
+            return False
         failed_at.clear()
-        text = (
-            f"node {place} gets no workers for {PAUSE_S:.0f} s, as it failed {FAILURES} times within {WITHIN_S:.0f} s; "
-            f"the last time: {why}"
-        )
-        self._avoided[node, ""] = AvoidedNode(place, text, now + PAUSE_S)
-        return text
+        often = f" for {PAUSE_S:.0f} s, as it failed {FAILURES} times within {WITHIN_S:.0f} s; the last time: {why}"
+        self._avoided[node, ""] = AvoidedNode(place, often, now + PAUSE_S)
+        return True
 
     def unfit(self, node: str, place: str, kind: str, why: str) -> None:
-        self._avoided[node, kind] = AvoidedNode(place, why, math.inf)
+        self._avoided[node, kind] = AvoidedNode(place, f": {why}{PROVIDE}", math.inf)
 
     def now(self, kind: str, now: float) -> dict[str, AvoidedNode]:
         known = list(self._avoided.items())  # in one go: the threads of other loaders add to it
@@ -281,9 +304,10 @@ def _check_same(head_address: str) -> None:
     else:
         why = "which is another cluster"
         try:
-            _knock(head_address)
-            if cluster_id(head_address) == cluster_id():
+            if _identity(head_address) == cluster_id():
                 return
+        except TokenError as error:
+            why = NEEDS_TOKEN.format(error=error)
         except (RuntimeError, OSError) as error:
             why = f"and at {head_address} no Ray head answers: {error}"
     raise ClusterError(
@@ -326,17 +350,25 @@ def _begin(address: str, what: str, remedy: str = "", **options: Any) -> None:
     """Connect. An error begins with ``what``, and ends with the remedy."""
     ray = import_ray()
     try:
-        _knock(address)
+        if ":" in address:
+            _identity(address)
         ray.init(address=address, logging_level=logging.WARNING, **options)
+    except TokenError as error:
+        raise ClusterError(f"{what}: {NEEDS_TOKEN.format(error=error)}") from error
     except (RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"{what}: {error}{remedy}") from error
 
 
-def _knock(address: str) -> None:
-    """Raise ConnectionError if nothing answers there within `KNOCK_S`. Ray itself tries for minutes."""
+def _identity(address: str) -> str:
+    """Return the identity of the cluster at ``address``, as `cluster_id` does.
+
+    Raises ConnectionError if nothing answers there within `KNOCK_S`, and TokenError if this process lacks the
+    cluster's token. ``ray.init`` tries for minutes, and names neither cause.
+    """
     machine, _, port = address.rpartition(":")
     if machine and port.isdigit():
         try:
             socket.create_connection((machine.strip("[]"), int(port)), timeout=KNOCK_S).close()
         except OSError as error:
             raise ConnectionError(f"nothing answers there ({error})") from error
+    return cluster_id(address)

@@ -41,6 +41,7 @@ from dpex.pools.ray.cluster import (
     reason_of,
     release,
     trainer_address,
+    without,
 )
 from dpex.pools.ray.room import ReservedRoom, worker_options
 from dpex.system.clock import monotonic
@@ -287,8 +288,8 @@ class RayNodes(Nodes):
         for place in {node.place for name, node in before.items() if name not in self._avoided}:
             self._report(NodeNews("excluded", place=place))
         for node in [node for name, node in self._avoided.items() if before.get(name) != node]:
-            self._report(NodeNews("excluded", place=node.place, why=node.why))
-        self._room.avoid({name: node.why for name, node in self._avoided.items()})
+            self._report(NodeNews("excluded", place=node.place, why=without([node])))
+        self._room.avoid(self._avoided)
 
     def _drop_unreserved(self) -> None:
         """Forget agents that have been without a reservation for a while."""
@@ -323,8 +324,6 @@ class RayNodes(Nodes):
 
     def _fail(self, why: str, *, for_good: bool = False) -> None:
         if why != self._failed:
-            if not self._failed:
-                self._notice(f"no worker can run on the cluster: {why}")
             self._failed = why
             self._report(NodeNews("failed", why=why, for_good=for_good))
 
@@ -376,9 +375,7 @@ class RayNodes(Nodes):
         def started(answer: tuple[str, int, str]) -> None:
             node.place, node.pid, why = answer
             if why:
-                text = f"node {node.place} is set aside: {why}"
-                self._notice(text)
-                self._set_aside(node.number, text, self._kind)
+                self._set_aside(node.number, why, self._kind)
                 return
             self._ask(node, node.guardian.watch.remote(node.number), lambda end: self._agent_ended(node, *end))
             self._report_if_ready(node)
@@ -420,12 +417,9 @@ class RayNodes(Nodes):
         self._looked_at = -math.inf
         if not node.served:
             self._notice(f"no worker ran on node {node.name}: {why}")
-        excluded = ""
-        if not node.served or self._room.has_others(node.node):  # the only node that can serve is never excluded
-            excluded = self._cluster.avoided.failed(node.node, node.name, why, monotonic())
-        if excluded:
-            self._notice(excluded)
-            self._leave(node, excluded)
+        may_exclude = not node.served or self._room.has_others(node.node)  # the only node that can serve stays
+        if may_exclude and self._cluster.avoided.failed(node.node, node.name, why, monotonic()):
+            self._leave(node)
         else:
             self._drop(node, why)
 
@@ -440,10 +434,14 @@ class RayNodes(Nodes):
     def _set_aside(self, agent: int, why: str, kind: str) -> None:
         if (node := self._numbers.get(agent)) is not None:
             self._cluster.avoided.unfit(node.node, node.name, kind, why)
-            self._leave(node, why)
+            self._leave(node)
 
-    def _leave(self, node: GuardedNode, why: str) -> None:
+    def _leave(self, node: GuardedNode) -> None:
+        """Give up an excluded node. If it was the last, the pool reports the reason when it fails."""
         self._avoid()
+        why = without([self._avoided[node.node]])
+        if self._room.has_others(node.node):
+            self._notice(why)
         self._drop(node, why)
         self._room.free(lambda one: one.node == node.node)
         self._looked_at = -math.inf

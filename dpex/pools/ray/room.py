@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.autotune.types import RoomFound, RoomWanted, room_found
-from dpex.pools.ray.cluster import living_nodes, own_node, slots
+from dpex.pools.ray.cluster import AvoidedNode, living_nodes, own_node, slots, without
 from dpex.pools.ray.demand import Demand, Places
 from dpex.pools.ray.shares import Claim, ClusterShare
 from dpex.system.clock import monotonic
@@ -90,10 +90,10 @@ class Bundles:
 
 
 class ReservedRoom:
-    """The reservations of one pool. ``avoided``: nodes that get no workers, and why not."""
+    """The reservations of one pool. ``avoided``: nodes that get no workers."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.avoided: dict[str, str] = {}
+        self.avoided: dict[str, AvoidedNode] = {}
         self._bundles = Bundles(options)
         self._needs = needs_of(options)
         self._wanted = 0
@@ -178,22 +178,21 @@ class ReservedRoom:
     def _suffices(self, resources: Mapping[str, float]) -> bool:
         return all(resources.get(name, 0) >= need for name, need in self._needs.items())
 
-    def avoid(self, nodes: dict[str, str]) -> None:
-        """Have no workers on these nodes, for these reasons. If one may serve again, what has no place yet is asked for
-        anew."""
+    def avoid(self, nodes: dict[str, AvoidedNode]) -> None:
+        """Have no workers on these nodes. If one may serve again, what has no place yet is asked for anew."""
         if not self.avoided.keys() <= nodes.keys():
             self.free(lambda one: one.node is None)
         self.avoided = nodes
 
     def has_others(self, node: str) -> bool:
-        return any(other != node for other in self._fit)
+        return any(other != node and other not in self.avoided for other in self._fit)
 
     def why_none(self, nodes: list[dict[str, Any]]) -> str:
         """Return why no node could take a worker, or ""."""
         if self._fit:
             return ""
         some_would = any(self._suffices(node["Resources"]) for node in nodes)
-        reasons = "; ".join(sorted(set(self.avoided.values()))) if some_would else ""
+        reasons = without(self.avoided.values()) if some_would else ""
         return reasons or f"no node of the cluster has {self._needs}"
 
     def free_what_left(self, runs: Callable[[str], int]) -> None:

@@ -1,8 +1,8 @@
 """Readings of NVML (by nvidia-ml-py) about the GPUs that this process uses: utilisation and memory.
 
 A call is not free: some take a lock of the driver that kernel launches need as well. So a reading is kept for
-`PERIOD_S`, and so are handles. Without pynvml, a driver or a GPU there are no readings, and the reason is logged once,
-for debugging. No function here initialises CUDA or imports torch.
+`PERIOD_S`. Handles are kept until one fails. Without pynvml, a driver or a GPU there are no readings, and NVML is tried
+anew after `RETRY_S`. Each reason is logged once, for debugging. No function here initialises CUDA or imports torch.
 
 The tuner's thread and those that serve metrics read. While one of them reads, the others get the reading before, so
 that a driver that hangs stops one of them.
@@ -10,6 +10,7 @@ that a driver that hangs stops one of them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import math
@@ -26,6 +27,9 @@ logger: logging.Logger = logging.getLogger("dpex")
 
 PERIOD_S = 1.0
 """Seconds for which a reading is kept. NVML's utilisation is a mean over a sixth of a second to a second."""
+RETRY_S = 60.0
+"""Seconds after a failure until NVML is initialised anew. A GPU that is reset, or a driver that is replaced, is back in
+less time. A missing library costs an import that fails, once in that time."""
 GONE = frozenset({1, 9, 15, 16, 28})
 """NVML's codes for a device that is lost: uninitialised, no driver, lost, reset required, not found."""
 
@@ -74,10 +78,8 @@ def _handle(nvml: Any, uuid: str) -> Any:
     CUDA may number devices in another order than NVML, and ``CUDA_VISIBLE_DEVICES`` hides some. UUIDs are the same.
     """
     for kind in ("GPU-", "MIG-"):
-        try:
+        with contextlib.suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(kind + uuid.removeprefix(kind))
-        except nvml.NVMLError as error:
-            logger.debug("NVML does not know a GPU of this process: %s", error)
     return None
 
 
@@ -137,7 +139,11 @@ class Gpus:
         self._latest: tuple[GpuSample, ...] = ()
         self._nvml: Any = None
         self._known: dict[int, _Gpu | None] = {}
-        self._is_hopeless = False
+        self._is_down = False
+        self._retry_at = math.inf
+        """When NVML is initialised anew, as it failed, or lost a GPU."""
+        self._reasons: set[str] = set()
+        """The reasons that were logged."""
 
     def latest(self) -> tuple[GpuSample, ...]:
         """Return the GPUs by torch's number, without those that NVML does not know or has lost.
@@ -148,8 +154,8 @@ class Gpus:
             self._begin()
         if self._reading.acquire(blocking=False):
             try:
-                if not self._is_hopeless and self._clock() - self._read_at >= PERIOD_S:
-                    self._read()
+                if (now := self._clock()) - self._read_at >= PERIOD_S:
+                    self._read(now)
             finally:
                 self._reading.release()
         return self._latest
@@ -159,29 +165,43 @@ class Gpus:
         known = [gpu.kernel_active_ratio for gpu in self.latest() if gpu.kernel_active_ratio is not None]
         return sum(known) / len(known) if known else None
 
-    def _read(self) -> None:
+    def _read(self, now: float) -> None:
+        if now >= self._retry_at:
+            self._is_down, self._retry_at, self._nvml, self._known = False, math.inf, None, {}
         try:
-            used = self._devices()
-            if used and self._nvml is None:
-                self._nvml = importlib.import_module("pynvml")
-                self._nvml.nvmlInit()
-            self._latest = tuple(found for ordinal in sorted(used) if (found := self._ask(ordinal, used[ordinal])))
+            self._latest = () if self._is_down else self._samples(now)
         except Exception as error:
-            self._is_hopeless, self._latest = True, ()
-            logger.debug("there are no readings from NVML: %s: %s", type(error).__name__, error)
-        self._read_at = self._clock()
+            self._is_down, self._latest = True, ()
+            self._failed(f"there are no readings from NVML: {type(error).__name__}: {error}", now)
+        self._read_at = now
 
-    def _ask(self, ordinal: int, uuid: str) -> GpuSample | None:
+    def _samples(self, now: float) -> tuple[GpuSample, ...]:
+        used = self._devices()
+        if used and self._nvml is None:
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            self._nvml = nvml
+        return tuple(found for ordinal in sorted(used) if (found := self._ask(ordinal, used[ordinal], now)))
+
+    def _ask(self, ordinal: int, uuid: str, now: float) -> GpuSample | None:
         try:
             if ordinal not in self._known:
                 handle = _handle(self._nvml, uuid)
                 self._known[ordinal] = None if handle is None else _Gpu(self._nvml, ordinal, handle)
+                if handle is None:
+                    self._failed(f"NVML does not know GPU {ordinal}, {uuid}", now)
             gpu = self._known[ordinal]
             return None if gpu is None else gpu.sample()
         except self._nvml.NVMLError as error:
-            logger.debug("GPU %d is lost: %s", ordinal, error)
             self._known[ordinal] = None
+            self._failed(f"GPU {ordinal} is lost: {error}", now)
             return None
+
+    def _failed(self, reason: str, now: float) -> None:
+        self._retry_at = min(self._retry_at, now + RETRY_S)
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.debug(reason)
 
 
 _gpus = Gpus()

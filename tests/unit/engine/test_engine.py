@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from dpex.engine.delivery import ERRORS
 from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.engine.snapshots import EngineView
-from dpex.errors import BatchTimeoutError, WorkerDiedError
+from dpex.errors import BatchTimeoutError, ClusterError, WorkerDiedError
 from dpex.schedule.events import TicketMade, WorkerGone
+from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import Settings
 
 
@@ -30,7 +32,7 @@ def draws_of(indices: Sequence[int]) -> Draws:
     return Draws(indices, None, iter(indices), copies=False, is_stream=False)
 
 
-def engine_on(pool: FakePool, prefetch: int = 4, **changes: Any) -> Engine:
+def engine_on(pool: FakePool, prefetch: int = 4, remote: int = 0, **changes: Any) -> Engine:
     plan = {
         "logicals": 0,
         "iterable": False,
@@ -40,7 +42,7 @@ def engine_on(pool: FakePool, prefetch: int = 4, **changes: Any) -> Engine:
         "memory_budget": None,
         "make_pool": lambda name, count: pool,
     }
-    return Engine(EnginePlan(**plan | changes), Settings(local=2, prefetch=prefetch))
+    return Engine(EnginePlan(**plan | changes), Settings(local=2, remote=remote, prefetch=prefetch))
 
 
 def pool_of_two(**options: Any) -> FakePool:
@@ -50,6 +52,22 @@ def pool_of_two(**options: Any) -> FakePool:
     pool.start()
     pool.poll().clear()
     return pool
+
+
+def test_pools_end_if_a_later_one_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, workers and memory stay until the process ends: nobody has an engine to close."""
+    pool, closed, descriptors = FakePool(), [], len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(pool, "close", closed.append)
+
+    def make_pool(name: str, count: int) -> FakePool:
+        if name == REMOTE:
+            raise ClusterError("nobody answers")
+        return pool
+
+    with pytest.raises(ClusterError, match="nobody answers"):
+        engine_on(pool, remote=2, make_pool=make_pool)
+    assert closed == [0.0]
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 @pytest.fixture
@@ -153,7 +171,7 @@ def test_a_batch_that_kills_its_workers_counts_as_worker_error(engine: Engine, p
 
 
 def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, pool: FakePool) -> None:
-    pool.failed, pool.counts.requested = "no worker can be started", 0
+    pool.failed, pool.counts.running = "no worker can be started", 0
     for times in (1, 2):
         with pytest.raises(WorkerDiedError, match="no worker can be started"):
             taken(engine)

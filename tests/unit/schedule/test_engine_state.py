@@ -156,10 +156,34 @@ def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> N
     assert table.answer(table.state.consumer_waits(cpus, 0.0)) == []
     table.report("remote", (), failed="its head is gone", requested=0)
     assert table.answer(table.state.consumer_waits(cpus, 0.0)) == [
-        Notice(f"no remote worker is left (its head is gone): {count} local workers take over"),
+        Notice(f"no remote worker is left, so local workers take over ({count}): its head is gone"),
         Scale("local", count),
     ]
     assert table.state.placement.settings == table.settings(count, 3)
+
+
+def test_the_end_of_all_pools_is_an_error_though_the_cluster_is_asked_for_workers() -> None:
+    """The cluster has none for this dataset, and the local ones that took over cannot start. This waited for ever."""
+    table = Table(sizes=(0, 3))
+    table.report("remote", (), failed="node a lacks a module", requested=3)
+    table.answer(table.state.consumer_waits(2, 0.0))
+    assert table.answer(table.state.consumer_waits(2, 0.0)) == []
+    table.report("local", (), failed="no local worker can be started: it lacks a module", requested=0)
+    (end,) = table.answer(table.state.consumer_waits(2, 0.0))
+    assert isinstance(end, Raise)
+    assert str(end.error) == (
+        "no worker can run on the cluster: node a lacks a module; no local worker can be started: it lacks a module"
+    )
+
+
+def test_a_failed_pool_is_a_warning_only_where_others_go_on() -> None:
+    """The same reason came three times before: for the pool, with the workers that take over, and as the error."""
+    table = Table(sizes=(2, 1))
+    failed = PoolStatus(failed="node a lacks a module", requested=1)
+    told = [Notice("no worker can run on the cluster: node a lacks a module")]
+    assert table.answer(table.state.placement.reported("remote", failed)) == told
+    assert table.answer(table.state.placement.reported("remote", failed._replace(crashes=1))) == []
+    assert table.answer(table.state.placement.reported("local", PoolStatus(failed="no room"))) == []
 
 
 def test_local_substitutes_leave_when_the_cluster_returns() -> None:
@@ -203,8 +227,8 @@ def test_local_workers_that_took_over_logical_workers_keep_them() -> None:
 )
 def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any], text: str) -> None:
     table = Table()
-    table.report("local", (), requested=1, **status)
-    assert table.answer(table.state.consumer_waits(1, 0.0)) == []
+    table.report("local", (), requested=1, running=1, **status)
+    assert table.answer(table.state.consumer_waits(1, 0.0)) == [], "one that leaves makes the tickets that it has"
     table.report("local", (), requested=0, **status)
     (instruction,) = table.answer(table.state.consumer_waits(1, 0.0))
     assert isinstance(instruction, Raise)
