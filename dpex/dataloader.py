@@ -105,9 +105,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             the number within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the default.
             False tunes nothing, and ``"auto"`` chooses a number once. The number of streams of an iterable dataset
             determines the samples, so dpex never tunes it. Under ``"auto"`` it is the number of shards that the dataset
-            names (``num_shards``, ``n_shards``, or the URLs of webdataset), at most one for each CPU of this rank, or
-            ``AutotuneConfig(max_streams=...)``. Without named shards a dataset has one stream, and ``iter()`` warns.
-            The tuner still sets the prefetch, and workers that only decode.
+            names (``num_shards``, ``n_shards``, or the URLs of webdataset), at most 8 or the CPUs of this rank,
+            whichever is more, or ``AutotuneConfig(max_streams=...)``. Without named shards a dataset has one stream,
+            and ``iter()`` warns. The tuner still sets the prefetch, and workers that only decode.
         device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`. Without an
             index, it is the current device of the thread that calls ``iter()``. The loader copies batches there ahead
             of need, while training computes. None and ``"cpu"`` leave batches on the host.

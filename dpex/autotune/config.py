@@ -32,9 +32,9 @@ class AutotuneConfig:
         max_prefetch: The maximum prefetch, in batches (1 or more). None: the limit of the memory.
         max_streams: The maximum number of streams of an iterable dataset under ``num_workers="auto"`` (1 or more). Each
             shard that the dataset names (``num_shards``, ``n_shards``, URLs of webdataset) has a stream. A dataset
-            without named shards has one stream. None: at most one for each CPU of this rank. Set it if reading
-            mostly waits, or if the ranks' machines have different CPUs, as all ranks need the same number. dpex never
-            tunes the number of streams, because it determines the samples of each stream.
+            without named shards has one stream. None: at most 8, or one for each CPU of this rank if that is more.
+            Set it to more if reading mostly waits, or if the ranks' machines have different CPUs, as all ranks need
+            the same number. dpex never tunes the number of streams, because it determines the samples of each stream.
         wait_goal: The acceptable share of the training loop's time lost to loading (0 to 0.5). Below 0.01, a
             measurement of a second cannot separate it from noise.
         headroom: The workers' capacity over the demand of the training loop (1 to 3), so that a slower moment costs no

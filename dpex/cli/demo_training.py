@@ -185,6 +185,7 @@ class Demo:
     def run(self) -> None:
         """Run all parts and print what each measured."""
         from dpex import DpexDataLoader
+        from dpex.diagnose import report
 
         self._head('1. DpexDataLoader, num_workers="auto", from a cold start')
         auto: DpexDataLoader[Any]
@@ -198,7 +199,7 @@ class Demo:
             auto.diagnose(reset=True)  # the start is not the question
             self._train(auto, "again", f'dpex, "auto", settled: {found} workers')
             self._conclude(found)
-            self._say(f"\n{auto.diagnose()}\n")
+            self._say(f"\n{report.text(auto.diagnose(), min(report.COLUMNS, self.console.width))}\n")
         rows = [(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}") for name, turn in self.rows]
         self.console.print(table(("loader", "batches/s", "wait"), rows))
 

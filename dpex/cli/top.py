@@ -24,7 +24,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from dpex.cli.main import add_command, follow
+from dpex.cli.main import COLUMNS, add_command, follow
 from dpex.system.directories import own_directories, to_look_in
 from dpex.system.user_warnings import forgive
 from dpex.telemetry.discovery import ScrapeTarget, targets
@@ -33,6 +33,8 @@ TIMEOUT_S = 2.0
 """A process that does not answer in this time is shown as silent."""
 AT_ONCE = 16
 """Processes that are asked at the same time."""
+BORDER = 4
+"""Columns of the frame around a report, so that a report is wrapped once, at the width inside."""
 MOST_SHOWN = 1000
 """Bytes of a refusal that are shown."""
 NO_PROCESS = (
@@ -61,19 +63,19 @@ class NotDpexError(ValueError):
     """The answer is not a report."""
 
 
-def reports(urls: Sequence[str], directories: Sequence[Path], fetch: Fetch) -> list[Report]:
-    """Return the report of each process: those at ``urls``, or those that are announced in ``directories``."""
+def reports(urls: Sequence[str], directories: Sequence[Path], fetch: Fetch, columns: int = COLUMNS) -> list[Report]:
+    """Return the report of each process at ``urls``, or else announced in ``directories``, in lines of that width."""
     given = [url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}" for url in urls]
     found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda target: _report(target, fetch), found))
+        return list(pool.map(lambda target: _report(target, fetch, columns), found))
 
 
-def _report(target: ScrapeTarget, fetch: Fetch) -> Report:
+def _report(target: ScrapeTarget, fetch: Fetch, columns: int) -> Report:
     if target.gone:
         return Report(url=target.url, error="gone: the process was killed")
     try:
-        return Report(url=target.url, text=fetch(f"{target.url}/diagnosis.txt?stretch=recent"))
+        return Report(url=target.url, text=fetch(f"{target.url}/diagnosis.txt?stretch=recent&columns={columns}"))
     except _NO_ANSWER as error:
         return Report(url=target.url, error=_reason(error))
 
@@ -147,10 +149,14 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     place = str((directories or own_directories(os.environ))[0])
     fetch = fetching(context)
     forgive(sys.stdout)
-    console = console or Console()
+    shown = console or Console()
+
+    def asked() -> list[Report]:
+        return reports(options.url, directories, fetch, shown.width - BORDER)
+
     if options.once:
-        found = reports(options.url, directories, fetch)
-        console.print(screen(found, place))
+        found = asked()
+        shown.print(screen(found, place))
         return 0 if any(not one.error for one in found) else 1
-    follow(lambda: screen(reports(options.url, directories, fetch), place), console, stop)
+    follow(lambda: screen(asked(), place), shown, stop)
     return 0

@@ -37,6 +37,8 @@ Rule = Callable[[Facts, Seconds], Seconds]
 """The seconds that a cause takes from those that are left."""
 
 _TAKING_IN = "taking batches in"
+STREAM = "the stream"
+"""The place of reading where other workers decode: their times say nothing of it."""
 _OWN = ("sampler", "dispatch", "unknown")
 """The work of the training thread in ``next()`` beside making batches and taking them in."""
 _PLACES = {
@@ -45,6 +47,7 @@ _PLACES = {
     "encode": "serialisation",
     "transit": "the network",
     "h2d": "host-to-device",
+    "stream": STREAM,
     _TAKING_IN: _TAKING_IN,
 }
 """The part of the work by what was measured."""
@@ -107,7 +110,7 @@ def losses(facts: Facts) -> LostTime:
 
 def _measured(facts: Facts) -> Seconds:
     """The wait as it was measured, with waits behind a slow batch put down to the stages while workers were busy."""
-    found = {**dict.fromkeys((*STAGE_CAUSES, "h2d", "straggler", "startup", *_OWN), 0.0), **facts.causes}
+    found = {**dict.fromkeys((*STAGE_CAUSES, "h2d", "straggler", "startup", "stream", *_OWN), 0.0), **facts.causes}
     order_s = min(found["straggler"], facts.head_idle_s * _behind_one(facts))
     rest_s, found["straggler"] = found["straggler"] - order_s, order_s
     made = [sum(stage) for stage in zip(*(by_stage(pool) for pool in facts.pools.values()), strict=True)]
@@ -180,11 +183,15 @@ def _dispatch(facts: Facts, left: Seconds) -> Seconds:
 
 
 def _computing(facts: Facts, left: Seconds) -> Seconds:
-    """CPU time of the dataset and the collate function."""
+    """CPU time of the dataset, of the collate function, and of readers whose samples other workers decode."""
     wall_s, cpu_s = (
         sum(getattr(pool, name) for pool in facts.pools.values()) for name in ("collate_s", "collate_cpu_s")
     )
-    return {"transform": left["transform"], "collate": left["collate"] * (_part(cpu_s, wall_s) if wall_s > 0 else 1.0)}
+    return {
+        "transform": left["transform"],
+        "collate": left["collate"] * (_part(cpu_s, wall_s) if wall_s > 0 else 1.0),
+        "stream": left["stream"] * _part(facts.read_cpu_s, facts.read_s),
+    }
 
 
 def _queueing(facts: Facts, left: Seconds) -> Seconds:
@@ -203,7 +210,7 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (causes.TRANSFER, _all_of("encode", "transit", "h2d", _TAKING_IN)),
     (causes.CPU, _computing),
     (causes.CPU, _queueing),
-    (causes.STORAGE, _all_of("read", "collate")),
+    (causes.STORAGE, _all_of("read", "collate", "stream")),
     (causes.UNKNOWN, lambda _, left: left),
 )
 """Each cause with its rule, in the order in which they take their seconds."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.diagnose import report, what_if, work
 from dpex.diagnose.attribution import losses
+from dpex.diagnose.end_of_stall import end_of_stall
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
@@ -35,9 +36,9 @@ class Diagnosis:
     Attributes:
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
-        predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument come
-            first. Each kind is in order of the rate.
-        beyond: The most effective change after the recommended change of an argument, or None.
+        predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument and
+            programs that are stopped come first. Each of the two groups is in order of the rate.
+        beyond: The most effective change of code after the recommended change of an argument, or None.
         held_back: The reason why the tuner has not taken a faster setting, or "".
         end_of_stall: Sentences on how to end the stall; "" without a stall or enough measurements.
 
@@ -64,8 +65,8 @@ class Diagnosis:
 
     @property
     def recommendation(self) -> Prediction | None:
-        """The argument that brings most, or without one the change that brings most for its effort; None if nothing is
-        worth it or nothing can be said."""
+        """The argument or the stopped program that brings most, or else the change that brings most for its effort;
+        None if nothing is worth it or nothing can be said."""
         if self.verdict.cause in ("too-early", "consumer"):
             return None
         return what_if.recommended(self.predictions, self.facts.rate)
@@ -138,7 +139,7 @@ def diagnose(facts: Facts) -> Diagnosis:
         predictions=others,
         beyond=beyond,
         held_back=what_if.held_back(facts) if own else "",
-        end_of_stall=what_if.end_of_stall(facts, found, model),
+        end_of_stall="" if verdict.cause == "consumer" else end_of_stall(facts, found, model),
     )
 
 

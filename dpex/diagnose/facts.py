@@ -68,6 +68,10 @@ class Subject:
         is_tuned: True if the tuner sets workers and prefetch.
         config: The tuner's limits, else the defaults. Predictions respect them.
         keeps_workers: True if the number of workers determines the samples, so that it must not change.
+        streams: Streams in which an iterable dataset is read; 0 for another dataset.
+        shards: Shards that the dataset names; 0: none, or unknown.
+        why_streams: The number of streams with its reason, in sentences, or "".
+        is_auto: True under ``num_workers="auto"``.
         has_cluster: True if a Ray cluster is available.
         starts_anew: True if each pass starts new workers (``persistent_workers=False``).
         decisions: The tuner's decisions, with their expected and actual effects.
@@ -90,6 +94,10 @@ class Subject:
     is_tuned: bool = False
     config: AutotuneConfig = field(default_factory=AutotuneConfig)
     keeps_workers: bool = False
+    streams: int = 0
+    shards: int = 0
+    why_streams: str = ""
+    is_auto: bool = False
     has_cluster: bool = False
     starts_anew: bool = False
     decisions: tuple[Decision, ...] = ()
@@ -125,6 +133,11 @@ class Facts(Sums, Subject):
     def rate(self) -> float:
         """Batches per second, the starts of passes included."""
         return self.batches / max(1e-9, self.wall_s)
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a training step, between two calls of ``next()``: ``rate * step_s + wait_ratio`` is 1."""
+        return self.work_s / max(1, self.batches)
 
     @property
     def running_s(self) -> float:

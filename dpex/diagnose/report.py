@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 COLUMNS = 100
-"""Lines of the text are wrapped at this width: a report is read in terminals, logs and mails."""
+"""Lines of the text are wrapped at this width, or at that of a narrower terminal: a report is read in logs and mails,
+too."""
 _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
 VERSION = 4
@@ -34,6 +35,8 @@ _CALCULATED = ("wall_s", "wait_s", "wait_ratio", "held_ratio", "gpu_stall_ratio"
 """Properties of `Facts` that `plain` has beside the counts."""
 _SHOWN = 0.01
 """A part of the time below this is left out of the evidence."""
+_SAME = 0.01
+"""Relative difference of two times of a step that is not told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ def confidence(verdict: Verdict) -> str:
 
 
 def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
-    """Return the evidence in three lines: batches, CPUs, and the training loop's time; or why nothing was measured."""
+    """Return the evidence in lines: batches, streams, CPUs, and the loop's time; or why nothing was measured."""
     if facts.note and not facts.batches:
         yield f"Not measured: {facts.note}."
         return
@@ -83,20 +86,24 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
         each_s, cpu_s = facts.busy_s / facts.tickets, facts.cpu_s / facts.tickets
         made = f"A batch takes {duration(each_s)} to make, {duration(cpu_s)} of it on a CPU"
         yield f"{made}; {who} {rounded(facts.rate)} batches/s."
+        if facts.why_streams:
+            yield facts.why_streams
         used = ", ".join(f"{name} {count:.2g}" for name, count in work.cpus_used(facts).items() if count >= 0.05)
         yield f"CPUs in use, of {rounded(facts.cpus)}: {used or 'hardly any'}."
     shown = [f"{part.name} {percent(part.ratio)}" for part in parts(facts, verdict) if part.ratio >= _SHOWN]
     yield f"The loop's time: {', '.join(shown) or 'none'}. ({confidence(verdict)})"
 
 
-def predicted(one: Prediction, wait: float, rate: float) -> str:
-    """A change with what it brings."""
+def predicted(one: Prediction, now: Facts | Prediction) -> str:
+    """Return a change with its effect, compared with ``now``. It names the step if its time changes."""
+    wait, step_s = (now.wait_ratio, now.step_s) if isinstance(now, Facts) else (now.wait, now.step_s)
     condition = f", if {one.condition}" if one.condition else ""
-    shorter = " (the steps get shorter, too)" if one.wait > wait + 0.01 else ""
+    is_alike = abs(one.step_s - step_s) <= _SAME * step_s
+    steps = "" if is_alike else f", with steps of {duration(one.step_s)} instead of {duration(step_s)}"
     rates = f"{rounded(one.rate)} batches/s ({rounded(one.rate_low)} to {rounded(one.rate_high)})"
     return (
-        f"{one.change}: {rates} instead of {rounded(rate)}, and a wait of about {_range(one)} instead of "
-        f"{percent(wait)}{shorter}{condition}."
+        f"{one.change}: {rates} instead of {rounded(now.rate)}, and a wait of about {_range(one)} instead of "
+        f"{percent(wait)}{steps}{condition}."
     )
 
 
@@ -113,26 +120,27 @@ def advice(found: Diagnosis) -> str:
         return "None: this loader is not measured, however long training runs." if is_hopeless else usual
     if found.verdict.cause == STEP.key:
         return f"{usual} It takes {rate} batches/s and gets them; the loader cannot add to that."
-    told = predicted(best, facts.wait_ratio, facts.rate) if best is not None else ""
+    told = predicted(best, facts) if best is not None else ""
     if best is not None and found.beyond is not None:
-        told += f" Beyond that: {predicted(found.beyond, best.wait, best.rate)}"
+        told += f" Beyond that: {predicted(found.beyond, best)}"
     if found.held_back:
         beyond = f" Beyond the tuner: {told}" if told else ""
         return f"{found.held_back}.{beyond}"
     return told or f"{usual} No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now."
 
 
-def text(found: Diagnosis) -> str:
-    """Return the report on one screen: verdict, evidence, first advice, the end of the stall, and failures."""
+def text(found: Diagnosis, columns: int = COLUMNS) -> str:
+    """Return the report on one screen, in lines of that width: verdict, evidence, first advice, the end of the stall,
+    and failures."""
     facts, verdict = found.facts, found.verdict
     lines = [f"dpex diagnosis of {headline(facts)}", "", f"{verdict.title.upper()}: {verdict.sentence}"]
-    told = [part for line in lines for part in wrapped(line)]
-    told += listed(evidence(facts, verdict))
-    told += ["", *wrapped(f"First: {advice(found)}")]
+    told = [part for line in lines for part in wrapped(line, columns)]
+    told += listed(evidence(facts, verdict), columns)
+    told += ["", *wrapped(f"First: {advice(found)}", columns)]
     if found.end_of_stall:
-        told += ["", *wrapped(f"To end the stall: {found.end_of_stall}")]
+        told += ["", *wrapped(f"To end the stall: {found.end_of_stall}", columns)]
     for line in failures(facts):
-        told += ["", *wrapped(f"Warning: {line}")]
+        told += ["", *wrapped(f"Warning: {line}", columns)]
     return "\n".join(told)
 
 
@@ -150,18 +158,18 @@ def failures(facts: Facts) -> Iterator[str]:
         yield told
 
 
-def full(found: Diagnosis) -> str:
+def full(found: Diagnosis, columns: int = COLUMNS) -> str:
     """The screen, and all tables below it."""
-    lines = [text(found)]
+    lines = [text(found, columns)]
     for section in sections(found):
-        lines += ["", section.title, *table(section), *listed(section.lines)]
+        lines += ["", section.title, *table(section, columns), *listed(section.lines, columns)]
     return "\n".join(lines)
 
 
-def listed(lines: Iterable[str]) -> Iterator[str]:
+def listed(lines: Iterable[str], columns: int = COLUMNS) -> Iterator[str]:
     """Yield lines as a list, wrapped."""
     for line in lines:
-        first, *rest = wrapped(line, COLUMNS - 4)
+        first, *rest = wrapped(line, columns - 4)
         yield f"  - {first}"
         yield from (f"    {more}" for more in rest)
 
@@ -172,7 +180,7 @@ def wrapped(text: str, columns: int = COLUMNS) -> list[str]:
     return [line.replace("\u00a0%", " %") for line in lines] or [""]
 
 
-def table(section: ReportSection) -> Iterator[str]:
+def table(section: ReportSection, columns: int = COLUMNS) -> Iterator[str]:
     """Yield the rows of a section as aligned columns."""
     rows = [section.header, *section.rows] if section.rows else []
     if not rows:
@@ -183,7 +191,7 @@ def table(section: ReportSection) -> Iterator[str]:
         begin = (
             "  " + "".join(cell.ljust(width) + "  " for cell, width in zip(row, widths, strict=False))[: last_at - 2]
         )
-        last, *rest = wrapped(row[-1], max(_LAST_COLUMN, COLUMNS - last_at))
+        last, *rest = wrapped(row[-1], max(_LAST_COLUMN, columns - last_at))
         yield (begin + last).rstrip()
         yield from (" " * last_at + line for line in rest)
 
@@ -395,7 +403,7 @@ def _summary(found: Diagnosis) -> str:
     lines = [
         f"<h1>{escape(verdict.title)}</h1>",
         f"<p>{escape(verdict.sentence)}</p>",
-        f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))}</p>',
+        f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))} {escape(facts.why_streams)}</p>',
         f'<p class="first"><strong>First:</strong> {escape(advice(found))}</p>',
         *(end if found.end_of_stall else ()),
         *(f'<p class="warning"><strong>Warning:</strong> {escape(line)}</p>' for line in failures(facts)),

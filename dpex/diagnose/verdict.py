@@ -5,7 +5,7 @@ Rules, first match:
 1. "too-early" with too few batches (`ENOUGH_BATCHES`, `ENOUGH_S`; for long batches `FEW_BATCHES`, `FEW_S`).
 2. The transfer, if the training stream waits for finished batches to reach the device for `LIMIT` of the time, and for
    `ALONE` times the wait.
-3. Too few CPUs, if the training thread waits for a CPU, in its steps and in ``next()``, for `LIMIT` of the time, and
+3. Too few CPUs, if the training thread waits for a CPU, in its steps and in ``next()``, for `SMALL` of the time, and
    for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
    GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
    has `LIMIT`.
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpex.diagnose import work
-from dpex.diagnose.attribution import LostTime, is_tiny
+from dpex.diagnose.attribution import STREAM, LostTime, is_tiny
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.facts import Facts, TransformFacts, queueing_s
 from dpex.measure.readable import duration, percent, rounded
@@ -40,7 +40,8 @@ FEW_S = 12.0
 LIMIT = 0.05
 """XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
 SMALL = 0.1
-"""A loss that several causes share, each below `LIMIT`, is not worth a change below twice that."""
+"""A loss that several causes share, each below `LIMIT`, is not worth a change below twice that. Nor is a lack of CPUs:
+each program of a machine in use waits for one now and then."""
 START_LIMIT = 0.1
 """The limit for the start, which weighs less the longer a run goes on."""
 ALONE = 2.0
@@ -136,7 +137,7 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
         return "transfer", min(1.0, facts.copies_ratio / (2.0 * LIMIT)), ["transfer"]
     lack = _held(facts) + found.by_cause["crowding"] / facts.wall_s
     starts = found.by_cause["startup"] / facts.wall_s
-    if lack >= max(LIMIT, lost) and starts < max(START_LIMIT, lack):
+    if lack >= max(SMALL, lost) and starts < max(START_LIMIT, lack):
         return "crowding", min(1.0, lack / (2.0 * LIMIT)), ["crowding"]
     if lost < LIMIT and starts < START_LIMIT:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
@@ -205,7 +206,9 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
         return "" if cause == "dispatch" and is_tiny(facts) else _each_batch(facts, cause)
     place = found.place(cause)
     step = dominant(facts, cause)
-    if not place or step is None or " and " in place or step[0].is_collating != (place == "the collate function"):
+    if not place or step is None or STREAM in place or " and " in place:
+        return place
+    if step[0].is_collating != (place == "the collate function"):
         return place
     one, share = step
     which = f"the transform {one.short}" if one.is_within else "its own code, beside its transforms"
@@ -244,7 +247,8 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
             f"{ENOUGH_BATCHES} batches and {ENOUGH_S:g} s, or {FEW_BATCHES} batches and {FEW_S:g} s."
         )
     if cause == "consumer":
-        return _consumer(facts) + _not_the_loader(facts)
+        held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
+        return _consumer(facts) + held + _not_the_loader(facts)
     if where in (COPIES, TRANSFORM):
         return _late_batches(facts)
     if cause == "crowding" and facts.held_s >= found.by_cause["crowding"]:

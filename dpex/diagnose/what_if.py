@@ -1,9 +1,9 @@
-"""Predictions for other settings and cheaper work, by the law's model, and what would end the stall. Pure.
+"""Predictions for other settings and cheaper work, by the law's model. Pure.
 
 A run takes ``start + order + batches / rate`` seconds: its starts, the cost of the order, and its batches at the rate
 of the model. The predictions include the error of this formula at the present setting. A change outside the model saves
-the seconds of its cause (`dpex.diagnose.attribution`). Changes of the loader's arguments come before other changes, and
-each kind is in order of the rate.
+the seconds of its cause (`dpex.diagnose.attribution`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
+1 in each prediction. Changes that need no other code (`AT_HAND`) come first, and each group is in order of the rate.
 """
 
 from __future__ import annotations
@@ -12,45 +12,43 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import EndOfStall, Model, PoolCost
+from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
+from dpex.autotune.law.model import Model, PoolCost
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
-from dpex.diagnose.facts import WITHIN, Facts
+from dpex.diagnose.caching import cachable
+from dpex.diagnose.end_of_stall import MATTERS, stage_name
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import TRANSFORM, dominant, waited_for
-from dpex.measure.readable import percent, plural, rounded
+from dpex.measure.readable import percent, plural
 from dpex.schedule.names import lanes
 from dpex.schedule.prefetch import Settings
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
-MATTERS = 0.05
-"""A share of the time below which nothing is worth a change."""
 HALF, QUARTER = 0.5, 0.25
 """Parts of a cost: of half the work; of uint8 instead of float32, and of batches four times as large."""
 _THREADS = 32
 """Threads of `asyncio.to_thread`, at most; there are four more than CPUs."""
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
-_TOLD = 0.05
-"""Part of all CPUs from which those of other programs are mentioned."""
-_ENOUGH = 0.05
-"""CPUs that miss less than this part of what is needed are enough: measurements are no better."""
-_STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
-"""Stages of a batch in words. All other keys are names of transforms."""
 
 EFFORT: dict[str, float] = {
-    **dict.fromkeys(("workers", "prefetch", "start"), 1.0),
-    **dict.fromkeys(("free", "narrow", "place"), 2.0),
+    **dict.fromkeys(("workers", "prefetch", "budget", "start", "streams", "free"), 1.0),
+    **dict.fromkeys(("narrow", "place"), 2.0),
     **dict.fromkeys(("larger", "cached"), 3.0),
     **dict.fromkeys(("awaited", "divided", "cheaper"), 4.0),
     "machines": 12.0,
 }
-"""A person's effort by kind of change: an argument, another program or type, a cache, a rewrite, machines."""
-ARGUMENTS = ("workers", "prefetch", "start")
-"""Changes of an argument of the loader. They need no other code, so they are advised first."""
+"""A person's effort by kind of change: an argument or a stopped program, another type, a cache, a rewrite, machines."""
+ARGUMENTS = ("workers", "prefetch", "budget", "start", "streams")
+"""Changes of an argument of the loader."""
+AT_HAND = (*ARGUMENTS, "free")
+"""Changes that need no other code: of arguments, and of programs that are stopped. They are advised first."""
 WORTH_FIRST = 0.1
-"""A rate that is higher by less is no reason to change an argument before code that brings more."""
+"""A rate that is higher by less is no reason to advise a change `AT_HAND` before code that brings more."""
+_MOST_READING = 0.95
+"""Part of the time that the wait for reading takes, at most, where the number of streams is calculated from it."""
 CACHED = 0.95
 """Part of the cost of a sample that is saved when a cache has it."""
 TUNERS = ("workers", "prefetch")
@@ -66,6 +64,7 @@ class Prediction:
         kind: The kind of change: a key of `EFFORT`.
         settings: Workers and prefetch after the change.
         rate: Batches per second, within ``rate_low`` to ``rate_high``.
+        step_s: Mean seconds of a training step after the change: ``rate * step_s + wait`` is 1.
         wait: Share of the training loop's time in ``next()``, 0 to 1, within ``low`` to ``high``.
         condition: An assumption of the prediction, or "".
     """
@@ -74,6 +73,7 @@ class Prediction:
     kind: str
     settings: Settings
     rate: float
+    step_s: float
     wait: float
     low: float
     high: float
@@ -83,20 +83,24 @@ class Prediction:
 
 
 def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None = None) -> tuple[Prediction, ...]:
-    """Return the changes that make more batches per second: first those of arguments, then others, the highest rate
-    first; or, ``after`` a change of arguments, those that add to it."""
+    """Return the changes that make more batches per second: first changes `AT_HAND`, then others, by falling rate.
+
+    ``after`` a change of arguments, return the changes of code that add to it.
+    """
     run = Run(facts=facts, found=found, model=model, base=None if after is None else after.settings)
     least = (1.0 + WORTH) * (facts.rate if after is None else after.rate)
-    changes = [one for one in run.changes() if one.rate > least and (after is None or one.kind not in ARGUMENTS)]
-    return tuple(sorted(changes, key=lambda one: (one.kind not in ARGUMENTS, -one.rate)))
+    changes = [one for one in run.changes() if one.rate > least and (after is None or one.kind not in AT_HAND)]
+    return tuple(sorted(changes, key=lambda one: (one.kind not in AT_HAND, -one.rate)))
 
 
 def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
-    """Return the most effective change of an argument if its gain over ``rate`` is `WORTH_FIRST`. Otherwise return the
-    change with the best gain for its effort, or None. ``rate``: The measured batches per second."""
+    """Return the change `AT_HAND` that brings most, if its gain over ``rate`` is `WORTH_FIRST`.
+
+    Else return the change with the best gain for its effort, or None. ``rate``: The measured batches per second.
+    """
 
     def worth(one: Prediction) -> tuple[bool, float]:
-        is_first = one.kind in ARGUMENTS and one.rate >= (1.0 + WORTH_FIRST) * rate
+        is_first = one.kind in AT_HAND and one.rate >= (1.0 + WORTH_FIRST) * rate
         return is_first, math.log(one.rate / rate) / EFFORT[one.kind]
 
     return max(predictions, key=worth, default=None)
@@ -105,7 +109,7 @@ def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | 
 def held_back(facts: Facts) -> str:
     """Return why the tuner has not taken a setting that the model says is faster."""
     last = facts.decisions[-1] if facts.decisions else None
-    if last is not None and last.outcome is None:
+    if last is not None and last.outcome is None and last.predicted_rate:
         return (
             f'num_workers="auto" is trying {last.new}, which should bring {last.predicted_rate:.3g} batches/s and a '
             f"wait of {percent(last.predicted_wait)}"
@@ -133,33 +137,40 @@ class Run:
         model: Model | None = None,
         saved_s: float = 0.0,
         held_s: float | None = None,
+        shorter_s: float = 0.0,
         condition: str = "",
     ) -> Prediction:
-        """Predict a change of the settings, of the work, of the wall time, or of the time that steps are held up."""
+        """Predict a change of the settings, of the work, of the wall time, of the time that steps are held up, or of
+        the time of the steps themselves (``shorter_s``)."""
         facts, now = self.facts, self.model.now
         model, settings = model or self.model, settings or self.base or now
         held_s = facts.held_s if held_s is None else held_s
-        is_alike = bool(now.workers) == bool(settings.workers)
-        off_s = facts.wall_s - self._seconds(self.model, now, facts.held_s) if is_alike else 0.0
+        off_s = self._off_s if bool(now.workers) == bool(settings.workers) else 0.0
+        step_s = max(0.0, facts.work_s - facts.held_s - shorter_s) + held_s
         floor_s = self._seconds(model, settings, held_s, is_free=True) if settings.workers else 0.0
-        wall_s = max(1e-9, floor_s, self._seconds(model, settings, held_s) + off_s - saved_s)
+        floor_s = max(1e-9, floor_s, step_s)
+        wall_s = max(floor_s, self._seconds(model, settings, held_s) + off_s - saved_s)
         rates = model.rate(settings if settings.workers else now)
         error = rates.value / rates.low - 1.0
-        step_s = facts.work_s - facts.held_s + held_s
-        fastest_s = max(floor_s, wall_s / (1.0 + error))
-        waits = [min(1.0, max(0.0, 1.0 - step_s / s)) for s in (fastest_s, wall_s, wall_s * (1.0 + error))]
+        fastest_s, slowest_s = max(floor_s, wall_s / (1.0 + error)), wall_s * (1.0 + error)
         return Prediction(
             change=change,
             kind=kind,
             settings=settings,
             rate=facts.batches / wall_s,
-            wait=waits[1],
-            low=waits[0],
-            high=waits[2],
-            rate_low=facts.batches / (wall_s * (1.0 + error)),
+            step_s=step_s / facts.batches,
+            wait=1.0 - step_s / wall_s,
+            low=1.0 - step_s / fastest_s,
+            high=1.0 - step_s / slowest_s,
+            rate_low=facts.batches / slowest_s,
             rate_high=facts.batches / fastest_s,
             condition=condition,
         )
+
+    @property
+    def _off_s(self) -> float:
+        """Measured less predicted wall time of the present setting."""
+        return self.facts.wall_s - self._seconds(self.model, self.model.now, self.facts.held_s)
 
     def _seconds(self, model: Model, settings: Settings, held_s: float, *, is_free: bool = False) -> float:
         """Wall time of all batches; is_free: as far as steps alone need it."""
@@ -186,6 +197,7 @@ class Run:
         if not self.facts.keeps_workers:
             yield from self._settings()
             yield from self._elsewhere()
+        yield from self._streams()
         yield from self._starts()
         yield from self._cpus()
         yield from self._cheaper()
@@ -213,7 +225,38 @@ class Run:
             text = f"prefetch_factor={math.ceil(wanted.prefetch / now.workers)}, {wanted.prefetch} batches in flight"
             if facts.is_capped:
                 text = f"a memory_budget for {wanted.prefetch} batches in flight instead of {now.prefetch}"
-            yield replace(self.predicted("prefetch", text, wanted), kind="narrow" if facts.is_capped else "prefetch")
+            yield self.predicted("budget" if facts.is_capped else "prefetch", text, wanted)
+
+    def _streams(self) -> Iterator[Prediction]:
+        """More streams of an iterable dataset: as many as end the stall, one for each shard at most."""
+        facts, now = self.facts, self.model.now
+        count = min(self._wanted_streams(), facts.shards or MOST_WORKERS)
+        if not facts.streams or count <= facts.streams:
+            return
+        argument = f"AutotuneConfig(max_streams={count})" if facts.is_auto and facts.shards else f"num_workers={count}"
+        change = f"{argument}, which reads {count} streams instead of {facts.streams}"
+        is_waiting = (_part(facts.read_cpu_s, facts.read_s) if facts.read_s else self.model.cpu_share) < HALF
+        conditions = [
+            *([] if facts.shards else ["the dataset divides itself among its workers"]),
+            *(["the storage serves more readers as fast"] if is_waiting else []),
+        ]
+        more, saved_s = count / facts.streams, 0.0
+        local, remote = (0, count) if now.remote else (count, 0)
+        settings = replace(now, local=local, remote=remote, prefetch=int(more * now.prefetch))
+        if not facts.keeps_workers:  # decoders stay, and wait less for readers
+            settings, saved_s = now, min(work.stream_s(facts), (1.0 - 1.0 / more) * facts.running_s)
+        condition = " and ".join(conditions)
+        yield self.predicted("streams", change, settings, saved_s=saved_s, condition=condition)
+
+    def _wanted_streams(self) -> int:
+        """Return the number of streams that ends the stall, at most the CPUs if reading computes."""
+        facts = self.facts
+        if facts.keeps_workers:
+            return sum(replace(self.model, start=None).best(facts.config.headroom))
+        left = 1.0 - min(_MOST_READING, work.stream_s(facts) / max(1e-9, facts.running_s))
+        wanted = math.ceil(facts.config.headroom * facts.streams / left)
+        is_computing = _part(facts.read_cpu_s, facts.read_s) >= HALF
+        return min(wanted, math.ceil(facts.cpus)) if is_computing else wanted
 
     def _if_kept(self, local: int) -> str:
         """Return how many workers are best if they are kept between epochs, where that are more."""
@@ -250,28 +293,50 @@ class Run:
         yield self.predicted("start", "persistent_workers=True", saved_s=saved_s, condition=condition)
 
     def _cpus(self) -> Iterator[Prediction]:
-        """CPUs for the training loop: of its own workers, or of other programs."""
-        facts, now = self.facts, self.model.now
-        held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
-        if held_s + crowding_s < MATTERS * facts.wall_s:
-            return
-        used = work.cpus_used(facts)
+        """CPUs of other programs, and the CPUs that workers take from the training loop."""
+        facts, now, used = self.facts, self.model.now, work.cpus_used(self.facts)
         own, others = used["the workers"], used["other programs"]
-        if now.local > 1 and own > others:
+        held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
+        part = own / max(1e-9, own + others)  # the workers' part of the lack
+        if now.local > 1 and not facts.keeps_workers:
             fewer = replace(now, local=max(1, min(now.local - 1, int(facts.cpus - 1))))
-            left = fewer.local / now.local
+            gone = part * (1.0 - fewer.local / now.local)
             text = f"num_workers={fewer.workers} instead of {now.workers}"
-            yield self.predicted("workers", text, fewer, held_s=held_s * left, saved_s=crowding_s * (1.0 - left))
+            yield self.predicted("workers", text, fewer, held_s=held_s * (1.0 - gone), saved_s=crowding_s * gone)
         if others >= MATTERS * facts.cpus:
-            text = f"without the other programs, which use {others:.2g} CPUs"
-            yield self.predicted("free", text, model=replace(self.model, others=0.0), held_s=0.0, saved_s=crowding_s)
+            yield self._alone(others, held_s * part, crowding_s * (1.0 - part))
+
+    def _alone(self, others: float, held_s: float, saved_s: float) -> Prediction:
+        """Predict a machine without other programs.
+
+        Where workers lack CPUs, other programs explain the time that the model does not. The kernel's run queues show
+        only a part of the time that other programs take on a full machine. So the range begins with the present error
+        of the model, and it ends with steps and batches that take only their CPU time.
+        """
+        facts, model = self.facts, self.model
+        text = f"without the other programs, which use {others:.2g} CPUs"
+        most_s = saved_s + (max(0.0, self._off_s) if model.lacks_cpus else 0.0)
+        likely = self.predicted("free", text, model=model.alone(), held_s=held_s, saved_s=most_s)
+        same = self.predicted("free", text, model=model.alone(keeps_factor=True), held_s=held_s, saved_s=saved_s)
+        bounds = [likely, same]
+        if work.is_full(facts) and facts.gpu_running_stall_s is None:
+            quick, step_s = model.alone(only_cpu=True), facts.work_s - facts.held_s
+            shorter_s = max(0.0, step_s - facts.trainer_cpu_s)
+            bounds.append(self.predicted("free", text, model=quick, held_s=0.0, shorter_s=shorter_s, saved_s=most_s))
+        return replace(
+            likely,
+            low=min(one.low for one in bounds),
+            high=max(one.high for one in bounds),
+            rate_low=min(likely.rate, max(facts.rate, min(one.rate_low for one in bounds))),
+            rate_high=max(one.rate_high for one in bounds),
+        )
 
     def _cheaper(self) -> Iterator[Prediction]:
         """The costliest part of a batch at half its cost, and samples that need not be waited for."""
         stage = self.model.to_end_stall().stage
         if stage is not None and stage[1] >= MATTERS:
             left = 1.0 - HALF * stage[1]
-            yield self._costing("cheaper", f"{_stage(stage[0])} at half its cost", left, left)
+            yield self._costing("cheaper", f"{stage_name(stage[0])} at half its cost", left, left)
         yield from self._cached()
         yield from self._unblocked() if self.facts.is_asynchronous else self._awaited()
 
@@ -308,7 +373,7 @@ class Run:
     def _cached(self) -> Iterator[Prediction]:
         """Samples from `dpex.cached`, as far as nothing random was drawn for them."""
         facts, pools = self.facts, self.facts.pools.values()
-        part = _cachable(facts)
+        part = cachable(facts)
         if part is None or facts.keeps_workers or any(pool.cache_hits + pool.cache_misses for pool in pools):
             return
         if part.wall_s >= MATTERS * facts.busy_s:
@@ -346,7 +411,7 @@ class Run:
             saved_s = (1.0 - QUARTER) * (facts.feed_copy_s or 0.0)
         saved_s = min(facts.feed_wait_s or 0.0, saved_s)
         step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(facts))
-        yield self.predicted(kind, change, model=replace(self.model, step_s=step_s))
+        yield self.predicted(kind, change, model=replace(self.model, step_s=step_s), shorter_s=saved_s)
 
     def _quicker(self, kind: str, change: str, saved_s: float) -> Prediction:
         """Predict a training loop that is busy ``saved_s`` seconds less in ``next()``."""
@@ -369,6 +434,10 @@ class Run:
         return model.costing(scaled(model.local), scaled(model.remote))
 
 
+def _part(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
 def _named(now: Settings, new: Settings) -> str:
     """A setting as the arguments that make it, or as the tuner calls it where there are two places."""
     if (now.remote and new.local) or (now.local and new.remote):
@@ -376,96 +445,3 @@ def _named(now: Settings, new: Settings) -> str:
     each = new.prefetch / max(1, new.workers)
     more = f", with prefetch_factor={each:.0f}" if now.workers and each > max(2.0, now.prefetch / now.workers) else ""
     return f"num_workers={new.workers} instead of {now.workers}{more}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cachable:
-    """The part of a sample that is the same in each epoch, as far as is known.
-
-    Attributes:
-        change: What to do, in words.
-        wall_s: Wall seconds of that part, of all batches.
-        cpu_s: CPU seconds of it.
-        is_divided: Another dataset is needed for it.
-    """
-
-    change: str
-    wall_s: float
-    cpu_s: float
-    is_divided: bool = False
-
-
-def _cachable(facts: Facts) -> _Cachable | None:
-    """Return what a cache can keep: all before the first part that draws random numbers. A part is a step of the
-    dataset's Compose, or another step of the dataset. None: nothing, or no batch was timed to see what draws."""
-    steps = {_path(one.name): one for one in facts.transforms if not one.is_collating}
-    drawing = [path for path, one in steps.items() if one.drawing]
-    if facts.compose is None or () not in steps or () in drawing:
-        return None
-    compose = facts.compose[:1]
-
-    def part(path: tuple[str, ...]) -> tuple[str, ...]:
-        return path[:2] if path[:1] == compose else path[:1]
-
-    heads = [path[:1] for path in steps]
-    parts = sorted(dict.fromkeys(map(part, steps)), key=lambda one: heads.index(one[:1]))
-    first = min((parts.index(part(path)) for path in drawing), default=len(parts))
-    kept = parts[:first]
-    if drawing and kept[-1] and kept[-1] == compose == parts[first][:1]:  # of which no step is left
-        kept.pop()
-    known = [one for path, one in steps.items() if part(path) in kept]
-    wall_s, cpu_s = sum(one.all_wall_s for one in known), sum(one.all_cpu_s for one in known)
-    if not drawing:
-        return _Cachable(change="`dpex.cached(dataset)`", wall_s=wall_s, cpu_s=cpu_s)
-    dataset = f"of the steps up to `{kept[-1][-1]}`" if kept[-1] else "without its transforms"
-    share = percent(wall_s / max(1e-12, sum(one.all_wall_s for one in steps.values())))
-    change = f"`dpex.cached` around a dataset {dataset} ({share} of a sample), and the rest in another around it"
-    return _Cachable(change=change, wall_s=wall_s, cpu_s=cpu_s, is_divided=True)
-
-
-def _path(name: str) -> tuple[str, ...]:
-    """Return the names of a step and of those around it, without the datasets that they lie in."""
-    within = name.split(WITHIN)[1:]
-    while within and ".__" in within[0]:
-        within.pop(0)
-    return tuple(within)
-
-
-def _stage(name: str) -> str:
-    return _STAGES.get(name, f"`{name}`")
-
-
-# -- what would end the stall ------------------------------------------------------------------------------------------
-
-
-def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
-    """Return the rate that the training loop could take, and the CPUs or workers that it needs, in sentences.
-
-    "" where nothing stalls, where it needs neither, or where too little is known.
-    """
-    end, first = model.to_end_stall(), found.ranked[0][0]
-    if max(facts.running_wait_ratio, facts.held_ratio) < MATTERS:
-        return ""
-    if first in ("transfer", "sampler", "dispatch", "unknown"):
-        return ""
-    if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
-        needs = _cpus(facts, end)
-    elif first in ("cpu", "storage") and end.workers > model.now.workers:
-        dividing = ", among which the dataset divides its stream" if facts.keeps_workers else ""
-        needs = f"That needs {plural(end.workers, 'worker')}{dividing}; {model.now.workers or 'none'} ran."
-    else:
-        return ""
-    who = "training loop" if facts.gpu_running_stall_s is None else "GPU"
-    costliest = "" if end.stage is None else f" The costliest part is {_stage(end.stage[0])} ({percent(end.stage[1])})."
-    return f"The {who} could take {rounded(end.rate)} batches/s. {needs}{costliest}"
-
-
-def _cpus(facts: Facts, end: EndOfStall) -> str:
-    beside = facts.others or 0.0
-    others = f", of which other programs use {beside:.2g}" if beside >= _TOLD * facts.cpus else ""
-    more, needed = max(1, math.ceil(end.more_cpus - _TOLD)), math.ceil(end.cpus - _TOLD)
-    cost = f", or samples at {percent(end.cost)} of their cost," if end.cost >= _TOLD else ""
-    return (
-        f"That needs {needed} CPU{'s' * (needed > 1)}; this machine has {rounded(facts.cpus)}{others}. "
-        f"{more} more CPU{'s' * (more > 1)} on other nodes{cost} would end the stall."
-    )

@@ -19,6 +19,8 @@ FULL = 0.9
 """Busy part of the CPUs from which more workers that compute only take CPUs from each other."""
 _COMPUTES, _BESIDE = 0.5, 2
 """Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
+_ROUNDING = 0.1
+"""Workers that wait for less than this part of a worker's time are no further worker."""
 _QUEUED = 0.9
 """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 _WAITS = 0.01
@@ -43,7 +45,7 @@ def cpus_used(facts: Facts) -> Mapping[str, float]:
     wall_s = max(1e-9, facts.wall_s)
     made_s = {name: facts.pools[name].cpu_s if name in facts.pools else 0.0 for name in (LOCAL, INLINE)}
     return {
-        "the workers": made_s[LOCAL] / wall_s,
+        "the workers": (made_s[LOCAL] + facts.read_cpu_s) / wall_s,
         "the training process": max(facts.trainer_cpu_s, made_s[INLINE]) / wall_s,
         "other programs": facts.others or 0.0,
     }
@@ -57,6 +59,11 @@ def is_full(facts: Facts) -> bool:
 def order_s(found: LostTime) -> float:
     """Seconds lost as too few batches were in flight, or the next in turn was late."""
     return found.by_cause["straggler"] + found.by_cause["memory"]
+
+
+def stream_s(facts: Facts) -> float:
+    """Seconds of the wait for what other workers read of a stream."""
+    return facts.causes.get("stream", 0.0)
 
 
 def covering_prefetch(facts: Facts, model: Model) -> int:
@@ -80,7 +87,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
     count, now, here = later_batches(facts), present(facts), _pool_cost(facts, LOCAL)
     step_s = max(1e-6, _free_step_s(facts) / count)
     inline = facts.pools.get(INLINE, PoolStats())
-    makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"]
+    makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"] - stream_s(facts)
     load = min(1.0, (facts.others or 0.0) / facts.cpus)
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
     return Model(
@@ -131,7 +138,8 @@ def _limits(facts: Facts, now: Settings, here: PoolCost) -> Limits:
     most = min(facts.config.max_waiting, soon)
     local = 0 if now.remote and not now.local else most
     if here.cpu_s > _COMPUTES * here.service_s:
-        served = 1 if is_full(facts) else math.ceil(facts.cpus) + _BESIDE
+        beside = 0 if is_full(facts) else math.ceil(facts.cpus * (here.service_s / here.cpu_s - 1.0) - _ROUNDING)
+        served = math.ceil(facts.cpus) + min(_BESIDE, beside)
         local = min(local, max(now.local, served))
     return Limits(local=local, remote=most if now.remote else 0)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.draws import Draws
+from dpex.measure.sums import Sums
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import MadeBatch, Schedule
@@ -88,6 +89,10 @@ class Drawing:
         read = self._readings.point(point.first)
         return None if read is None else replace(point, read=read)
 
+    def reading(self) -> Sums:
+        """Return the counts of the engine that reads the stream; without one, of no batches."""
+        return Sums() if self._readings is None else self._readings.sums()
+
     def awaits_reading(self, schedule: Schedule) -> bool:
         """Return True if the next batch in turn is not read yet."""
         return self._readings is not None and schedule.next_number >= schedule.drawn
@@ -161,6 +166,10 @@ class ReadBatches:
         self.draw(first, POINT_S)
         self.forget(first)
         return self._engine.point() if self._first == first else None
+
+    def sums(self) -> Sums:
+        """Return the counts of the reading engine. Any thread may call it."""
+        return self._engine.sums()
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when there may be more; none once it is over."""

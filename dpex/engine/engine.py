@@ -29,7 +29,7 @@ from dpex.engine.draws import Draws
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
-from dpex.measure.consumer_time import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER, EngineLook, Tally
+from dpex.measure.consumer_time import DISPATCH, NONE_YET, SAMPLER, STARTUP, STRAGGLER, STREAM, EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
@@ -419,7 +419,7 @@ class Engine:
         if not self._placement.running():
             return STARTUP
         if self._drawing.awaits_reading(schedule):
-            return READ
+            return STREAM
         self._pools.awaited = schedule.next_number if self._plan.in_order else ANY
         return NONE_YET
 
@@ -573,7 +573,7 @@ class Engine:
 
     def sums(self) -> Sums:
         """Return the counts for metrics. Any thread may call it; it does not wait for the consumer."""
-        return self._view.sums(self._consumer)
+        return self._view.sums(self._consumer, self._drawing.reading())
 
     def record(self, timeline: Timeline | None) -> None:
         """Record batches and calls of `next` there from now on; None: no longer."""

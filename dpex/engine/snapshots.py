@@ -121,7 +121,9 @@ class EngineView:
             lanes=self._plan.lanes,
         )
 
-    def sums(self, thread: int) -> Sums:
+    def sums(self, thread: int, reading: Sums) -> Sums:
+        """Return all counts. ``reading``: the counts of the engine whose samples this one decodes."""
+        read = list(reading.pools.values())
         state, tally, pools, gpu = self._state, self._tally, dict(self._pools.by_name), self._plan.gpu
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
         feed, pinner = self._plan.feed, self._plan.pinner
@@ -146,7 +148,9 @@ class EngineView:
             slow_samples=self._pools.slow_samples.found(),
             failed_samples=self._pools.sample_errors.count,
             latest_failed=tuple(self._pools.sample_errors.latest),
-            pids=_pids(pools.get(LOCAL)),
+            read_s=sum(pool.busy_s for pool in read),
+            read_cpu_s=sum(pool.cpu_s for pool in read),
+            pids=_pids(pools.get(LOCAL)) + reading.pids,
             thread=thread,
         )
 

@@ -5,7 +5,8 @@ to the start and not to the work. Every second of waiting gets one cause, by the
 
 1. The first call of a pass, and any wait while no worker runs: `STARTUP`.
 2. Blocked while later batches are ready and the next one in turn is not: `STRAGGLER`.
-3. Blocked until a batch is in page-locked memory: `H2D`.
+3. Blocked until a batch is in page-locked memory: `H2D`. Blocked until readers have the samples of a batch that other
+   workers decode: `STREAM`.
 4. Blocked otherwise: split among the stages of the awaited batch, in proportion to their times. While workers are never
    idle, batches come at ``workers / service time`` (the utilisation law: Denning and Buzen, "The Operational Analysis
    of Queueing Network Models", 1978). So each stage costs the consumer its share of the service time, whichever stage
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
 
 CAUSES = (
     *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
-    *("sampler", "dispatch", "unknown"),
+    *("sampler", "dispatch", "unknown", "stream"),
 )
 """Names, in the order of the numbers below."""
-READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN = range(len(CAUSES))
+READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN, STREAM = range(
+    len(CAUSES)
+)
 STAGE_CAUSES = CAUSES[: TRANSIT + 1]
 """Causes that are stages of a batch."""
 NONE_YET = -1

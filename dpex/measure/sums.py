@@ -254,6 +254,8 @@ class Sums(Record):
     loop_queued_s: float = counter(
         "Seconds inside ``next()`` in which the training thread could have run and had no CPU.", "seconds"
     )
+    read_s: float = counter("Wall seconds in which readers were busy for workers that only decode.", "seconds")
+    read_cpu_s: float = counter("CPU seconds of that.", "seconds")
     feed_copy_s: float | None = counter(
         "Seconds of the device in which batches were copied to it.", "seconds", default=None, metric=_FEED, label="copy"
     )

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.dataloader import DpexDataLoader
+from dpex.diagnose import report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.gathering import of_launch
 from dpex.diagnose.job import JobDiagnosis, RankReport
@@ -231,8 +232,17 @@ def lines(
         yield f"dpex {options.command}: {len(found) - _SHOWN} more loaders were served, in which less time passed"
     diagnosis = found[0][1]
     yield ""
-    yield str(job) if job is not None else diagnosis.full if options.full else str(diagnosis)
+    shown = report.full if options.full else report.text
+    yield str(job) if job is not None else shown(diagnosis, _columns())
     yield from command_lines(options, diagnosis)
+
+
+def _columns() -> int:
+    """Return the width of the report: that of the terminal, if it is narrow."""
+    try:
+        return min(report.COLUMNS, os.get_terminal_size(sys.stderr.fileno()).columns or report.COLUMNS)
+    except (OSError, ValueError):
+        return report.COLUMNS
 
 
 def _line(served: Served, diagnosis: Diagnosis) -> str:

@@ -31,6 +31,9 @@ def test_the_demo_compares_auto_with_torch_and_explains_it() -> None:
     assert re.search(r"From 2 local workers \(prefetch \d+\) to \d+ local workers", told)
     assert re.search(r"\"auto\" found \d+ workers: [\d.]+ batches/s \([\d.]+ times as many\) and \d+%\.", told)
     assert "dpex diagnosis of demo (StoredImages, batch size 8)" in told
+    report = out[out.index("dpex diagnosis of demo") :].partition("\nloader ")[0]
+    assert max(map(len, report.splitlines())) <= 80
+    assert not re.search(r"\n(?:  - | {4})?\S+ ?\S*\n(?! *\n|  - )", report)  # no line of two words above others
     assert re.search(r"^torch, 2 workers +[\d.]+ +\d+%$", out, re.MULTILINE)
     assert "\x1b" not in out + err
 

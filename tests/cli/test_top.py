@@ -59,7 +59,7 @@ def test_processes_come_and_go(directory: Path) -> None:
     first = announce(directory, 1)
     announce(directory, 2, rank="1")
     assert [one.text for one in reports([], [directory], fetch)] == ["report 1", "report 2"]
-    assert sorted(asked) == ["1/diagnosis.txt?stretch=recent", "2/diagnosis.txt?stretch=recent"]
+    assert sorted(asked) == [f"{port}/diagnosis.txt?stretch=recent&columns=80" for port in (1, 2)]
     first.unlink()
     assert [one.url[-1] for one in reports([], [directory], fetch)] == ["2"]
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
-from dpex import DpexDataLoader
+from dpex import AutotuneConfig, DpexDataLoader, decode_in_workers
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.facts import queueing_s
 from dpex.diagnose.verdict import ENOUGH_BATCHES
@@ -61,6 +61,22 @@ class Wordy(Planted):
 
     def value(self, index: int) -> Any:
         return {f"word {number}": [float(number)] * 3 for number in range(8000)}
+
+
+class Shards(IterableDataset[Any]):
+    """A stream of eight shards, of which each sample is waited for."""
+
+    num_shards = 8
+
+    def __init__(self, each: int, wait_s: float) -> None:
+        self.each, self.wait_s = each, wait_s
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        for _ in range(0 if worker is None else worker.id, 8, 1 if worker is None else worker.num_workers):
+            for number in range(self.each):
+                wait_as_work(self.wait_s)
+                yield torch.tensor(number)
 
 
 class Large(Planted):
@@ -275,6 +291,36 @@ CASES: dict[str, Case] = {
         dataset=partial(Planted, 240, wait_s=0.001), accepted=("startup",), options={"worker_init_fn": slow_start}
     ),
 }
+
+_STREAM: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "seeding": "worker"}
+ADVICE: dict[str, tuple[Case, str]] = {
+    "a free CPU": (
+        Case(dataset=partial(Planted, 800, cpu_s=0.005), accepted=("cpu",), options={"num_workers": 1}),
+        "num_workers=2 instead of 1",
+    ),
+    "shards that wait": (
+        Case(dataset=partial(Shards, 160, 0.004), accepted=("storage",), options=_STREAM),
+        "num_workers=8, which reads 8 streams instead of 2",
+    ),
+    'shards that wait, under "auto"': (
+        Case(
+            dataset=partial(Shards, 160, 0.004),
+            accepted=("storage",),
+            options={**_STREAM, "num_workers": "auto", "seeding": "batch", "autotune": AutotuneConfig(max_streams=2)},
+        ),
+        "AutotuneConfig(max_streams=8), which reads 8 streams instead of 2",
+    ),
+    "shards that wait behind decoders": (
+        Case(
+            dataset=lambda: decode_in_workers(Shards(160, 0.004), torch.neg),
+            accepted=("storage",),
+            where="the stream",
+            options={**_STREAM, "seeding": "batch"},
+        ),
+        "num_workers=8, which reads 8 streams instead of 2",
+    ),
+}
+"""Cases with the change that their report advises first."""
 
 _MANY = 4000
 """Enough samples for the time in which actors come up, on a busy machine too; `train` breaks off before they end.

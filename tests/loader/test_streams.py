@@ -1,7 +1,7 @@
 """How many streams an iterable dataset is read in under "auto", and that each sample comes once, split or not.
 
-A dataset that names its shards has a stream for each, at most one for each CPU. Any other has one, and a warning names
-the number of workers to give.
+A dataset that names its shards has a stream for each, at most 8 or one for each CPU. Any other has one, and a warning
+names the number of workers to give.
 """
 
 import logging
@@ -57,8 +57,10 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         (None, 4, None, 1, "it names no shards"),
         (None, 1, None, 1, "it names no shards"),
         (6, 42, None, 6, "the dataset names 6 shards"),
-        (6, 2, None, 2, "this rank has 2 CPUs"),
-        (6, 2, 4, 4, "max_streams=4 says so"),
+        (6, 2, None, 6, "the dataset names 6 shards"),
+        (64, 2, None, 8, "8 streams for its 64 shards, as that is the larger of 8 and this rank's 2 CPUs"),
+        (64, 12, None, 12, "the larger of 8 and this rank's 12 CPUs; AutotuneConfig(max_streams=...) sets another"),
+        (6, 2, 4, 4, "4 streams for its 6 shards, as max_streams=4 says so"),
         (6, 2, 20, 6, "the dataset names 6 shards"),
         (None, 42, 3, 1, "it names no shards"),
     ],
@@ -136,10 +138,11 @@ def test_the_urls_of_a_pipeline_are_its_shards_per_rank(stages: list[Any], count
     assert chosen.count == (1 if count is None else count)
 
 
-def test_auto_has_a_stream_for_each_shard_at_most_for_each_cpu(cpus: Any) -> None:
+def test_auto_has_a_stream_for_each_shard_at_most_eight_or_one_for_each_cpu(cpus: Any) -> None:
     cpus(3)
     assert DpexDataLoader(Numbers(), num_workers="auto").num_workers == 1
-    assert DpexDataLoader(Shards(), num_workers="auto").num_workers == 3
+    assert DpexDataLoader(Shards(), num_workers="auto").num_workers == 6
+    assert DpexDataLoader(Shards(60), num_workers="auto").num_workers == 8
     cpus(42)
     loader: Any = DpexDataLoader(Shards(), num_workers="auto")
     assert loader.num_workers == 6

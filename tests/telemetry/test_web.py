@@ -107,6 +107,9 @@ def test_the_report_in_text(server: Server) -> None:
     assert "Now: " in text
     assert ask(server, "/diagnosis.txt?stretch=x").status == 400
     assert ask(server, "/diagnosis.txt?loader=x").status == 404
+    narrow = ask(server, "/diagnosis.txt?columns=50").read().decode().partition("\n\n")[2].partition("Now: ")[0]
+    assert max(map(len, narrow.splitlines())) <= 50 < max(map(len, text.splitlines()))
+    assert ask(server, "/diagnosis.txt?columns=x").status == 400
 
 
 def test_a_loader_that_has_begun_since_the_last_frame() -> None:

@@ -504,10 +504,7 @@ class Law:
         return decision
 
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
-        model = self.model
-        rate, blocked = model.expected(new) if model is not None else (0.0, 0.0)
-        wait = wording.expected_wait(blocked, self._record, sample) if model is not None else 0.0
-        evidence = wording.evidence(model, self._record, sample) if model is not None else {}
+        rate, wait, evidence = wording.expected(self.model, new, self._record, sample)
         decision = Decision(
             at=sample.at,
             old=sample.settings,

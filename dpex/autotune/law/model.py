@@ -134,13 +134,12 @@ class Model:
         return Range(value=value, low=value / (1.0 + 2 * error), high=min(value * (1.0 + 2 * error), self.demand))
 
     def expected(self, settings: Settings) -> tuple[float, float]:
-        """Return batches per second and the share of its time that the training loop is blocked.
+        """Return batches per second and the seconds of a step, in which the training loop is not blocked.
 
         Local workers take CPUs from the training thread. Its steps last longer by the time that it waits for a CPU.
         """
         step_s = self.step_s + self.step_queued_s * settings.local / max(1, self.now.local)
-        rate = min(self.rate(settings).value, 1.0 / max(_TINY, step_s))
-        return rate, max(0.0, 1.0 - rate * step_s)
+        return min(self.rate(settings).value, 1.0 / max(_TINY, step_s)), step_s
 
     @property
     def demand(self) -> float:
@@ -167,6 +166,12 @@ class Model:
         near = settings.local / max(_TINY, self.local.service_s)
         free = self.free_cpus(settings.local) - self.step_cpu_s * min(far, self.demand)
         return max(_TINY, min(near, free / max(_TINY, self._cpu_s))) + far
+
+    @property
+    def lacks_cpus(self) -> bool:
+        """True if CPUs, not their number, limit the local workers of the present setting."""
+        near = self.now.local / max(_TINY, self.local.service_s)
+        return near > self.free_cpus(self.now.local) / max(_TINY, self._cpu_s)
 
     @property
     def _cpu_s(self) -> float:
@@ -254,6 +259,21 @@ class Model:
         if not self.measured_rate:
             return other
         return replace(other, measured_rate=self._correction * min(other.demand, other._capacity(other.now)))
+
+    def alone(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
+        """The model without other programs.
+
+        Where CPUs limit the workers, the measured rate tells how few of them the kernel left to the workers. So it
+        counts no more, unless ``keeps_factor``. With ``only_cpu``, all time beyond CPU time came of the other programs.
+        """
+        alone = replace(self, others=0.0, step_queued_s=0.0)
+        if only_cpu:
+            local = replace(self.local, service_s=self.local.cpu_s) if self.cpu_share > 0.5 else self.local
+            return replace(alone, local=local, step_s=max(_TINY, self.step_cpu_s), measured_rate=None)
+        if not self.measured_rate:
+            return alone
+        factor = min(1.0, self._correction) if keeps_factor else 1.0 if self.lacks_cpus else self._correction
+        return replace(alone, measured_rate=factor * min(alone.demand, alone._capacity(alone.now)))
 
     def with_remote(self, most: int) -> Model:
         """The model with places for ``most`` remote workers."""

@@ -1,6 +1,7 @@
 """Put a decision of the law into sentences: what changes, why, on what evidence, and what is expected. PURE.
 
-Every text begins with both settings, gives its evidence with units, and ends with the predicted rate and wait.
+Every text begins with both settings, gives its evidence with units, and ends with the predicted rate, step and wait,
+of which ``rate * step + wait`` is 1.
 """
 
 from __future__ import annotations
@@ -21,15 +22,32 @@ _WAITS: Mapping[Signal, str] = {
 }
 
 
-def evidence(model: Model, record: SettingStats, sample: Sample) -> dict[str, float]:
-    """The measurements that a decision rests on, by name; the ending of a name is its unit."""
-    return measured(record, sample) | {
+def expected(
+    model: Model | None, new: Settings, record: SettingStats, sample: Sample
+) -> tuple[float, float, dict[str, float]]:
+    """Return the rate and the wait that ``new`` should bring, and the measurements that say so, by name with a unit.
+
+    Nothing is expected without a model.
+    """
+    if model is None:
+        return 0.0, 0.0, {}
+    rate, step_s = model.expected(new)
+    step_s = _outside(step_s, record, sample)
+    evidence = measured(record, sample) | {
         "service_s": model.local.service_s,
         "cpu_s": model.local.cpu_s,
         "step_s": model.step_s,
+        "expected_step_s": step_s,
         "cpus": model.cpus,
         "others": model.others,
     }
+    return rate, max(0.0, 1.0 - rate * step_s), evidence
+
+
+def _outside(step_s: float, record: SettingStats, sample: Sample) -> float:
+    """Return the seconds of a step outside ``next()``, of the ``step_s`` in which the training loop is not blocked."""
+    seen = _seen(record, sample)
+    return step_s * (1.0 - min(1.0, seen.busy_s / max(1e-9, seen.seconds - seen.wait_s)))
 
 
 def measured(record: SettingStats, sample: Sample) -> dict[str, float]:
@@ -49,12 +67,6 @@ def _seen(record: SettingStats, sample: Sample) -> SettingStats:
     latest = SettingStats()
     latest.add(sample, 0.0)
     return latest
-
-
-def expected_wait(blocked: float, record: SettingStats, sample: Sample) -> float:
-    """Return the share of the time in ``next()`` if the training loop is blocked there for the share ``blocked``."""
-    seen = _seen(record, sample)
-    return blocked + (1.0 - blocked) * min(1.0, seen.busy_s / max(1e-9, seen.seconds - seen.wait_s))
 
 
 def named(settings: Settings) -> str:
@@ -84,10 +96,18 @@ def brought(decision: Decision) -> str:
 
 
 def described(one: Decision) -> str:
-    """Return a decision on one line: what changed and why, what it should bring, and what it brought."""
-    expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
+    """Return a decision on one line: the change, its reason, the expectation and the effect. A decision without an
+    expectation shows its text."""
     change = f"{one.new}" if one.old == one.new else f"{one.old} → {one.new}"
-    return f"{change} ({one.reason}): expected {expected}; {brought(one)}"
+    if not one.predicted_rate:
+        return f"{change} ({one.reason}): {one.text}"
+    return f"{change} ({one.reason}): expected {expectation(one)}; {brought(one)}"
+
+
+def expectation(one: Decision) -> str:
+    """Return the expected rate and wait. The model knows no rate of batches in flight: these only hide slow batches."""
+    least = "at least " if one.reason == "spread" else ""
+    return f"{least}{_rate(one.predicted_rate)} with a wait of {percent(one.predicted_wait)}"
 
 
 def _reason(decision: Decision) -> str:
@@ -96,7 +116,7 @@ def _reason(decision: Decision) -> str:
     reasons: Mapping[Reason, str] = {
         "too few": waits,
         "too many": f"fewer workers are enough: {waits}",
-        "spread": f"{waits} and batches take unequal times",
+        "spread": f"{waits}, and more batches in flight keep the workers busy while one batch is slow",
         "explore": f"{waits} and the model knows no better setting; this trial is undone unless the rate rises",
     }
     return reasons.get(decision.reason, decision.reason)
@@ -127,19 +147,22 @@ def _limit(old: Settings, new: Settings, sample: Sample) -> str:
 
 
 def _costs(decision: Decision) -> str:
-    """Time and CPU time of a batch, and time of a step."""
+    """Time and CPU time of a batch, and time of a step that always has a CPU."""
     known = decision.evidence
     if not known.get("service_s"):
         return ""
     batch = f"{duration(known['service_s'])}, {duration(known['cpu_s'])} of it CPU time"
-    return f" A batch takes a worker {batch}; a training step takes {duration(known['step_s'])}."
+    step = f"{duration(known['step_s'])} without a wait for a CPU"
+    return f" A batch takes a worker {batch}; a training step takes {step}."
 
 
 def _expected(decision: Decision, measured_rate: float) -> str:
     if not decision.predicted_rate:
         return ""
     measured = f"; measured so far: {_rate(measured_rate)}" if measured_rate else ""
-    return f" Expected: {_rate(decision.predicted_rate)} with a wait of {percent(decision.predicted_wait)}{measured}."
+    step_s = decision.evidence.get("expected_step_s")
+    steps = f" and steps of {duration(step_s)}" if step_s else ""
+    return f" Expected: {expectation(decision)}{steps}{measured}."
 
 
 def _rate(rate: float) -> str:

@@ -235,8 +235,8 @@ def _cache(sums: Sums) -> Mapping[str, Any] | None:
 
 
 def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
-    """Return a decision for JSON, which has finite numbers only."""
-    outcome = decision.outcome
+    """Return a decision for JSON, which has finite numbers only. ``predicted``: None where nothing was."""
+    outcome, expected = decision.outcome, _rates(decision.predicted_wait, decision.predicted_rate)
     return {
         "number": number,
         "at": at,
@@ -244,7 +244,7 @@ def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
         "text": decision.text,
         "from": _settings(decision.old),
         "to": _settings(decision.new),
-        "predicted": _rates(decision.predicted_wait, decision.predicted_rate),
+        "predicted": expected if decision.predicted_rate else None,
         "outcome": None if outcome is None else _rates(outcome.wait, outcome.rate) | {"kept": outcome.kept},
     }
 
@@ -343,18 +343,19 @@ class HistorySampler:
             return None
         return [self._diagnosed(one, known[one], stretch) for one in known if name in (None, one)]
 
-    def text(self, found: Iterable[TimedDiagnosis], *, is_whole: bool) -> str:
+    def text(self, found: Iterable[TimedDiagnosis], *, is_whole: bool, columns: int = report.COLUMNS) -> str:
         """Return the process and the reports in text, each with the state of its loader.
 
         Args:
             found: The diagnoses.
             is_whole: Name the loaders, too, of which there is nothing to diagnose yet.
+            columns: The width of the reports.
         """
         with self._lock:
             states = {name: history.printed() for name, history in self._histories.items()}
             new = [name for name, history in self._histories.items() if is_whole and history.case is None]
         named = [f"{word} {self._process[label]}" for label, word in _WORDS if self._process.get(label)]
-        reports = [[str(one.diagnosis), *states.get(one.name, ())] for one in found]
+        reports = [[report.text(one.diagnosis, columns), *states.get(one.name, ())] for one in found]
         reports += [[f"{name}: no batch has been delivered yet.", *states[name]] for name in new]
         return "\n".join([", ".join(named), *(line for one in reports or [[NO_LOADER]] for line in ("", *one))]) + "\n"
 

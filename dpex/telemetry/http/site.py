@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
 
+from dpex.diagnose.report import COLUMNS
 from dpex.system.user_warnings import is_first
 from dpex.telemetry.http.history import STRETCHES, HistorySampler, TimedDiagnosis
 from dpex.telemetry.http.server import Answer, Request
@@ -27,6 +28,8 @@ Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
 DIAGNOSES_VERSION = 1
 """Version of the JSON of ``/diagnosis.json``; a diagnosis has its own inside."""
+LEAST_COLUMNS = 40
+"""The least width of a report in text."""
 MOST_SHOWN = 200
 """Letters of a request's host name that are repeated in an answer or a warning."""
 HOSTS_VARIABLE = "DPEX_METRICS_ALLOWED_HOSTS"
@@ -170,7 +173,12 @@ class Site:
         found = self._found(request)
         if isinstance(found, Answer):
             return found
-        text = self._sampler.text(found, is_whole="loader" not in parse_qs(request.query))
+        query = parse_qs(request.query)
+        columns = query.get("columns", [str(COLUMNS)])[-1]
+        if not re.fullmatch(r"[0-9]{1,6}", columns):
+            return _error(HTTPStatus.BAD_REQUEST, "columns: give the width of the terminal, or leave it out")
+        width = min(COLUMNS, max(LEAST_COLUMNS, int(columns)))
+        text = self._sampler.text(found, is_whole="loader" not in query, columns=width)
         return _made(KINDS["txt"], text.encode())
 
     def _found(self, request: Request) -> list[TimedDiagnosis] | Answer:

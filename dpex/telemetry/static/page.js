@@ -148,7 +148,7 @@ function decided(one) {
     what.wait_ratio === null ? "" : `wait ${percent(what.wait_ratio)}`,
   ].filter(Boolean).join(", ");
   const brought = one.outcome ? `measured ${said(one.outcome)}: ${one.outcome.kept ? "kept" : "undone"}` : "not judged yet";
-  item.append(element("p", "brought", `expected ${said(one.predicted)}; ${brought}`));
+  if (one.predicted) item.append(element("p", "brought", `expected ${said(one.predicted)}; ${brought}`));
   return item;
 }
 

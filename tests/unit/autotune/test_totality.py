@@ -128,6 +128,9 @@ def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) ->
     assert all(math.isfinite(value) for value in (*decision.evidence.values(), decision.at))
     assert 0 <= decision.predicted_wait <= 1
     assert 0 <= decision.predicted_rate < math.inf
+    if decision.predicted_rate:
+        step_s = decision.evidence["expected_step_s"]
+        assert decision.predicted_rate * step_s + decision.predicted_wait == pytest.approx(1.0)
     assert not re.search(r"(?<!\w)-\d", decision.text), decision.text
     assert all(value >= 0 for name, value in decision.evidence.items() if name.endswith(("_s", "_ms")))
 

@@ -8,13 +8,14 @@ import pytest
 from decisions import a_decision
 
 from dpex.autotune.law.evidence import SettingStats
-from dpex.autotune.law.wording import brought, decided, measured
+from dpex.autotune.law.wording import brought, decided, described, measured
 from dpex.autotune.types import Outcome, Sample
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Settings
 
 OLD, NEW = Settings(local=1, prefetch=2), Settings(local=20, prefetch=60)
-EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02, "cpus": 4.0, "others": 0.5}
+EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02}
+EVIDENCE |= {"cpus": 4.0, "others": 0.5, "expected_step_s": 0.02}
 GROWTH = a_decision(old=OLD, new=NEW, evidence=EVIDENCE, predicted_rate=48.0, predicted_wait=0.04)
 WINDOW = Sample(at=1.0, seconds=1.0, settings=OLD, batches=12, wait_s=0.63, work_s=0.37)
 FAILED = replace(GROWTH, outcome=Outcome(rate=11.0, wait=0.66, kept=False, at=2.0))
@@ -23,8 +24,9 @@ FAILED = replace(GROWTH, outcome=Outcome(rate=11.0, wait=0.66, kept=False, at=2.
 def test_a_decision_states_its_change_reason_and_expectation() -> None:
     assert decided(GROWTH, WINDOW) == (
         "From 1 local worker (prefetch 2) to 20 local workers (prefetch 60), because the training loop waits for data "
-        "for 63 % of the time. A batch takes a worker 80 ms, 4 ms of it CPU time; a training step takes 20 ms. "
-        "Expected: 48 batches/s with a wait of 4 %; measured so far: 12.5 batches/s."
+        "for 63 % of the time. A batch takes a worker 80 ms, 4 ms of it CPU time; a training step takes 20 ms "
+        "without a wait for a CPU. Expected: 48 batches/s with a wait of 4 % and steps of 20 ms; measured so far: "
+        "12.5 batches/s."
     )
 
 
@@ -35,7 +37,7 @@ def test_what_is_undone_says_what_it_brought() -> None:
     assert text == (
         "Back from 20 local workers (prefetch 60) to 1 local worker (prefetch 2), because it did not help "
         "(11 batches/s since the change, 12.5 batches/s before, 48 batches/s were expected). "
-        "Expected: 12.5 batches/s with a wait of 60 %."
+        "Expected: 12.5 batches/s with a wait of 60 % and steps of 20 ms."
     )
 
 
@@ -73,6 +75,20 @@ def test_before_anything_is_known_nothing_is_said_of_it() -> None:
     )
 
 
+def test_a_note_shows_its_text_and_no_expectation() -> None:
+    why = "The dataset is read in 2 streams for its 8 shards, as num_workers says so."
+    note = replace(GROWTH, old=OLD, new=OLD, reason="start", text=why, evidence={}, predicted_rate=0.0)
+    assert described(note) == f"1 local, prefetch 2 (start): {why}"
+
+
+def test_a_larger_prefetch_says_what_it_is_for() -> None:
+    spread = replace(GROWTH, new=replace(OLD, prefetch=16), reason="spread", predicted_rate=12.5, predicted_wait=0.63)
+    text = decided(spread, WINDOW)
+    assert "and more batches in flight keep the workers busy while one batch is slow." in text
+    assert "Expected: at least 12.5 batches/s with a wait of 63 %" in text
+    assert "expected at least 12.5 batches/s" in described(spread)
+
+
 def test_the_outcome_is_told() -> None:
     assert brought(GROWTH) == "not judged yet"
     assert brought(FAILED) == "measured 11 batches/s with a wait of 66 %, undone"
@@ -96,4 +112,4 @@ def test_a_window_of_batches_made_earlier_has_no_rate() -> None:
     record.add(pause, 0.01)
     assert measured(record, pause)["rate"] == pytest.approx(8 / 1.27)
     no_rate = replace(GROWTH, evidence={name: value for name, value in EVIDENCE.items() if name != "rate"})
-    assert decided(no_rate, burst).endswith("Expected: 48 batches/s with a wait of 4 %.")
+    assert decided(no_rate, burst).endswith("Expected: 48 batches/s with a wait of 4 % and steps of 20 ms.")

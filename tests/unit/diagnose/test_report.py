@@ -12,7 +12,7 @@ from decisions import a_decision
 from dpex.autotune.types import Outcome
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.report import COLUMNS, sections
+from dpex.diagnose.report import COLUMNS, sections, text
 from dpex.diagnose.report import page as html
 from dpex.measure.sampling import FailedSample, SlowIndex
 from dpex.measure.sums import PoolStats, StepSums
@@ -126,6 +126,20 @@ def test_lines_fit_a_terminal_and_no_percent_sign_begins_one(name: str) -> None:
     lines = diagnose(PLANTED[name][2]).full.splitlines()
     assert max(map(len, lines)) <= COLUMNS
     assert not any(line.strip().startswith("%") for line in lines)
+
+
+def test_a_report_says_why_a_stream_is_read_by_so_many() -> None:
+    why = "The dataset is read in 8 streams for its 64 shards, as num_workers says so."
+    found = diagnose(replace(PLANTED["reading"][2], why_streams=why))
+    assert f"  - {why}" in text(found)
+    assert why in html(found)
+
+
+def test_a_report_is_wrapped_at_the_width_of_the_terminal() -> None:
+    found = diagnose(PLANTED["queueing for CPUs"][2])
+    narrow = text(found, 60)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.split() == text(found).split()
 
 
 def test_a_sample_that_took_less_than_the_mean_is_no_slow_one() -> None:

@@ -56,20 +56,28 @@ def workers(local: int, remote: int = 0) -> Settings:
 )
 def test_the_rate_is_that_of_the_bottleneck(work: Model, count: int, rate: float) -> None:
     assert work.rate(workers(count)).value == pytest.approx(rate)
-    assert work.expected(workers(count)) == pytest.approx((rate, max(0.0, 1 - rate * work.step_s)))
+    assert work.expected(workers(count)) == pytest.approx((rate, work.step_s))
 
 
 @pytest.mark.parametrize(
-    ("count", "rate", "blocked"),
+    ("count", "rate", "step_s"),
     [
-        (2, 20, 0.6),  # a step lasts 20 ms, 10 of them waiting for a CPU
-        (4, 40, 0.0),  # and waits twice as long beside twice the workers: 30 ms, of which 33 fit in a second
-        (1, 10, 0.85),
+        (2, 20, 0.02),  # 10 ms of a step are a wait for a CPU
+        (4, 40, 0.03),  # twice that beside twice the workers, of which 33 fit in a second
+        (1, 10, 0.015),
     ],
 )
-def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, blocked: float) -> None:
+def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, step_s: float) -> None:
     work = replace(model(step_s=0.01), now=workers(2), step_queued_s=0.01)
-    assert work.expected(workers(count)) == pytest.approx((min(rate, 100 / 3), blocked))
+    assert work.expected(workers(count)) == pytest.approx((min(rate, 100 / 3), step_s))
+
+
+def test_what_the_kernel_left_to_the_workers_says_nothing_of_a_machine_without_other_programs() -> None:
+    busy = replace(model(step_s=0.001, cpus=2.0, others=1.7, cpu_s=0.1), now=workers(2), measured_rate=5.0)
+    assert busy.alone().rate(workers(2)).value == pytest.approx(20.0)
+    assert busy.alone(keeps_factor=True).rate(workers(2)).value == pytest.approx(20.0 * max(0.5, 5.0 * 3.7 / 40.0))
+    waiting = replace(busy, local=PoolCost(service_s=0.1, cpu_s=0.001))
+    assert waiting.alone().rate(workers(2)).value == pytest.approx(waiting.rate(workers(2)).value)
 
 
 def test_remote_workers_make_no_more_than_the_link_carries() -> None:
@@ -157,9 +165,9 @@ def test_more_local_workers_are_never_predicted_slower(work: Model, one: int, ot
 def test_no_rate_surpasses_the_step_and_its_interval_holds_it(work: Model, local: int, remote: int) -> None:
     found = work.rate(workers(local, remote))
     assert 0 < found.low <= found.value <= found.high <= work.demand * (1 + 1e-9)
-    rate, blocked = work.expected(workers(local, remote))
+    rate, step_s = work.expected(workers(local, remote))
     assert 0 < rate <= found.value
-    assert 0 <= blocked <= 1
+    assert rate * step_s <= 1.0 + 1e-9
 
 
 @given(models())

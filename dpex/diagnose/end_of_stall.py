@@ -1,0 +1,59 @@
+"""The rate that the training loop could take, and what that needs, in sentences. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from dpex.autotune.law.model import EndOfStall, Model
+from dpex.diagnose.attribution import LostTime
+from dpex.diagnose.facts import Facts
+from dpex.measure.readable import percent, plural, rounded
+
+MATTERS = 0.05
+"""A share of the time below which nothing is worth a change."""
+_TOLD = 0.05
+"""Part of all CPUs from which those of other programs are mentioned."""
+_ENOUGH = 0.05
+"""CPUs that miss less than this part of what is needed are enough: measurements are no better."""
+_STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
+"""Stages of a batch in words. All other keys are names of transforms."""
+
+
+def stage_name(name: str) -> str:
+    return _STAGES.get(name, f"`{name}`")
+
+
+def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
+    """Return the rate that the training loop could take, and the CPUs or workers that it needs, in sentences.
+
+    "" where nothing stalls, where it needs neither, or where too little is known.
+    """
+    end, first = model.to_end_stall(), found.ranked[0][0]
+    if max(facts.running_wait_ratio, facts.held_ratio) < MATTERS:
+        return ""
+    if first in ("transfer", "sampler", "dispatch", "unknown"):
+        return ""
+    if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
+        needs = _cpus(facts, end)
+    elif first in ("cpu", "storage") and end.workers > model.now.workers:
+        what = "stream" if facts.keeps_workers else "worker"
+        named = f", of {plural(facts.shards, 'shard')}" if facts.keeps_workers and facts.shards else ""
+        needs = f"That needs {plural(end.workers, what)}; {model.now.workers or 'none'} ran{named}."
+    else:
+        return ""
+    who = "training loop" if facts.gpu_running_stall_s is None else "GPU"
+    told = f"The {who} could take {rounded(end.rate)} batches/s. {needs}"
+    if end.stage is None:
+        return told
+    return f"{told} The costliest part is {stage_name(end.stage[0])} ({percent(end.stage[1])})."
+
+
+def _cpus(facts: Facts, end: EndOfStall) -> str:
+    beside = facts.others or 0.0
+    others = f", of which other programs use {beside:.2g}" if beside >= _TOLD * facts.cpus else ""
+    more, needed = max(1, math.ceil(end.more_cpus - _TOLD)), math.ceil(end.cpus - _TOLD)
+    cost = f", or samples at {percent(end.cost)} of their cost," if end.cost >= _TOLD else ""
+    return (
+        f"That needs {needed} CPU{'s' * (needed > 1)}; this machine has {rounded(facts.cpus)}{others}. "
+        f"{more} more CPU{'s' * (more > 1)} on other nodes{cost} would end the stall."
+    )
