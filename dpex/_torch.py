@@ -120,13 +120,12 @@ def has_cuda_context(ordinal: int) -> bool:
 
 ATTRIBUTES: dict[type[Any], dict[str, str]] = {
     DataLoader: {
-        "_get_iterator": "overridden, and replaced once there is a loader of dpex: makes the iterator",
+        "_get_iterator": "overridden, and replaced on loaders that dpex serves: makes the iterator",
         "_iterator": "set to None when workers are shut down: the iterator of persistent workers",
         "_dataset_kind": "read, and copied to stand-ins: whether the dataset is a stream",
         "_IterableDataset_len_called": "read, and copied to stand-ins: where set, torch warns of more samples",
         "_index_sampler": "read: what draws the index of each batch",
         "_auto_collation": "compared: a subclass may define its own",
-        "_DataLoader__multiprocessing_context": "copied to stand-ins",
     },
     BaseDataLoaderIter: {
         "_auto_collation": "read: whether an index is a list of samples",

@@ -24,7 +24,7 @@ class DpexTracker(GeneralTracker):
 
     Args:
         writer: Where to write, as for `dpex.log_to`; another tracker will do as well.
-        loaders: `DpexDataLoader`s, or what ``accelerator.prepare`` has made from them. `watch` adds more.
+        loaders: `DpexDataLoader`s. `watch` adds more, such as the result of `dpex.serve`.
         print_diagnosis: Whether ``accelerator.end_training()`` prints the diagnosis of each loader.
     """
 

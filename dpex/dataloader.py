@@ -16,8 +16,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
 from dpex.loader.passes import begin, diagnosis_source
-from dpex.loader.proxies import Source, own_number, remember, source_of
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of
+from dpex.loader.unused import count_as_used, watch
 from dpex.options import (
     DEFAULTS,
     ClusterConfig,
@@ -142,7 +142,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         [3, 4, 5]
     """
 
-    _source: Source | None = None
     _begun: BaseDataLoaderIter | None = None
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
@@ -188,15 +187,11 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         check_torchs(dataset, num_workers, prefetch_factor, timeout)
         check_generator(generator)
         given = {option: value for option, value in locals().items() if option in DEFAULTS}
-        made_from = source_of(dataset, timeout)
-        if made_from is not None:  # Lightning leaves out the options of a class that it did not know
-            left_out = [option for option, value in given.items() if value in (None, DEFAULTS[option])]
-            given |= {option: made_from.settings[option] for option in left_out}
-        is_auto = num_workers == "auto" or (made_from is not None and made_from.is_auto_for(num_workers))
-        options = checked(given, is_auto=is_auto or is_asynchronous(dataset))
+        is_auto = num_workers == "auto"
+        options = checked(given, is_auto=is_auto, is_asynchronous=is_asynchronous(dataset))
         options["device"] = parsed_device(options["device"])
         vars(self).update(options)
-        streams = streams_of(self, dataset, made_from) if is_auto else None
+        streams = streams_of(self, dataset) if is_auto else None
         number = static_worker_count() if num_workers == "auto" else num_workers  # before anything was measured
         count = number if streams is None else streams.count
         if self.distribute_mode is True:
@@ -223,7 +218,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             drop_last=drop_last,
-            timeout=own_number(timeout),
+            timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
@@ -240,9 +235,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)
         start_fork_server_early(self)
-        if made_from is not None:
-            self._runtime = made_from.runtime or self._runtime
-        self._source = remember(self, DpexDataLoader)
+        watch(self)
         if count:  # the modules of an epoch: else the first batch would wait for their import
             import dpex.engine.with_workers
             import dpex.pools.factory
@@ -250,29 +243,25 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             import dpex.engine.in_process  # noqa: F401
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        source = self._source
-        if source is not None:  # the constructor has ended
+        if hasattr(self, "_is_auto"):  # the constructor has ended
             if attr == "num_workers":
                 fix_workers(self, val)
-            elif attr == "timeout":
-                val = own_number(val)
-                source.mark(val)
             elif attr in DEFAULTS:
                 options = {name: getattr(self, name) for name in DEFAULTS} | {attr: val}
                 val = checked(options, is_auto=self._is_auto)[attr]
                 val = parsed_device(val) if attr == "device" else val
         super().__setattr__(attr, val)
-        if source is not None:
-            source.assign(attr, val)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: val for name, val in vars(self).items() if name not in ("_runtime", "_source")} | {"_begun": None}
+        count_as_used(self)
+        return {name: val for name, val in vars(self).items() if name != "_runtime"} | {"_begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _runtime=_new_runtime(), timeout=own_number(state["timeout"]))
-        self._source = remember(self, DpexDataLoader)
+        vars(self).update(state, _runtime=_new_runtime())
+        watch(self)
 
     def _get_iterator(self) -> BaseDataLoaderIter:
+        count_as_used(self)
         return begin(self, super()._get_iterator)
 
     def close(self) -> None:

@@ -9,8 +9,10 @@ from torch.utils.data import DataLoader
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.loader.proxies import TAKEN_OVER, give_proxy, proxy_behind, why_not
+from dpex.loader.served import OF_DATA, OF_WORKERS, ON_DEMAND, StandIn, settings_of, stand_in_of, why_not
+from dpex.loader.unused import count_as_used
 from dpex.measure.readable import remainder
+from dpex.options import DEFAULTS
 from dpex.stats import LoaderStats
 
 Write = Callable[[Mapping[str, float], int], None]
@@ -20,18 +22,32 @@ _MOST_WRAPPERS = 8
 """Loaders within loaders that are looked through; more are a loader that contains itself."""
 
 
-def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: Any) -> DpexDataLoader[Any]:
+def serve(
+    loader: Any,
+    num_workers: int | Literal["auto"] | None = None,
+    *,
+    like: DpexDataLoader[Any] | None = None,
+    **options: Any,
+) -> DpexDataLoader[Any]:
     """Let dpex make the batches of a loader of PyTorch's class, from its next ``iter()`` on.
 
-    Use it with frameworks that construct the loader, such as the Hugging Face `Trainer`.
+    Use it where a framework has built a plain loader, as Accelerate and Ray Train do from yours. ``loader`` keeps its
+    dataset, order, collate function, ``timeout``, ``pin_memory``, ``worker_init_fn`` and ``generator``. Its
+    ``persistent_workers`` becomes False, because the `DpexDataLoader` keeps the workers. A pickle of it is PyTorch's.
 
     Args:
-        loader: A `torch.utils.data.DataLoader`, or a wrapper of Accelerate or Fabric around it.
-        num_workers: The number of workers in place of the loader's. ``"auto"``: dpex finds it and adapts it.
-        options: Options of `DpexDataLoader` beyond PyTorch's arguments, by name.
+        loader: A `torch.utils.data.DataLoader`, or a wrapper of Accelerate, Fabric or Ray Train around it.
+        num_workers: The number of workers. ``"auto"``: dpex finds it and adapts it. None: the number of ``like``, or
+            ``"auto"`` without ``like``. A number that replaces the one of ``like`` is tuned only if you give
+            ``autotune``.
+        like: The `DpexDataLoader` from which the framework built ``loader``. It gives dpex's options, and PyTorch's
+            ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context`` and ``in_order``, but not its
+            state. None: PyTorch's four are taken from ``loader``.
+        options: Options of dpex and these four, by name. A given option wins over ``like`` and over ``loader``.
 
     Returns:
-        The `DpexDataLoader` that makes the batches. It has the statistics and the diagnosis.
+        The `DpexDataLoader` that makes the batches. It has the statistics, the diagnosis and the state. If the
+        framework has kept a `DpexDataLoader`, as Ray Train does with one training worker, it is returned as it is.
 
     Raises:
         OptionError: An option has an invalid value, or dpex cannot serve this loader.
@@ -47,39 +63,71 @@ def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: A
         >>> behind.stats().batches
         2
     """
-    inner = _innermost(loader)
+    inner, given = _innermost(loader), options if num_workers is None else {"num_workers": num_workers, **options}
+    if like is not None:
+        _require(isinstance(like, DpexDataLoader), f"serve({loader!r}, like={like!r}): give a DpexDataLoader")
+        count_as_used(like)
     if isinstance(inner, DpexDataLoader):
+        _refuse(loader, given, "a DpexDataLoader has options of its own; give this one to its constructor")
         return inner
+    _check_served(loader, inner)
+    ignored = {name: given[name] for name in sorted(given.keys() & {"shuffle", *OF_DATA})}
+    _refuse(loader, ignored, "that of the loader holds; leave it out, and make the loader with another one")
+    behind: DpexDataLoader[Any] = DpexDataLoader(inner.dataset, **_settings(inner, like, given))
+    if like is not None and type(like).local_pool is not None:
+        vars(behind)["local_pool"] = type(like).local_pool
+    stand_in = StandIn(inner, behind)
+    vars(inner).update({ON_DEMAND: stand_in, "_iterator": None, "persistent_workers": False})
+    return stand_in.behind
+
+
+def _check_served(loader: Any, inner: Any) -> None:
+    """Raise OptionError if dpex cannot make the batches of the ``inner`` loader."""
     makes_its_own = getattr(type(inner), "_get_iterator", None) is not DataLoader._get_iterator
     reason = "its class makes iterators itself" if makes_its_own else why_not(inner)
-    if reason is not None:
-        raise OptionError(f"serve({loader!r}): dpex cannot make its batches: {reason}. Train with a DpexDataLoader")
-    ignored = sorted(options.keys() & {"shuffle", *TAKEN_OVER})
-    if ignored:
-        raise OptionError(
-            f"serve({loader!r}, {ignored[0]}={options[ignored[0]]!r}): that of the loader holds; leave it out, and "
-            "make the loader with another one"
-        )
-    prefetch = inner.prefetch_factor if num_workers else None
-    options = {"prefetch_factor": prefetch, **options}
-    proxy: DpexDataLoader[Any] = DpexDataLoader(inner.dataset, num_workers=num_workers, **options)
-    give_proxy(inner, proxy)
-    return proxy
+    remedy = "Train with a DpexDataLoader"
+    _require(reason is None, f"serve({loader!r}): dpex cannot make its batches: {reason}. {remedy}")
+
+
+def _refuse(loader: Any, given: Mapping[str, Any], why: str) -> None:
+    """Raise OptionError if any option is given."""
+    for name, value in given.items():
+        raise OptionError(f"serve({loader!r}, {name}={value!r}): {why}")
+
+
+def _require(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise OptionError(message)
+
+
+def _settings(loader: DataLoader[Any], like: DpexDataLoader[Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments for the `DpexDataLoader` behind a loader."""
+    settings: dict[str, Any] = {"num_workers": "auto"} | settings_of(loader)
+    if like is not None:
+        is_auto = like._is_auto and like._streams is None  # a framework's wrapper of a stream may name no shards
+        settings = {name: getattr(like, name) for name in DEFAULTS} | settings_of(like)
+        settings |= {"num_workers": "auto" if is_auto else like.num_workers}
+    if given.get("num_workers", "auto") != "auto":
+        settings.pop("autotune", None)
+    if given.get("num_workers", settings["num_workers"]) == 0:
+        settings = {name: value for name, value in settings.items() if name not in OF_WORKERS}
+    return settings | dict(given)
 
 
 def loader_behind(loader: Any) -> DpexDataLoader[Any] | None:
     """Return the `DpexDataLoader` that makes the batches of a framework's loader; None if none does.
 
     Args:
-        loader: A loader that Accelerate, Fabric, Lightning, Ray Train or the Hugging Face `Trainer` has made, one of
-            PyTorch's own class below ``dpex run``, or a `DpexDataLoader`, which is returned as it is.
+        loader: A loader that `serve` was given, one of Lightning or Fabric, one of PyTorch's own class below ``dpex
+            run``, or a wrapper around one of these. A `DpexDataLoader` is returned as it is.
 
     Returns:
         The loader whose ``decisions``, ``stats()``, ``diagnose()``, ``resize()`` and ``close()`` are about it.
     """
     inner = _innermost(loader)
-    proxy: DpexDataLoader[Any] | None = inner if isinstance(inner, DpexDataLoader) else proxy_behind(inner)
-    return proxy
+    stand_in = stand_in_of(inner)
+    behind: DpexDataLoader[Any] | None = None if stand_in is None else stand_in.behind
+    return inner if isinstance(inner, DpexDataLoader) else behind
 
 
 def _innermost(loader: Any) -> Any:
@@ -103,8 +151,8 @@ class LoaderFigures:
         behind = loader_behind(loader)
         if behind is None:
             raise OptionError(
-                f"{loader!r} is no DpexDataLoader, and none makes its batches: give a DpexDataLoader, or a loader that "
-                "a framework has made from one"
+                f"{loader!r} is no DpexDataLoader, and none makes its batches: give a DpexDataLoader, or first "
+                "call dpex.serve(loader)"
             )
         self.loader: DpexDataLoader[Any] = behind
         self._last = LoaderStats()

@@ -327,12 +327,15 @@ DEFAULTS: Mapping[str, Any] = {name: getattr(LoaderOptions, name) for name in Lo
 """The default of each option, by name."""
 
 
-def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any]:
+def checked(given: Mapping[str, Any], *, is_auto: bool = False, is_asynchronous: bool = False) -> dict[str, Any]:
     """Return all options by name, checked: those given, and the defaults of the others. ``seeding`` is never None.
+
+    ``"auto"`` sets ``autotune``: a framework that makes the loader anew copies a number of workers and the options.
 
     Args:
         given: Options by name. None in place of a value with fields is its default.
-        is_auto: True if ``num_workers`` is ``"auto"``, or the dataset is asynchronous: torch's seeds are not wanted.
+        is_auto: True if ``num_workers`` is ``"auto"``.
+        is_asynchronous: True if the dataset is, whose samples do not have torch's seeds.
 
     Raises:
         OptionError: An option has a value that is not accepted, alone or beside another one.
@@ -342,8 +345,10 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any
     _check_each(options)
     workers = options.worker_config
     if options.seeding is None:
-        is_free = is_auto or isinstance(options.autotune, AutotuneConfig) or workers.share
+        is_free = is_auto or is_asynchronous or isinstance(options.autotune, AutotuneConfig) or workers.share
         options.seeding = "batch" if is_free else "worker"
+    if is_auto and options.autotune is None and options.seeding == "batch":
+        options.autotune = AutotuneConfig()
     _check_seeding(options)
     _check_together(options)
     return vars(options)

@@ -1,4 +1,4 @@
-"""Train with Accelerate: a tuned loader is prepared like any other, and stays tuned.
+"""Train with Accelerate: one line after `prepare` has dpex make the batches.
 
     python examples/train_accelerate.py
     torchrun --nproc-per-node 2 examples/train_accelerate.py    # or: accelerate launch examples/train_accelerate.py
@@ -22,13 +22,14 @@ def main() -> None:
     """Train, and print wait and workers after each epoch; the diagnosis comes at the end."""
     options = framework_parser(__doc__).parse_args()
     loader = DpexDataLoader(pictures(train=True), batch_size=100, shuffle=True, num_workers="auto", name="train")
-    tracker = dpex.accelerate.DpexTracker(show, loader)  # or a TensorBoard SummaryWriter, or a W&B run
+    tracker = dpex.accelerate.DpexTracker(show)  # or a TensorBoard SummaryWriter, or a W&B run
     accelerator = Accelerator(cpu=options.accelerator == "cpu", log_with=[tracker])
     accelerator.init_trackers("pictures")
 
     network = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.001)
     network, optimizer, prepared = accelerator.prepare(network, optimizer, loader)
+    tracker.watch(dpex.serve(prepared, like=loader))
     for epoch in range(options.epochs):
         for images, labels in islice(prepared, options.limit):
             loss = nn.functional.cross_entropy(network(images), labels)

@@ -50,7 +50,7 @@ def main() -> None:
     )
     trainer.fit(Classifier(), loader)
     if trainer.is_global_zero:
-        stats = loader.stats()
+        stats = trainer.train_dataloader.stats()  # of the loader that Lightning has built for this rank
         print(f"the last epoch: {stats.batches} batches, {stats.wait_ratio:.0%} of the time was waiting for them")
 
 

@@ -19,7 +19,7 @@ from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from torch import nn
 
-from dpex import DpexDataLoader, log_to
+from dpex import DpexDataLoader, log_to, serve
 from pictures import pictures
 
 
@@ -30,8 +30,9 @@ def train(config: dict[str, Any]) -> None:
 
     loader = DpexDataLoader(pictures(train=True), batch_size=100, shuffle=True, num_workers="auto", name="train")
     prepared = prepare_data_loader(loader)
+    served = serve(prepared, like=loader)
     figures: dict[str, float] = {}
-    log = log_to(lambda values, step: figures.update(values), loader)
+    log = log_to(lambda values, step: figures.update(values), served)
     for epoch in range(config["epochs"]):
         prepared.sampler.set_epoch(epoch)
         for images, labels in islice(prepared, config["limit"]):
@@ -40,8 +41,8 @@ def train(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
         log(epoch)
-        report(network, {"loss": loss.item(), "diagnosis": str(loader.diagnose()), **figures})
-    loader.close()
+        report(network, {"loss": loss.item(), "diagnosis": str(served.diagnose()), **figures})
+    served.close()
 
 
 def report(network: nn.Module, metrics: dict[str, Any]) -> None:

@@ -18,6 +18,9 @@ import skips
 from shared_ray import ray_of_session, shared_ray
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
+from dpex.loader.unused import ABOUT
+from dpex.system.user_warnings import is_first
+
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "ray_of_session", "shared_ray"]
 
 with contextlib.suppress(ImportError):  # `make test-gpu` does without
@@ -94,6 +97,12 @@ def ctrl_c_works() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unused_loaders_are_not_told() -> None:
+    """Count the warning of loaders without one ``iter()`` as said. Only `test_unused` wants it."""
+    is_first(ABOUT)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
-from dpex.loader import hook
 from dpex.loader.sizing import Sizing, Streams, stay_in_process_if_daemonic
 from dpex.schedule.names import encodable, is_asynchronous
 from dpex.system.user_warnings import is_first, warn
@@ -27,10 +26,16 @@ Torchs = Callable[[], BaseDataLoaderIter]
 
 
 def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
-    """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader."""
+    """Return the iterator of a new pass.
+
+    torchs: The method of torch's class for it, bound to the loader. That of ``dpex run`` has a ``report``, which is
+    called with each loader that has made an iterator.
+    """
+    report = getattr(torchs, "report", None)
+    loader._runtime.is_diagnosed |= report is not None  # batches made in the training process are counted, too
     iterator = _begun(loader, torchs)
-    for observer in hook.observers.values():
-        observer(loader)
+    if report is not None:
+        report(loader)
     return iterator
 
 
@@ -98,7 +103,7 @@ def _in_process(loader: DpexDataLoader[Any]) -> BaseDataLoaderIter:
     from dpex.engine.in_process import in_process_kind
 
     runtime, metrics = loader._runtime, _exported(loader)
-    is_measured = metrics is not None or runtime.is_diagnosed or bool(hook.observers)
+    is_measured = metrics is not None or runtime.is_diagnosed
     iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.take_resume(), is_measured=is_measured)
     if iterator.meter is not None:
         if metrics is not None:
@@ -126,7 +131,7 @@ def _pool_factory(loader: DpexDataLoader[Any]) -> PoolFactory:
         )
     return PoolFactory(
         share=share,
-        own_pool=type(loader).local_pool,
+        own_pool=vars(loader).get("local_pool", type(loader).local_pool),
         multiprocessing_context=loader.multiprocessing_context,
         head_address=loader.head_address,
         ray_remote_args=loader.cluster_config.ray_remote_args,

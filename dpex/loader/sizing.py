@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.dataloader import DpexDataLoader
-    from dpex.loader.proxies import Source
 
 logger: logging.Logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
@@ -92,8 +91,7 @@ class Sizing:
     @property
     def is_tuned(self) -> bool:
         """Return True if a tuner changes the settings."""
-        autotune = self._loader.autotune
-        if autotune is False or (autotune is None and not self._loader._is_auto):
+        if not self._loader.autotune:
             return False
         if not self.may_be_remote and is_daemonic():
             return False
@@ -357,15 +355,10 @@ def _listed_urls(dataset: Any, ranks: int) -> int | None:
     return max(1, len(urls) // ranks) if is_split else len(urls)
 
 
-def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -> Streams | None:
-    """Return the number of streams under ``num_workers="auto"``; None for a dataset that is not iterable.
-
-    A loader that was made from another keeps its number, as a wrapper of the dataset may name no shards.
-    """
+def streams_of(options: LoaderOptions, dataset: Any) -> Streams | None:
+    """Return the number of streams under ``num_workers="auto"``; None for a dataset that is not iterable."""
     if not isinstance(dataset, IterableDataset):
         return None
-    if made_from is not None and made_from.streams is not None:
-        return made_from.streams
     autotune = options.autotune
     most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
     return choose_streams(dataset, rank_cpus(), most, launched())

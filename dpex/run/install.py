@@ -1,9 +1,9 @@
 """Give the loaders of a script to dpex, in this process and in every Python process that it starts.
 
 The ``DataLoader`` of torch keeps its class, constructor, attributes and pickle, so that subclasses, ``isinstance`` and
-libraries that rebuild loaders see no difference. The hook replaces only the method that makes an iterator
-(`dpex.run.served`, `dpex.loader.hook`), as soon as torch defines the class. The hook does not import torch, as a script
-may set variables that torch reads at import.
+libraries that rebuild loaders see no difference. Only the method that makes an iterator is replaced (`_replace`,
+`dpex.run.served`), as soon as torch defines the class. This module does not import torch, because a script may set
+variables that torch reads at import.
 
 Processes that the script starts read the `RunOptions` in ``DPEX_RUN``, as JSON. Their ``PYTHONPATH`` begins with a
 folder whose ``sitecustomize`` calls `install` and then runs the next ``sitecustomize``.
@@ -22,12 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from dpex.loader import hook
 from dpex.options import WorkerConfig
 
 TARGET = "torch.utils.data.dataloader"
 ROOT = str(Path(__file__).resolve().parents[2])
 _HOOK = str(Path(__file__).resolve().parent / "sitehook")
+_TORCHS = "_dpex_torchs"
+"""Attribute of dpex's method: torch's method, whose place it has."""
 VARIABLE = "DPEX_RUN"
 Count = int | Literal["auto"]
 
@@ -127,19 +128,26 @@ def _execute(exec_module: Any, options: RunOptions, module: ModuleType) -> None:
 
 
 def _replace(module: ModuleType, options: RunOptions) -> None:
-    hook.install(module, hook.SECOND, functools.partial(_serve, options))
-    hook.observers[hook.SECOND] = functools.partial(_observe, options)
+    """Replace the method of torch's class that makes an iterator. The latest options count for new loaders."""
+    from dpex.system.compiler import untraced
+
+    loader_class: Any = module.DataLoader
+    now = loader_class._get_iterator
+    torchs = getattr(now, _TORCHS, now)
+
+    @untraced
+    @functools.wraps(torchs)
+    def _get_iterator(self: Any) -> Any:
+        from dpex.run.served import iterator
+
+        return iterator(self, torchs, options)
+
+    vars(_get_iterator).update({_TORCHS: torchs, "report": functools.partial(_report, options)})
+    loader_class._get_iterator = _get_iterator
 
 
-def _serve(options: RunOptions, loader: Any, torchs: hook.TorchsMethod) -> Any:
-    """See `dpex.loader.hook.Server`."""
-    from dpex.run.served import iterator
-
-    return iterator(loader, torchs, options)
-
-
-def _observe(options: RunOptions, loader: Any) -> None:
-    """See `dpex.loader.hook.observers`: report on the script's own loaders of dpex's class, too."""
+def _report(options: RunOptions, loader: Any) -> None:
+    """Report on the script's own loaders of dpex's class, too; see `dpex.loader.passes.begin`."""
     from dpex.run.served import observe
 
     observe(loader, options)

@@ -1,6 +1,6 @@
 """The loaders of a script that dpex serves: a `DpexDataLoader` behind each, and the report on them at the end.
 
-The proxy of a loader (`dpex.loader.proxies`) makes its iterators. A loader that dpex cannot stand in for is left to
+A stand-in (`dpex.loader.served.StandIn`) makes a loader's iterators. A loader that dpex cannot stand in for is left to
 torch, and a line says why. Used by whichever thread iterates.
 
 At the end of the process there is a line for each loader, and the report of the one in which most time passed. A loader
@@ -31,12 +31,12 @@ from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.gathering import of_launch
 from dpex.diagnose.job import JobDiagnosis, RankReport
 from dpex.diagnose.what_if import TUNERS
-from dpex.loader.proxies import describe, proxy_of, why_not
+from dpex.loader.served import BELOW_RUN, OF_WORKERS, StandIn, describe, settings_of, stand_in_of, why_not
 from dpex.measure.readable import percent, rounded
 from dpex.system.cpus import rank
 
 if TYPE_CHECKING:
-    from dpex.run.install import Count, RunOptions
+    from dpex.run.install import RunOptions
 
 _SHOWN = 6
 """Loaders that get a line each: those in which most time passed."""
@@ -67,7 +67,7 @@ def iterator(
         _say(f"dpex {options.command}: PyTorch's own iterators serve {describe(loader)}: {reason}")
         return torchs(loader)
     proxy = stand_in(loader, options)
-    made = proxy._get_iterator()
+    made = proxy._get_iterator()  # torch's ``__iter__`` keeps that of persistent workers
     note(loader, proxy, options)
     return made
 
@@ -79,29 +79,18 @@ def observe(loader: DpexDataLoader[Any], options: RunOptions) -> None:
 
 
 def stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any]:
-    """Return the loader's proxy, with the loader's attributes as they are now."""
-    given = int(loader.num_workers)
+    """Return the loader's stand-in, with the loader's data as it is now; a new one if its settings have changed."""
+    given, settings = int(loader.num_workers), settings_of(loader)
     iterable = loader._dataset_kind == DatasetKind.Iterable
     workers = options.workers(given, iterable=iterable)
-    made_for = (workers, loader.prefetch_factor, options)
-
-    def make() -> ProxyLoader:
+    made_for, known = (workers, settings, options), stand_in_of(loader)
+    if known is None or not known.is_of(loader) or known.made_for != made_for:
         if not given and not workers and options.num_workers != "keep" and not iterable:
             _hint(loader)
-        return _new(loader, given, workers, options)
-
-    return proxy_of(loader, made_for, make)
-
-
-def _new(loader: DataLoader[Any], given: int, workers: Count, options: RunOptions) -> ProxyLoader:
-    proxy = ProxyLoader(
-        loader.dataset,
-        num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if given and workers else None,
-        **options.loader_options(workers),
-    )
-    proxy._runtime.is_diagnosed = True  # batches made in the training process are counted, too
-    return proxy
+        torchs = {name: value for name, value in settings.items() if workers or name not in OF_WORKERS}
+        behind = ProxyLoader(loader.dataset, num_workers=workers, **torchs, **options.loader_options(workers))
+        known = vars(loader)[BELOW_RUN] = StandIn(loader, behind, made_for)
+    return known.behind
 
 
 def _hint(loader: DataLoader[Any]) -> None:

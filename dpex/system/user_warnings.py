@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 _OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"site-packages{os.sep}torch{os.sep}")
@@ -13,12 +14,23 @@ _OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"site-packages{os.sep}torch{os
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the innermost frame that is neither dpex's nor torch's."""
+    warnings.warn(text, category, stacklevel=_user_frame()[1])
+
+
+def user_line() -> tuple[str, int]:
+    """Return the file and the line of the innermost frame that is neither dpex's nor torch's."""
+    frame = _user_frame()[0]
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _user_frame() -> tuple[FrameType, int]:
+    """Return that frame, and its distance from the caller of this function as a ``stacklevel``."""
     level = 2
-    frame = sys._getframe(1)
+    frame = sys._getframe(level)
     while frame.f_back is not None and any(place in frame.f_code.co_filename for place in _OURS):
         frame = frame.f_back
         level += 1
-    warnings.warn(text, category, stacklevel=level)
+    return frame, level
 
 
 def deprecated(name: str, *, use: str, removed_in: str) -> None:

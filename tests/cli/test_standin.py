@@ -1,6 +1,8 @@
 """What a loader's stand-in takes over, when dpex cannot stand in, and when a stand-in ends."""
 
-import gc
+import copy
+import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -8,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from dpex.loader import proxies
-from dpex.loader.proxies import why_not
+from dpex import loader_behind
+from dpex.loader.served import why_not
 from dpex.run import served
 from dpex.run.install import RunOptions
 from dpex.run.served import iterator, stand_in
@@ -43,27 +45,43 @@ def test_options_travel_as_text() -> None:
 
 def test_a_stand_in_adopts_the_scripts_settings_and_changes() -> None:
     generator = torch.Generator()
-    loader: Any = DataLoader(NUMBERS, 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
+    options: dict[str, Any] = {"prefetch_factor": 3, "persistent_workers": True, "in_order": False}
+    loader: Any = DataLoader(NUMBERS, 4, True, num_workers=2, generator=generator, timeout=9, **options)
     made = stand_in(loader, RunOptions())
     assert made._is_auto
-    assert (made.generator, made.prefetch_factor, made.timeout) == (generator, 3, 9)
+    assert (made.generator, made.timeout) == (generator, 9)
+    assert {name: getattr(made, name) for name in options} == options
     assert made.batch_sampler is loader.batch_sampler
     assert made.seeding == "batch"
     loader.collate_fn = tuple
     assert stand_in(loader, RunOptions()) is made
     assert made.collate_fn is tuple
+    assert loader_behind(loader) is made
+    loader.multiprocessing_context = "spawn"
+    assert stand_in(loader, RunOptions()).multiprocessing_context.get_start_method() == "spawn"
     loader.num_workers = 0
     assert stand_in(loader, RunOptions()).num_workers == 0
 
 
 def test_a_stand_in_ends_with_its_loader() -> None:
     loader: Any = DataLoader(NUMBERS, num_workers=2)
-    stand_in(loader, RunOptions())
-    key = id(loader)
-    assert key in proxies._known
+    made = weakref.ref(stand_in(loader, RunOptions()))
     del loader
-    gc.collect()
-    assert key not in proxies._known
+    assert made() is None
+
+
+COPIES = {"copy": copy.copy, "deep copy": copy.deepcopy, "pickle": lambda loader: pickle.loads(pickle.dumps(loader))}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_has_a_stand_in_and_changes_of_its_own(how: str) -> None:
+    loader: Any = DataLoader(NUMBERS, num_workers=2)
+    made = stand_in(loader, RunOptions())
+    copied = COPIES[how](loader)
+    copied.collate_fn = tuple
+    assert stand_in(copied, RunOptions()) is not made
+    assert stand_in(copied, RunOptions()).collate_fn is tuple
+    assert stand_in(loader, RunOptions()).collate_fn is loader.collate_fn
 
 
 class OwnSampler(DataLoader[Any]):

@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import dpex
 from dpex import DpexDataLoader, loader_behind
-from dpex.loader import hook
 from dpex.run.install import RunOptions, install
 from tests.frameworks import lightning_parts, stream_ways
 from tests.waiting import until
@@ -55,14 +54,13 @@ WAYS = ("torch", "fixed", "auto", "dpex run")
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """batches: indices and draws, in order. is_auto, decided, verdict: of the loader of dpex's, if there was one.
+    """batches: indices and draws, in order. is_tuned, verdict: of the loader of dpex's, if there was one.
 
-    counted: batches of the last pass, as the user's own loader tells. left: processes that are left.
+    counted: batches of the last pass. left: processes that are left.
     """
 
     batches: list[Any]
-    is_auto: bool | None
-    decided: bool
+    is_tuned: bool
     verdict: str
     counted: int
     left: int
@@ -98,10 +96,10 @@ def loader_of(way: str, **options: Any) -> Any:
     return DpexDataLoader(Rows(), BATCH, num_workers=1 if way == "fixed" else "auto", name=way, **options)
 
 
-# -- frameworks: each trains, and returns its own loader, and the one that it made of it -------------------------------
+# -- frameworks: each trains, and returns the loader that it iterated --------------------------------------------------
 
 
-def plain(way: str, batches: list[Any]) -> tuple[Any, Any]:
+def plain(way: str, batches: list[Any]) -> Any:
     """DistributedDataParallel."""
     sampler = DistributedSampler(Rows(), seed=3)
     loader = loader_of(way, sampler=sampler)
@@ -110,18 +108,18 @@ def plain(way: str, batches: list[Any]) -> tuple[Any, Any]:
         sampler.set_epoch(epoch)
         for batch in loader:
             model(**batch)["loss"].backward()
-    return loader, loader
+    return loader
 
 
-def lightning(way: str, batches: list[Any]) -> tuple[Any, Any]:
+def lightning(way: str, batches: list[Any]) -> Any:
     """Lightning's Trainer puts the DistributedSampler in."""
     trainer = lightning_parts.trainer(devices=2, strategy="ddp", max_epochs=EPOCHS)
     loader = loader_of(way, shuffle=True)
     trainer.fit(lightning_parts.module(Model(batches), lambda model, batch: model(**batch)["loss"]), loader)
-    return loader, trainer.train_dataloader
+    return trainer.train_dataloader
 
 
-def fabric(way: str, batches: list[Any]) -> tuple[Any, Any]:
+def fabric(way: str, batches: list[Any]) -> Any:
     """Fabric's loop is the user's own."""
     from lightning.fabric import Fabric
 
@@ -133,23 +131,25 @@ def fabric(way: str, batches: list[Any]) -> tuple[Any, Any]:
         prepared.sampler.set_epoch(epoch)
         for batch in prepared:
             started.backward(model(**batch)["loss"])
-    return loader, prepared
+    return prepared
 
 
-def accelerate(way: str, batches: list[Any]) -> tuple[Any, Any]:
+def accelerate(way: str, batches: list[Any]) -> Any:
     """Accelerate shares batches out."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     loader = loader_of(way, shuffle=True)
     model, prepared = accelerator.prepare(Model(batches), loader)
+    if isinstance(loader, DpexDataLoader):
+        dpex.serve(prepared, like=loader)
     for _ in range(EPOCHS):
         for batch in prepared:
             accelerator.backward(model(**batch)["loss"])
-    return loader, prepared
+    return prepared
 
 
-def transformers(way: str, batches: list[Any]) -> tuple[Any, Any]:
+def transformers(way: str, batches: list[Any]) -> Any:
     """The Hugging Face Trainer makes the loader itself."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -177,10 +177,10 @@ def transformers(way: str, batches: list[Any]) -> tuple[Any, Any]:
         )
         trainer = Trainer(model=Model(batches), args=arguments, train_dataset=Rows(), callbacks=[Keep()])
         trainer.train()
-    return made[0], made[0]
+    return made[0]
 
 
-FRAMEWORKS: dict[str, Callable[[str, list[Any]], tuple[Any, Any]]] = {
+FRAMEWORKS: dict[str, Callable[[str, list[Any]], Any]] = {
     "DDP": plain,
     "Lightning": lightning,
     "Fabric": fabric,
@@ -195,11 +195,12 @@ def below_dpex_run(way: str) -> Iterator[None]:
     if way != "dpex run":
         yield
         return
+    torchs = DataLoader._get_iterator
     install(RunOptions(num_workers="keep"))
     try:
         yield
     finally:
-        hook.remove(hook.SECOND)
+        DataLoader._get_iterator = torchs  # type: ignore[method-assign]
 
 
 def seen(framework: str, way: str) -> Seen:
@@ -208,17 +209,12 @@ def seen(framework: str, way: str) -> Seen:
     torch.manual_seed(7)
     batches: list[Any] = []
     with below_dpex_run(way):
-        own, made = FRAMEWORKS[framework](way, batches)
-    behind = loader_behind(made)
-    told = own if isinstance(own, DpexDataLoader) else behind
+        behind = loader_behind(FRAMEWORKS[framework](way, batches))
     found = {
-        "is_auto": None if behind is None else behind._is_auto,
-        "decided": behind is not None and behind._tuning() is not None,
-        "verdict": "" if told is None else told.diagnose().verdict.title,
-        "counted": 0 if told is None else told.stats().batches,
+        "is_tuned": behind is not None and behind._tuning() is not None,
+        "verdict": "" if behind is None else behind.diagnose().verdict.title,
+        "counted": 0 if behind is None else behind.stats().batches,
     }
-    if told is not None:
-        told.close()
     if behind is not None:
         behind.close()
     begun = set(psutil.Process().children(recursive=True)) - before

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+import dpex
 from dpex import AutotuneConfig, DpexDataLoader
 from tests.frameworks import lightning_parts
 
@@ -103,7 +104,11 @@ def prepared(dataset: Any, *, is_auto: bool, dispatches: bool) -> Read:
     from accelerate import Accelerator, DataLoaderConfiguration
 
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatches))
-    return read(accelerator.prepare(loader_of(dataset, is_auto=is_auto, batch_size=2)))
+    loader = loader_of(dataset, is_auto=is_auto, batch_size=2)
+    made = accelerator.prepare(loader)
+    if is_auto:
+        assert dpex.serve(made, like=loader).num_workers == STREAMS
+    return read(made)
 
 
 def accelerate(urls: list[str], rank: int, *, is_auto: bool) -> Read:

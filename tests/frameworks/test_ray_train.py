@@ -36,7 +36,7 @@ def check(folder: str) -> None:
     from torch.utils.data import DataLoader, Dataset
 
     import dpex
-    from dpex import DpexDataLoader, loader_behind
+    from dpex import DpexDataLoader
 
     class Rows(Dataset[Any]):
         def __len__(self) -> int:
@@ -60,26 +60,28 @@ def check(folder: str) -> None:
         Rows(), 4, shuffle=True, num_workers="auto", name="train", worker_config=WorkerConfig(memory_budget=1 << 20)
     )
     prepared, tuned = prepare(fixed), prepare(auto)
+    behind_fixed, behind = dpex.serve(prepared, like=fixed), dpex.serve(tuned, like=auto)
     figures: dict[str, float] = {}
     log = dpex.log_to(lambda values, step: figures.update(values), tuned)
-    behind: Any = loader_behind(tuned)
     found: dict[str, Any] = {
         "rows": indices(expected),
         "rank": ray.train.get_context().get_world_rank(),
         "batches": batches(prepared) == expected,
-        "persistent": loader_behind(prepared).persistent_workers,  # type: ignore[union-attr]
+        "persistent": behind_fixed.persistent_workers,
         "indices": indices(batches(tuned)) == indices(expected),
         "options": [behind._is_auto, behind.name, behind.worker_config.memory_budget],
-        "own loader shows": [fixed.stats().batches, auto.stats().batches, auto._tuning() is behind._tuning()],
-        "verdict": auto.diagnose().verdict.title,
+        "shown": [behind_fixed.stats().batches, behind.stats().batches, behind._tuning() is not None],
+        "verdict": behind.diagnose().verdict.title,
     }
     log(0)
     found["figures"] = figures
-    fixed.close()
-    auto.close()
+    behind_fixed.close()
+    behind.close()
     found["children after"] = len(psutil.Process().children())
     global left
-    left = iter(prepare(DpexDataLoader(Rows(), 4, num_workers=2)))
+    left_loader = prepare(DataLoader(Rows(), 4))
+    dpex.serve(left_loader, 2)
+    left = iter(left_loader)
     next(left)  # and then training ends
     found["left"] = [process.pid for process in psutil.Process().children(recursive=True)]
     both: list[Any] = [None, None]
@@ -129,7 +131,7 @@ def test_batches_are_torchs_and_auto_and_all_options_survive(ranks: Any) -> None
     for rank in ranks:
         assert (rank["batches"], rank["indices"], rank["persistent"]) == (True, True, True)
         assert rank["options"] == [True, "train", 1 << 20]
-        assert rank["own loader shows"] == [5, 5, True]
+        assert rank["shown"] == [5, 5, True]
     assert sorted(row for rank in ranks for batch in rank["rows"] for row in batch) == list(range(40))
 
 

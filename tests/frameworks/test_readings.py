@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpex import DpexDataLoader, log_to
+from dpex import DpexDataLoader, log_to, serve
 
 DATA = TensorDataset(torch.arange(20))
 
@@ -84,16 +84,18 @@ def test_gauges_of_opentelemetry_have_the_latest_values() -> None:
     assert values["dpex.train.decisions"] == 0
 
 
-def test_a_logger_accepts_a_loader_rebuilt_from_a_dpex_loader() -> None:
+def test_a_logger_accepts_a_served_loader() -> None:
     kept: list[str] = []
-    loader = DpexDataLoader(DATA, num_workers=1)
-    log = log_to(lambda values, step: kept.extend(values), DataLoader(DATA, num_workers=1, timeout=loader.timeout))
-    log(0)
+    plain = DataLoader(DATA, num_workers=1)
+    serve(plain)
+    log_to(lambda values, step: kept.extend(values), plain)(0)
     assert {"dpex/workers", "dpex/prefetch", "dpex/decisions"} <= set(kept)
 
 
 def test_what_cannot_be_logged_is_refused() -> None:
-    with pytest.raises(ValueError, match="none makes its batches: give a DpexDataLoader"):
+    with pytest.raises(
+        ValueError, match=r"none makes its batches: give a DpexDataLoader, or first call dpex\.serve\(loader\)"
+    ):
         log_to(print, DataLoader(DATA))
     with pytest.raises(ValueError, match="log_to\\(3\\): give a TensorBoard SummaryWriter, a W&B run"):
         log_to(3, DpexDataLoader(DATA))

@@ -149,8 +149,6 @@ def test_auto_has_a_stream_for_each_shard_at_most_eight_or_one_for_each_cpu(cpus
     more = AutotuneConfig(max_streams=50)
     assert DpexDataLoader(Shards(60), num_workers="auto", autotune=more).num_workers == 50
     assert DpexDataLoader(Shards(60), num_workers="auto", autotune=False).num_workers == 42
-    again: Any = DpexDataLoader(loader.dataset, num_workers=loader.num_workers, timeout=loader.timeout)
-    assert (again._is_auto, again.num_workers) == (True, 6)
 
 
 def test_a_number_is_the_users_whatever_the_dataset_says() -> None:

@@ -41,17 +41,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def value_of(thing: Any, name: str) -> Any:
-    """The attribute; a ``timeout`` of 0 is 0.0 in dpex, as each loader has a number object of its own there."""
-    value = getattr(thing, name)
-    return float(value) if name in ("timeout", "_timeout") else value
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 @parity
 def test_attributes(cls: Loader, options: str) -> Any:
     loader = cls(MAP, **OPTIONS[options])
-    return {name: value_of(loader, name) for name in PUBLIC + PRIVATE} | {
+    return {name: getattr(loader, name) for name in PUBLIC + PRIVATE} | {
         "dataset": loader.dataset is MAP,
         "context": loader.multiprocessing_context is None,
         "generator": loader.generator,
@@ -140,7 +134,7 @@ def test_copies(cls: Loader, how: str, workers: int) -> Any:
     again = COPIES[how](loader)
     return [
         type(again) is cls,
-        [value_of(again, name) for name in PUBLIC],
+        [getattr(again, name) for name in PUBLIC],
         list(again),
         again.generator,
         again.generator is again.sampler.generator,
@@ -180,10 +174,12 @@ def test_iterators(cls: Loader, workers: int) -> Any:
         next(iterator),
         len(iterator),
         [
-            value_of(iterator, name)
-            for name in ("_num_workers", "_num_yielded", "_drop_last", "_auto_collation", "_timeout", "_profile_name")
+            getattr(iterator, name)
+            for name in (
+                *("_num_workers", "_num_yielded", "_drop_last", "_auto_collation", "_timeout", "_profile_name"),
+                "_dataset",
+            )
         ],
-        value_of(iterator, "_dataset") is loader.dataset,
         base_seed_of(iterator),
     ]
 

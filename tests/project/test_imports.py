@@ -65,8 +65,8 @@ FOR_THE_CLASS = (
     *("dpex.system", "dpex.system.compiler", "dpex.system.cpus"),
     *("dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
-    *("dpex.loader", "dpex.loader.checks", "dpex.loader.hook"),
-    *("dpex.loader.passes", "dpex.loader.proxies", "dpex.loader.sizing", "dpex.measure", "dpex.measure.readable"),
+    *("dpex.loader", "dpex.loader.checks", "dpex.loader.passes", "dpex.loader.sizing", "dpex.loader.unused"),
+    *("dpex.measure", "dpex.measure.readable"),
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (

@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import torch
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import DpexError, OptionError
+from dpex.loader.sizing import Sizing
 from dpex.options import (
     _RAY_REMOTE_ARGS,
     DEFAULTS,
@@ -275,6 +277,28 @@ def test_a_number_that_is_set_later_is_a_whole_one(count: Any) -> None:
     assert loader.num_workers == 2
 
 
+def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    assert loader._tuning() is not None
+    with pytest.warns(UserWarning, match=r"num_workers=1 was assigned .*AutotuneConfig\(max_local=1\)") as caught:
+        loader.num_workers = 1
+    assert caught[0].filename == __file__
+    assert (loader._tuning(), loader._current_settings().local, loader._is_auto) == (None, 1, False)
+
+
+def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1, autotune=AutotuneConfig(max_local=4))
+    loader.resize(local=3)
+    with pytest.warns(UserWarning, match="nothing is tuned any more"):
+        loader.num_workers = 2
+    assert (loader._current_settings().local, loader.autotune) == (2, False)
+    loader.resize(local=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.num_workers = 1
+    assert loader._current_settings().local == 1
+
+
 def test_an_option_set_later_is_checked_as_in_the_constructor() -> None:
     loader = DpexDataLoader(DATA)
     for name, value in (("seeding", "no"), ("device", "nowhere"), ("sample_policy", 3), ("metrics_port", -4)):
@@ -286,11 +310,16 @@ def test_an_option_set_later_is_checked_as_in_the_constructor() -> None:
     assert (loader.device, loader.worker_config) == (torch.device("cpu"), WorkerConfig())
 
 
-def test_an_attribute_torch_refuses_is_not_kept_for_rebuilding() -> None:
-    loader = DpexDataLoader(DATA, num_workers=1)
-    with pytest.raises(ValueError, match="persistent_workers attribute should not be set"):
-        loader.persistent_workers = True
-    assert not loader._source.settings["persistent_workers"]  # type: ignore[union-attr]
+@pytest.mark.parametrize("config", [None, AutotuneConfig(max_local=3)])
+def test_auto_is_an_option_that_a_framework_copies_with_the_number(config: AutotuneConfig | None) -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto", autotune=config)
+    again: Any = DpexDataLoader(DATA, num_workers=loader.num_workers, autotune=loader.autotune, seeding=loader.seeding)
+    assert again.autotune == (config or AutotuneConfig())
+    assert (again.num_workers, again.seeding, again._tuning() is not None) == (loader.num_workers, "batch", True)
+    loader.autotune = None
+    assert loader.autotune == AutotuneConfig()
+    assert DpexDataLoader(DATA, num_workers="auto", autotune=False).autotune is False
+    assert DpexDataLoader(DATA, num_workers=2).autotune is None
 
 
 def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +367,7 @@ def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
     for attrs in (before, after):
         attrs["sampler"] = type(attrs["sampler"])
     assert after == before
-    assert again._is_auto == loader._is_auto
+    assert Sizing(again).is_tuned == Sizing(loader).is_tuned == (kind == "auto")
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -37,7 +37,7 @@ PLAIN: dict[str, Any] = {
     "_settings": None,
     "_runtime": SimpleNamespace(tuner=None, iterators=[]),
 }
-TUNED = {"_is_auto": True}
+TUNED: dict[str, Any] = {"_is_auto": True, "autotune": AutotuneConfig()}
 REMOTE = {"distribute_mode": True}
 STREAM = {"_dataset_kind": DatasetKind.Iterable}
 STREAMS = Streams(count=3, why="The dataset is read in 3 streams, as the dataset names 3 shards.")

@@ -1,0 +1,112 @@
+"""A `DpexDataLoader` behind a loader of torch's class: it has that loader's data and makes its iterators.
+
+`dpex.serve` puts a `StandIn` in place of the loader's method ``_get_iterator``, which torch's ``__iter__`` calls. No
+other loader changes. A wrapper that copies the loader's ``__dict__``, such as Ray Train's and Fabric's, iterates the
+loader itself. ``dpex run`` keeps a `StandIn` under another name, because it replaces the method of torch's class.
+
+The dataset, the order and the collate function are the loader's, as they are when an iterator is asked for. How batches
+are made was settled when the loader was served. Used by whichever thread iterates.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR
+from dpex.loader.unused import count_as_used
+from dpex.system.compiler import untraced
+
+if TYPE_CHECKING:
+    from dpex._torch import BaseDataLoaderIter
+    from dpex.dataloader import DpexDataLoader
+
+ON_DEMAND, BELOW_RUN = "_get_iterator", "_dpex_stand_in"
+"""The attribute of a loader in which `dpex.serve` keeps a `StandIn`, and the attribute for ``dpex run``."""
+OF_DATA = (
+    *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "pin_memory", "timeout"),
+    *("pin_memory_device", "worker_init_fn", "generator", "_dataset_kind", "_IterableDataset_len_called"),
+)
+OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
+"""torch's options that a loader without workers may not have."""
+_PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
+"""Private attributes of a loader that torch's iterators read; dpex's would not see those of a subclass."""
+
+
+class StandIn:
+    """Makes a loader's iterators. It keeps the `DpexDataLoader` behind it alive, but not the loader itself.
+
+    A shallow copy of the loader shares it; a deep copy and a pickle get torch's method back.
+
+    made_for: The settings for which the `DpexDataLoader` was made. Other settings need another one.
+    """
+
+    def __init__(self, loader: DataLoader[Any], behind: DpexDataLoader[Any], made_for: object = None) -> None:
+        count_as_used(behind)
+        self._loader = weakref.ref(loader)
+        self._behind = behind
+        self.made_for: object = made_for
+
+    def is_of(self, loader: DataLoader[Any]) -> bool:
+        """Return True unless the loader has this from another one, whose attributes it has copied."""
+        return self._loader() is loader
+
+    @property
+    def behind(self) -> DpexDataLoader[Any]:
+        """The `DpexDataLoader`, with the loader's data as it is now."""
+        loader = self._loader()
+        if loader is not None:
+            vars(self._behind).update({name: getattr(loader, name) for name in OF_DATA if hasattr(loader, name)})
+        return self._behind
+
+    @untraced
+    def __call__(self) -> BaseDataLoaderIter:
+        return iter(self.behind)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._loader(), "_get_iterator")
+
+
+def stand_in_of(loader: Any) -> StandIn | None:
+    """Return what makes this loader's iterators; None: torch does, or the loader is of another kind."""
+    attributes = getattr(loader, "__dict__", {})
+    found = [attributes.get(name) for name in (ON_DEMAND, BELOW_RUN)]
+    return next((one for one in found if isinstance(one, StandIn)), None)
+
+
+def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return torch's options of how a loader's batches are made, by name; None for torch's default prefetch."""
+    found = {"in_order": getattr(loader, "in_order", True)}  # torch 2.6 and later
+    if not loader.num_workers:
+        return found
+    is_given = getattr(loader, "_prefetch_is_given", loader.prefetch_factor != TORCH_PREFETCH_FACTOR)
+    found |= {name: getattr(loader, name) for name in OF_WORKERS}
+    return found if is_given else found | {"prefetch_factor": None}
+
+
+def why_not(loader: DataLoader[Any]) -> str | None:
+    """Return in words why dpex cannot serve a loader; None: it can."""
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return "DataPipes are left to it"
+    own = [name for name in _PRIVATE if getattr(type(loader), name, None) is not getattr(DataLoader, name)]
+    if own:
+        return f"its class defines {', '.join(own)}"
+    context = loader.multiprocessing_context
+    if context is not None and not type(context).__module__.startswith("multiprocessing."):
+        return f"it has a multiprocessing context of another library, {context!r}"
+    return None
+
+
+def describe(loader: Any) -> str:
+    """Return a loader in words, such as "a DataLoader of a TensorDataset"."""
+    if loader.dataset is loader:  # fastai hands torch's iterators a stand-in of its loader
+        loader = getattr(loader, "d", loader)
+    package = type(loader).__module__.partition(".")[0]
+    whose = "" if package in ("torch", "__main__") else f" ({package})"
+    return f"{_a(type(loader).__name__)}{whose} of {_a(type(loader.dataset).__name__)}"
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"

@@ -1,0 +1,72 @@
+"""A warning of lost options: a `DpexDataLoader` with options of dpex's ends without one ``iter()``.
+
+Accelerate and Ray Train build a plain `DataLoader` from the user's loader, which then has none of dpex's options. The
+warning comes once in a process, when such a loader ends or when the process exits, unless an exception ended it.
+
+A loader counts as used if it was iterated, copied, or given as ``like=`` to `dpex.serve`. It also counts as used if,
+during its life, another one is made with its dataset and its options, as Lightning and Fabric do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from dpex.options import DEFAULTS
+from dpex.system.user_warnings import is_first, user_line
+
+if TYPE_CHECKING:
+    from dpex.dataloader import DpexDataLoader
+
+ABOUT = "loaders without one iter()"
+"""See `is_first`."""
+_NO_OPTIONS = {**DEFAULTS, "seeding": "worker"}
+_watched: dict[int, weakref.finalize[..., Any]] = {}
+"""By the loader's `id`: what warns when it ends."""
+
+
+def watch(loader: DpexDataLoader[Any]) -> None:
+    """Warn of this new loader if it ends before `count_as_used`. Loaders that it was built from count as used."""
+    options = _options_of(loader)
+    for other in [alive[0] for one in list(_watched.values()) if (alive := one.peek()) is not None]:
+        if other.dataset is loader.dataset and _options_of(other) == options:
+            count_as_used(other)
+    if options == _NO_OPTIONS:
+        return
+    kind = type(loader.dataset).__name__
+    ending = weakref.finalize(loader, _warn, id(loader), os.getpid(), kind, *user_line())
+    ending.atexit = False
+    _watched[id(loader)] = ending
+    if is_first("the exit is watched"):  # after the first `finalize`, whose own function would otherwise run before
+        atexit.register(_warn_at_exit)
+
+
+def count_as_used(loader: DpexDataLoader[Any]) -> None:
+    """Have this loader end without a warning."""
+    ending = _watched.pop(id(loader), None)
+    if ending is not None:
+        ending.detach()
+
+
+def _options_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
+    return {name: getattr(loader, name) for name in DEFAULTS}
+
+
+def _warn(key: int, pid: int, kind: str, file: str, line: int) -> None:
+    _watched.pop(key, None)
+    if pid == os.getpid() and is_first(ABOUT):
+        text = (
+            f"a DpexDataLoader of a {kind} ended without one iter(), so its options did nothing. If a framework built "
+            "another loader from it, call dpex.serve(that_loader, like=this_one) before that loader is iterated"
+        )
+        warnings.warn_explicit(text, UserWarning, file, line)
+
+
+def _warn_at_exit() -> None:
+    if not hasattr(sys, "last_value"):  # the traceback of an exception is to stand last
+        for ending in list(_watched.values()):
+            ending()
