@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import shutil
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +22,11 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset, get_worker_info
 
-from dpex.cache import disk_store
 from dpex.cache.encoding import Encoded, decoded, encoded, is_same
+from dpex.cache.files import aside, folder_of, memory_folder, path_of, room
 from dpex.cache.fingerprint import digest, fingerprint
-from dpex.cache.memory_store import MemoryStore, Stored, memory_folder, path_of, room
 from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again, random_place
+from dpex.cache.store import MemoryStore, Store, Stored
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
@@ -38,7 +37,7 @@ from dpex.transport.pickling import is_shipping
 
 logger: logging.Logger = logging.getLogger("dpex")
 
-FORMAT = 5
+FORMAT = 6
 """Version of encoded samples and their stores. Another number makes other caches."""
 CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
@@ -83,16 +82,16 @@ def cached(
             as "8GB". A table takes 24 more for each sample of the dataset. All goes when the last process that uses the
             cache ends. None: half of what is free, divided by the training processes of the machine that keep a cache
             of their own. 0: none.
-        disk: A folder for a cache that outlives the run. It needs ``version``, and the package lmdb:
-            ``pip install 'dpex[cache]'``.
+        disk: A folder on a local disk, for a cache that outlives the run. It needs ``version``.
         disk_budget: The maximum number of bytes there. None: half of what is free.
         name: A name by which other trainings join the cache, such as the other ranks of a job. It needs ``version``.
         version: Give another value whenever the samples change: other code, other files, other settings. If an old
             version is given for new samples, the old ones are read. With neither ``name`` nor ``disk`` no other
             training can join, and it has no effect.
         on_random: What happens when a sample turns out to be random. "raise": CacheError, which names the step. "skip":
-            a warning, and nothing is cached. No sample may draw from a global generator. The first samples of each
-            process, and one in a thousand later, are prepared twice under different seeds.
+            a warning, and nothing is cached; the samples on disk are set aside. No sample may draw from a global
+            generator. The first samples of each process, and one in a thousand later, are prepared twice under
+            different seeds.
         paths: Files and folders that the samples are made from, or one of them. Trainings for which their sizes or
             times of change differ share no cache.
 
@@ -102,9 +101,10 @@ def cached(
         written to.
 
     Raises:
-        OptionError: An argument has a wrong value, or lmdb is not installed. It is a ValueError.
-        CacheError: A folder is another user's, or shared memory or a limit of the process is too small. Reading a
-            random sample raises it as well, and setting an attribute to another value than that of cached samples.
+        OptionError: An argument has a wrong value. It is a ValueError.
+        CacheError: A folder is another user's, was written by LMDB or was set aside, or a disk, shared memory or a
+            limit of the process is too small. Reading a random sample raises it as well, and setting an attribute to
+            another value than that of cached samples.
 
     Examples:
         >>> import dpex
@@ -149,22 +149,14 @@ def cached(
         label = f"{kind} ({f'{name}, ' if name else ''}version {version})"
         named = digest([FORMAT, name, str(version)])[:_LABEL_DIGITS]
         key = named + fingerprint(dataset, len(dataset), paths)[_LABEL_DIGITS:]
-    folder = None if disk is None else Path(disk).absolute() / key
+    folder = None if disk is None else folder_of(Path(disk), key)
     if name is not None:
         _warn_of_another(key, f"name={name!r}, version={version!r}", folder)
     elif sizes["memory"] is None:
         sizes["memory"] = room() // 2 // local_ranks(os.environ)
     memory_key = key if name is not None or disk is None else uuid.uuid4().hex
-    options = _Options(
-        on_random=on_random,
-        label=label,
-        memory_key=memory_key,
-        is_private=name is None,
-        memory=sizes["memory"],
-        disk=folder,
-        disk_budget=sizes["disk_budget"],
-    )
-    return CachedDataset(dataset, key, options)
+    options = _Options(on_random=on_random, label=label, memory_key=memory_key, is_private=name is None, disk=folder)
+    return CachedDataset(dataset, key, replace(options, **sizes))
 
 
 def _check_names(name: Any, version: Any, disk: Any) -> None:
@@ -198,9 +190,9 @@ class _Options:
     label: str
     memory_key: str
     is_private: bool
-    memory: int | None
     disk: Path | None
-    disk_budget: int | None
+    memory: int | None = None
+    disk_budget: int | None = None
 
 
 class CachedDataset(Dataset[Any]):
@@ -217,6 +209,9 @@ class CachedDataset(Dataset[Any]):
         vars(self).update(dataset=dataset, key=key)
         self.__options, self.__samples = options, len(dataset)
         self.__open()
+        for store in self.__stores.values():
+            if store.why_full:
+                logger.warning("the cache in %s takes no samples: %s. It is only read", store.path, store.why_full)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -301,17 +296,26 @@ class CachedDataset(Dataset[Any]):
     def __open(self) -> None:
         """Open the stores of this machine. Raises as `cached`."""
         options = self.__options
-        stores: dict[str, Any] = {}
+        stores: dict[str, Store] = {}
         self.__pid, self.__misses, self.__stores = os.getpid(), 0, stores
+        label, samples, disk = options.label, self.__samples, options.disk
+        if disk is not None and aside(disk).exists():
+            text = (
+                f"{label} is not cached, as a sample was random in an earlier run: remove {aside(disk)} to begin "
+                f"anew, rename it to {disk.name} to read it as it is, or give another version="
+            )
+            if options.on_random == "raise":
+                raise CacheError(text)
+            logger.warning(text)
+            return
         try:
             if options.memory != 0:
-                path = path_of(options.memory_key)
-                stores["memory"] = MemoryStore(path, self.__samples, options.memory, options.label)
-            if options.disk is not None:
-                stores["disk"] = disk_store.opened(options.disk, options.disk_budget, options.label, self.__samples)
-        except OSError as error:  # of limits (ulimit -f, -v, -n), for example
+                stores["memory"] = MemoryStore(path_of(options.memory_key), samples, options.memory, label)
+            if disk is not None:
+                stores["disk"] = Store(disk / "samples", samples, options.disk_budget, label)
+        except OSError as error:  # of limits (ulimit -f, -v, -n), or of a full disk
             raise CacheError(
-                f"a cache of {options.label} cannot be made: {error}; give a smaller memory=, or see `ulimit -a`"
+                f"a cache of {label} cannot be made: {error}; give a smaller memory=, another disk=, or see `ulimit -a`"
             ) from error
 
     def __getstate__(self) -> Any:
@@ -378,31 +382,25 @@ class CachedDataset(Dataset[Any]):
             return
         pieces = encoded(sample)
         for where, store in stores.items():
-            if store.put(place, pieces, cost_us):
+            if store.put(place, pieces, cost_us) or store.is_random:
                 continue
-            event = "full" if store.why_full else "left_out"
-            if store.is_among_first(event):
+            if store.is_among_first("full" if store.why_full else "left_out"):
                 self.__tell_unkept(where, store, place, pieces.nbytes)
 
-    def __tell_unkept(self, where: str, store: Any, place: int, nbytes: int) -> None:
+    def __tell_unkept(self, where: str, store: Store, place: int, nbytes: int) -> None:
         stored, label = store.stored(), self.__options.label
         goes_on = "read from disk" if where == "memory" and "disk" in self.__stores else "prepared each time"
         if not store.why_full:
-            text = (
+            logger.warning(
                 "sample %s of %s has %s bytes, for which its cache (%s, %s bytes) has no room: it is %s, and smaller "
-            )
-            text += "ones are kept"
-            logger.warning(text, place, label, f"{nbytes:,}", where, f"{stored.budget:,}", goes_on)
+                "ones are kept", place, label, f"{nbytes:,}", where, f"{stored.budget:,}", goes_on
+            )  # fmt: skip
             return
-        all_bytes = stored.nbytes * stored.samples // stored.kept if stored.kept else 0
         logger.warning(
-            "the cache of %s (%s) keeps %s of %s samples, in %s bytes, and no more: %s. %sThe others are %s",
-            label,
-            where,
-            *(f"{value:,}" for value in (stored.kept, stored.samples, stored.nbytes)),
-            store.why_full,
-            f"All would take about {all_bytes:,} bytes. " if all_bytes else "",
-            goes_on,
+            "the cache of %s in %s keeps %s of %s samples, in %s of %s bytes, and no more: %s. All would take about %s "
+            "bytes. The others are %s",
+            *(label, store.path, stored.kept, stored.samples, f"{stored.nbytes:,}", f"{stored.budget:,}"),
+            *(store.why_full, f"{stored.nbytes * stored.samples // max(1, stored.kept):,}", goes_on),
         )
 
     # -- samples -------------------------------------------------------------------------------------------------------
@@ -440,18 +438,15 @@ class CachedDataset(Dataset[Any]):
     def __end_caching(self, place: int, *, in_bulk: bool) -> None:
         """Raise CacheError for a random sample, or have nothing cached any more."""
         label = self.__options.label
-        why = (
-            random_place(self.dataset, place, in_bulk=in_bulk)
-            or "put what is random into a dataset around the cached one"
-        )
+        step = random_place(self.dataset, place, in_bulk=in_bulk)
+        why = step or "put what is random into a dataset around the cached one"
         if self.__options.on_random == "raise":
             raise CacheError(f"sample {place} of {label} is random, so it cannot be cached: {why}, or on_random='skip'")
-        if not self.is_random:
+        first = {where: store.is_among_first("is_random") for where, store in self.__stores.items()}
+        if any(first.values()):
             logger.warning("%s is not cached, as its sample %s is random: %s", label, place, why)
-        for store in self.__stores.values():
-            store.note_random()
-        if self.__options.disk is not None:
-            shutil.rmtree(self.__options.disk, ignore_errors=True)
+        if first.get("disk"):
+            self.__stores["disk"].set_aside()
 
     def stop_caching(self) -> None:
         """Neither read from the cache nor keep samples in it, in this process."""

@@ -5,11 +5,11 @@ import logging
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,19 +23,18 @@ import torch
 from families import Of, seeded
 from forks import ended, in_a_child, started
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
-from waiting import meet
+from waiting import meet, until
 from workload import wait_as_work
 
 import dpex
 from dpex import DpexDataLoader
 from dpex.cache import dataset as dataset_module
-from dpex.cache import disk_store, memory_store
-from dpex.cache.disk_store import DiskStore
+from dpex.cache import files
+from dpex.cache import store as store_module
 from dpex.cache.encoding import decoded, encoded
-from dpex.cache.memory_store import MemoryStore
+from dpex.cache.store import MemoryStore, Store
 from dpex.errors import CacheError
 
-pytest.importorskip("lmdb")
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 LENGTH = 24
 NOBODY = 65534
@@ -223,42 +222,20 @@ def test_a_second_preparation_counts_against_no_limit(limit: dict[str, Any], mon
 def test_a_worker_killed_while_writing_leaves_no_partial_sample(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed with half of the sample written, and in the middle of a transaction."""
+    """It is killed with half of the sample written."""
     killed = tmp_path / "killed"
-    write = memory_store._write
+    write = store_module._write
 
-    def kill_once() -> None:
-        with contextlib.suppress(FileExistsError):
-            killed.touch(exist_ok=False)
-            os.kill(os.getpid(), signal.SIGKILL)
+    def half_written(fd: int, at: int, parts: Any) -> None:
+        if at > store_module.PAGE + LENGTH * store_module._ENTRY.size:  # a sample, not an entry
+            with contextlib.suppress(FileExistsError):
+                killed.touch(exist_ok=False)
+                os.pwrite(fd, bytes(parts[0])[:60_000] + b"\xff" * 1000, at)
+                os.kill(os.getpid(), signal.SIGKILL)
+        write(fd, at, parts)
 
-    def half_written(fd: int, sample: Any, offset: int) -> None:
-        if not killed.exists():
-            os.pwrite(fd, bytes(sample.parts[0]) + b"\xff" * 1000, offset)
-        kill_once()
-        write(fd, sample, offset)
-
-    class Killing:
-        def __init__(self, env: Any) -> None:
-            self._env = env
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._env, name)
-
-        @contextlib.contextmanager
-        def begin(self, **options: Any) -> Iterator[Any]:
-            with self._env.begin(**options) as transaction:
-                yield transaction
-                if options.get("write"):
-                    kill_once()
-
-    if kind == "memory":
-        monkeypatch.setattr(memory_store, "_write", half_written)
-        dataset = cached(Images())
-    else:
-        current = DiskStore._current
-        monkeypatch.setattr(DiskStore, "_current", lambda store: Killing(current(store)))
-        dataset = cached(Images(), memory=0, disk=tmp_path / "disk")
+    monkeypatch.setattr(store_module, "_write", half_written)
+    dataset = cached(Images(), **({} if kind == "memory" else {"memory": 0, "disk": tmp_path / "disk"}))
     with DpexDataLoader(dataset, batch_size=2, num_workers=2) as loader:
         for _ in range(2):
             with warnings.catch_warnings(action="ignore"):  # of the worker that was killed
@@ -267,6 +244,33 @@ def test_a_worker_killed_while_writing_leaves_no_partial_sample(
         assert loader.stats().pools["local"].cache_misses == 0
     assert killed.exists()
     assert dataset.stored()[kind].kept == LENGTH
+
+
+def test_kills_at_any_moment_of_writing_leave_whole_samples(tmp_path: Path) -> None:
+    """Two processes fill a file on disk in turns, and are killed where they are, again and again."""
+    path, many = tmp_path / "disk" / "key" / "samples", 4000
+
+    def fill(step: int) -> None:
+        store = Store(path, many, 1 << 30, "Images")
+        for index in range(many)[::step]:
+            if store.get(index) is None:
+                store.put(index, encoded(np.full(20_000, index % 251, np.uint8)), 1)
+
+    kept = 0
+    for _ in range(5):
+        fillers = [started(partial(fill, step)) for step in (1, -1)]
+        store = Store(path, many, 1 << 30, "Images")
+        until(lambda: store.stored().kept >= kept + 50)  # noqa: B023
+        for pid in fillers:
+            os.kill(pid, signal.SIGKILL)
+            ended(pid)
+        del store
+        store = Store(path, many, 1 << 30, "Images")
+        found = {index: store.get(index) for index in range(many)}
+        whole = {index: decoded(one[0]) for index, one in found.items() if one is not None}
+        assert all(len(one) == 20_000 and (one == index % 251).all() for index, one in whole.items())
+        assert len(whole) > kept
+        kept = len(whole)
 
 
 def test_two_trainings_fill_one_cache_and_the_last_removes_it(tmp_path: Path) -> None:
@@ -287,7 +291,7 @@ def test_two_trainings_fill_one_cache_and_the_last_removes_it(tmp_path: Path) ->
     assert LENGTH <= len(list(made.iterdir())) <= 2 * LENGTH
     again = cached(Images(made), **options)
     assert (again.stored()["memory"].kept, again.stored()["disk"].kept) == (0, LENGTH)
-    path = memory_store.path_of(again.key)
+    path = files.path_of(again.key)
     assert path.exists()
     del again
     assert not path.exists()
@@ -295,7 +299,7 @@ def test_two_trainings_fill_one_cache_and_the_last_removes_it(tmp_path: Path) ->
 
 def test_two_processes_samples_survive_the_move_to_huge_pages() -> None:
     """Each writes every second sample while the other one has the kernel move pages."""
-    path = memory_store.path_of(uuid.uuid4().hex)
+    path = files.path_of(uuid.uuid4().hex)
     store = MemoryStore(path, 100, 1 << 25, "Data")
 
     def write(first: int) -> None:
@@ -307,8 +311,8 @@ def test_two_processes_samples_survive_the_move_to_huge_pages() -> None:
         found = store.get(index)
         assert found is not None
         assert (decoded(found[0]) == index).all()
-    unit = memory_store.HUGE_PAGE
-    if not memory_store.advise(store._memory, memory_store._MADV_COLLAPSE, unit, unit):
+    unit = store_module.HUGE_PAGE
+    if not store_module.advise(store._memory, store_module._MADV_COLLAPSE, unit, unit):
         pytest.skip("this kernel makes no huge pages of shared memory")
     (mapped,) = (part for part in Path("/proc/self/smaps").read_text().split("VmFlags") if f"{path.name}\n" in part)
     huge_kb = re.search(r"ShmemPmdMapped: +(\d+) kB", mapped)
@@ -344,15 +348,15 @@ def test_a_full_disk_ends_filling_with_one_warning_not_reading(small_disk: Path,
         kept = dataset.stored()["disk"].kept
         assert 10 <= kept < LENGTH
         assert loader.stats().pools["local"].cache_hits == kept
-    assert (
-        logged.read_text().count("and no more: its file system is full") == logged.read_text().count("and no more") == 1
-    )
+    text = logged.read_text()
+    file = small_disk / dataset.key / "samples"
+    assert text.count("and no more: No space left on device") == text.count("and no more") == text.count(str(file)) == 1
 
 
 def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when others take it after the cache was made: the budget is not used up."""
-    monkeypatch.setattr(memory_store, "SHARED_MEMORY", small_disk)
-    monkeypatch.setattr(memory_store, "room", lambda: 1 << 30)
+    monkeypatch.setattr(files, "SHARED_MEMORY", small_disk)
+    monkeypatch.setattr(files, "room", lambda: 1 << 30)
     dataset = cached(Images(), memory="100MB")
     for _ in range(2):
         assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
@@ -366,38 +370,89 @@ def test_a_folder_of_another_user_is_refused(place: str, tmp_path: Path, monkeyp
     dataset[0]
     key = dataset.key
     del dataset
-    monkeypatch.setattr(memory_store, "SHARED_MEMORY", tmp_path / "shm")
-    memory_store.own_folder(memory_store.memory_folder())
-    folders = {"disk": tmp_path / "disk", "disk/key": tmp_path / "disk" / key, "memory": memory_store.memory_folder()}
+    monkeypatch.setattr(files, "SHARED_MEMORY", tmp_path / "shm")
+    files.own_folder(files.memory_folder())
+    folders = {"disk": tmp_path / "disk", "disk/key": tmp_path / "disk" / key, "memory": files.memory_folder()}
     os.chown(folders[place], NOBODY, NOBODY)
     with pytest.raises(CacheError, match=f"user {NOBODY}"):
         cached(Images(), name="images", version="1", disk=tmp_path / "disk")
 
 
-def test_a_read_only_folder_is_read_only() -> None:
-    place = Path(tempfile.mkdtemp())
-    version = uuid.uuid4().hex
+@pytest.mark.parametrize("damage", ["", "cut off in a sample", "cut off in the table"])
+def test_a_read_only_file_system_is_read(small_disk: Path, damage: str, logged: Path) -> None:
+    options: dict[str, Any] = {"memory": 0, "disk": small_disk, "disk_budget": "2MB", "version": "1"}
+    dataset = cached(Images(), **options)
+    for index in range(11 if damage else 10):
+        dataset[index]
+    file = small_disk / dataset.key / "samples"
+    del dataset
+    if damage:
+        os.truncate(file, 100 if damage.endswith("table") else file.stat().st_size - 1)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    if damage.endswith("table"):
+        with pytest.raises(CacheError, match=f"{file} is damaged, .* as it is read-only"):
+            cached(Images(), **options)
+        return
+    dataset = cached(Images(), **options)
+    with DpexDataLoader(dataset, batch_size=4, num_workers=1) as loader:
+        for _ in range(2):
+            assert [batch[:, 0].tolist() for batch in loader] == torch.arange(float(LENGTH)).view(-1, 4).tolist()
+            assert loader.stats().pools["local"].cache_hits == 10
+    assert f"{file} takes no samples: it is read-only" in logged.read_text()
+    assert (f"{file} is damaged or was cut off: sample 10" in logged.read_text()) is bool(damage)
 
-    def filled_and_read() -> None:
-        if os.getuid() == 0:  # to whom nothing is read-only
-            os.chown(place, NOBODY, NOBODY)
-            os.setuid(NOBODY)
-        dataset = cached(Images(), memory=0, disk=place, version=version)
-        for index in range(10):
-            dataset[index]
-        folder = place / dataset.key
-        del dataset
-        for file in folder.iterdir():
-            file.chmod(0o400)
-        folder.chmod(0o500)
-        dataset = cached(Images(), memory=0, disk=place, version=version)
-        assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
-        assert dataset.stored()["disk"].kept == 10
-        folder.chmod(0o700)
 
-    in_a_child(filled_and_read)
-    shutil.rmtree(place)
-    shutil.rmtree(memory_store.SHARED_MEMORY / f"dpex-{NOBODY}", ignore_errors=True)
+def test_a_limit_of_file_sizes_ends_the_filling(tmp_path: Path, logged: Path) -> None:
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))
+        dataset = cached(Images(), memory=0, disk=tmp_path / "disk", version="1")
+        for _ in range(2):
+            assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
+        assert dataset.stored()["disk"].kept == 5
+
+    in_a_child(fill)
+    assert logged.read_text().count("/samples keeps 5 of 24 samples") == logged.read_text().count("File too large") == 1
+    dataset = cached(Images(), memory=0, disk=tmp_path / "disk", version="1")
+    assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))
+    assert dataset.stored()["disk"].kept == LENGTH
+
+
+def test_a_random_sample_sets_aside_what_earlier_runs_have_stored(tmp_path: Path, logged: Path) -> None:
+    """The samples that two trainings share stay on disk, and no later run reads them."""
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    options: dict[str, Any] = {"memory": 0, "disk": tmp_path / "disk", "version": "1", "on_random": "skip"}
+    other = cached(Noted(drawn), **options)
+    for index in range(10):
+        other[index]
+    (drawn / "now").touch()
+    dataset = cached(Noted(drawn), **options)
+    with DpexDataLoader(dataset, batch_size=4, num_workers=2) as loader:
+        assert [batch[:, 0].tolist() for batch in loader] == torch.arange(float(LENGTH)).view(-1, 4).tolist()
+    aside = tmp_path / "disk" / f"{dataset.key}.aside"
+    assert dataset.is_random
+    assert other.is_random
+    text = logged.read_text()
+    assert text.count("is not cached, as its sample") == text.count(f"they were set aside, in {aside}") == 1
+    later = cached(Noted(drawn), **options)
+    assert later.stored() == {}
+    assert later[3][0] == 3
+    assert f"remove {aside} to begin anew, rename it to {dataset.key} to read it" in logged.read_text()
+    with pytest.raises(CacheError, match=f"remove {aside}"):
+        cached(Noted(drawn), **{**options, "on_random": "raise"})
+    del dataset, other
+    aside.rename(aside.with_suffix(""))
+    assert cached(Noted(drawn), **options).stored()["disk"].kept >= 10
+
+
+class Noted(Images):
+    """Draws a random number once there is a file ``now`` in ``made``."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert self.made is not None
+        if (self.made / "now").exists():
+            torch.rand(1)
+        return torch.full((30_000,), float(index))
 
 
 def test_a_process_forked_after_file_removal_shares_the_lock(tmp_path: Path) -> None:
@@ -419,20 +474,6 @@ def test_a_process_forked_after_removal_of_the_disk_works_on(tmp_path: Path) -> 
     dataset[0]
     shutil.rmtree(tmp_path / "disk")
     in_a_child(lambda: [dataset[index] for index in range(4)])
-
-
-def test_a_smaller_budget_reads_what_a_larger_one_keeps(tmp_path: Path) -> None:
-    folder = tmp_path / "cache" / "key"
-
-    def fill() -> None:
-        store = disk_store.opened(folder, 1 << 26, "Images", 100)
-        store._budget = 1 << 26
-        for index in range(100):
-            assert store.put(index, encoded(np.zeros(100_000, np.uint8)), 1)
-
-    small = disk_store.opened(folder, 1 << 20, "Images", 100)
-    in_a_child(fill)
-    assert all(small.get(index) is not None for index in range(100))
 
 
 def test_a_dataset_with_a_set_has_the_same_cache_in_the_next_run() -> None:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from dpex._torch import WorkerInfo, set_worker_info
 from dpex._torch import collate as torch_collate
 from dpex.cache.dataset import caches_in
-from dpex.cache.memory_store import hold_all
+from dpex.cache.files import hold_all
 from dpex.errors import DpexError
 from dpex.measure.sums import LinkSums
 from dpex.pools.local.fork_server import ForkStarter, in_common, keep_from_templates

@@ -1,0 +1,401 @@
+"""Encoded samples of one cache in one file: in shared memory, or on a disk, where later runs read them.
+
+The file has a header, an entry for each sample, and the samples. Space is given out in order and not given back, so a
+sample in the file never changes. A writer claims space under a lock, writes the sample, and publishes its entry last.
+An entry has a checksum, so a reader never sees a part of a sample. A process that is killed while it writes wastes the
+space, and another process prepares the sample.
+
+In shared memory the last user removes the file, and a file that killed processes left is removed by the next process
+that opens a store. Each epoch has new workers, which take page faults for all that they read. So space is made huge
+pages before it is claimed, if the kernel can (Linux 6.1): one fault then serves several samples. Writes to one file
+wait for each other, and they are short where the pages exist already.
+
+On disk the file stays, and a checksum behind each sample finds damage. The file is not mapped: an access to a map is a
+bus error where the file was cut off or the disk fails, while a call returns. Nothing is flushed to the disk: if the
+machine itself fails, the samples of the last half minute may be damaged, and are prepared again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpex.cache import files
+from dpex.cache.encoding import ALIGNMENT, Encoded
+from dpex.cache.files import ClaimLock, HeldFile, aside, is_alone, is_there, own_folder, remove_unused
+from dpex.errors import CacheError
+from dpex.transport.memory import HUGE_PAGE, advise, map_memory
+
+logger: logging.Logger = logging.getLogger("dpex")
+
+PAGE = 4096
+COPIED_BYTES = 1 << 20
+"""In memory, a shorter sample is copied out. Of a longer one the pages are mapped, and copied when they are written."""
+_MADV_POPULATE_READ, _MADV_COLLAPSE = 22, 25
+"""Python has no names for these of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm are."""
+_PREPARED_BYTES = 2 * HUGE_PAGE
+"""Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
+_LEAD_BYTES = 64 << 20
+"""Most bytes from the claimed space to the end of the huge pages: 16 workers write less while a part is prepared."""
+_LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
+"""The part of a disk's file system that is left free, and its maximum in bytes."""
+_MAGIC = 0x6470_6578_6361_636C
+"""Another layout of the file has another number."""
+_WORDS = ("magic", "samples", "capacity", "used", "least", "is_full", "is_random", "left_out", "full", "checked",
+          "damaged")  # fmt: skip
+"""The header. ``least``: bytes of the smallest sample. The last four count events, until one process opens it alone."""
+_AT = {word: 8 * number for number, word in enumerate(_WORDS)}
+_WORD = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QQII")
+"""Place, bytes, microseconds to prepare it, and checksum of this entry."""
+_CRC = struct.Struct("<I")
+"""On disk, the checksum behind a sample."""
+_BLOCK = 4096
+"""Bytes that are added up for it."""
+_TRIES = 1000
+"""A file may go again and again, when its last user ends, before another process has its lock on it."""
+
+
+class Stored(NamedTuple):
+    """The contents of a store.
+
+    Attributes:
+        samples: Samples of the dataset.
+        kept: Samples in the store.
+        nbytes: Bytes that they take.
+        budget: Bytes that they may take.
+    """
+
+    samples: int
+    kept: int
+    nbytes: int
+    budget: int
+
+
+class Store:
+    """The samples of one cache in a file on disk.
+
+    One object serves one process with all its threads, and the processes that are forked from it.
+    """
+
+    stays: bool = True
+    """True if the file outlives its last user."""
+    tail_bytes: int = _CRC.size
+    """Bytes behind each sample."""
+
+    def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
+        """Open the file, or make it. ``budget``: None is half of what is free. If others use the file, theirs counts.
+
+        A read-only folder is read. Raises CacheError if a folder belongs to another user, or other processes use a file
+        that is no such cache, and OSError if the file cannot be made.
+        """
+        self.path: Path = path
+        self._samples, self._begins = samples, _data_begins(samples)
+        own_folder(path.parent)
+        is_read_only = not os.access(path.parent, os.W_OK)
+        self._error = "it is read-only" if is_read_only else ""
+        """Why nothing can be written."""
+        self._own: dict[str, int] = {}
+        """Words of the header that could not be written."""
+        self._claims: Any = contextlib.nullcontext() if is_read_only else ClaimLock(path.parent / "lock")
+        self._file = HeldFile(path, self._opened(budget, name), stays=self.stays)
+
+    def _opened(self, budget: int | None, name: str) -> int:
+        """Return the open file, with a shared lock. The first user makes it, if it is not whole."""
+        flags = (os.O_RDONLY if self._error else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC | os.O_NOFOLLOW
+        for _ in range(_TRIES):
+            fd = os.open(self.path, flags, 0o600)
+            try:
+                if not self._error and is_alone(fd):
+                    self._begin(fd, budget, name)
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                if is_there(self.path, fd) and self._is_whole(fd):
+                    return fd
+            except BaseException as error:
+                os.close(fd)
+                if isinstance(error, OSError):
+                    error.filename = str(self.path)
+                raise
+            os.close(fd)  # the last user has removed it, or was killed before it was whole
+        raise CacheError(
+            f"{self.path} is damaged, or is no cache of {self._samples} samples, and it cannot be replaced, as it is "
+            "read-only or other processes use it; end these, or remove it"
+        )
+
+    def _is_whole(self, fd: int) -> bool:
+        """Return True if the file has a header for that number of samples, and its whole table."""
+        found = os.pread(fd, 16, 0)
+        return found == struct.pack("<2Q", _MAGIC, self._samples) and os.fstat(fd).st_size >= self._begins
+
+    def _begin(self, fd: int, budget: int | None, name: str) -> None:
+        """Make the file unless it is whole, and forget events of earlier runs. The caller has an exclusive lock."""
+        if not self._is_whole(fd):
+            if os.fstat(fd).st_size:
+                logger.warning("%s is damaged or was cut off: it begins anew", self.path)
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, self._begins)
+            (self.path.parent / "about.json").write_text(json.dumps({"name": name, "samples": self._samples}))
+        used, least = struct.unpack("<2Q", os.pread(fd, 16, _AT["used"]))  # zeros, if it is new
+        used = max(used, self._begins)
+        if budget is None:
+            found = os.fstatvfs(fd)
+            budget = (found.f_bavail * found.f_frsize + used - self._begins) // 2
+        self._write_header(fd, budget, used, least)
+
+    def _write_header(self, fd: int, capacity: int, used: int, least: int) -> None:
+        """Write the header. The words of events are zero."""
+        words = struct.pack("<5Q", _MAGIC, self._samples, capacity, used, least)
+        _write(fd, 0, (words.ljust(8 * len(_WORDS), b"\0"),))
+
+    def _read(self, at: int, nbytes: int) -> bytes | memoryview:
+        """Return bytes of the header or the table. Bytes that were cut off or cannot be read are zeros."""
+        try:
+            return os.pread(self._file.fd, nbytes, at).ljust(nbytes, b"\0")
+        except OSError:
+            return bytes(nbytes)
+
+    def _get(self, word: str) -> int:
+        return self._own.get(word) or int(_WORD.unpack(self._read(_AT[word], 8))[0])
+
+    def _set(self, word: str, value: int) -> None:
+        try:
+            _write(self._file.fd, _AT[word], (_WORD.pack(value),))
+        except OSError:
+            self._own[word] = value
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def get(self, index: int) -> tuple[Any, int] | None:
+        """Return the encoded sample and the microseconds that it took to prepare; None if it is missing or damaged."""
+        place, nbytes, cost_us, crc = entry = _ENTRY.unpack(self._read(PAGE + index * _ENTRY.size, _ENTRY.size))
+        if not place:
+            return None
+        is_seen = crc == _checksum(index, place, nbytes, cost_us)
+        memory = self._load(place, nbytes, crc) if is_seen else None
+        if memory is not None:
+            return memory, cost_us
+        self._forget(index, entry)
+        return None
+
+    def _load(self, place: int, nbytes: int, crc: int) -> Any:
+        """Return the bytes of a sample; None if they are not all there, or are damaged."""
+        left = memory = np.empty(nbytes + _CRC.size, np.uint8).data
+        try:
+            while left and (found := os.preadv(self._file.fd, [left], place + len(memory) - len(left))):
+                left = left[found:]
+        except OSError:
+            return None
+        body = memory[:nbytes]
+        return None if left or _sum_of(body, crc) != memory[nbytes:] else body
+
+    def _forget(self, index: int, entry: tuple[int, ...]) -> None:
+        """Have a damaged sample prepared again. An entry that has changed since was only seen in part."""
+        at = PAGE + index * _ENTRY.size
+        with self._claims, contextlib.suppress(OSError):
+            if _ENTRY.unpack(self._read(at, _ENTRY.size)) != entry:
+                return
+            _write(self._file.fd, at, (bytes(_ENTRY.size),))
+        if self.is_among_first("damaged"):
+            logger.warning(
+                "%s is damaged or was cut off: sample %s and others like it are made again", self.path, index
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the samples take."""
+        return max(0, self._get("used") - self._begins)
+
+    def stored(self) -> Stored:
+        places = np.frombuffer(self._read(PAGE, self._begins - PAGE), "<u8")[: 3 * self._samples : 3]
+        return Stored(self._samples, int(np.count_nonzero(places)), self.nbytes, self._get("capacity"))
+
+    def set_aside(self) -> None:
+        """Rename the folder if it has samples, so that no later run reads them."""
+        folder = self.path.parent
+        try:
+            if self.nbytes:
+                folder.rename(aside(folder))
+                logger.warning(
+                    "the samples in %s may be random, too: they were set aside, in %s", folder, aside(folder)
+                )
+        except OSError as error:
+            logger.warning("the samples in %s may be random, too: remove it (%s)", folder, error.strerror)
+
+    # -- what the processes tell each other ----------------------------------------------------------------------------
+
+    @property
+    def is_random(self) -> bool:
+        """True once the dataset turned out to be random, so that no sample may be read or kept."""
+        return bool(self._get("is_random"))
+
+    def is_among_first(self, event: str, most: int = 1) -> bool:
+        """Return True to the first ``most`` calls of all processes. Each event, a word of the header, counts apart."""
+        with self._claims:
+            before = self._get(event)
+            if before < most:
+                self._set(event, before + 1)
+        return before < most
+
+    @property
+    def why_full(self) -> str:
+        """The reason why the cache takes no more samples, or "". The first samples stay."""
+        return self._error or ("its budget is used" if self._get("is_full") else "")
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
+        """Keep a sample, unless it is there. Return False if it does not fit or cannot be written."""
+        try:
+            place = self._claim(index, sample.nbytes + self.tail_bytes)
+            if place <= 0:
+                return not place
+            crc = _checksum(index, place, sample.nbytes, cost_us)
+            self._keep(place, sample, crc)
+            _write(self._file.fd, PAGE + index * _ENTRY.size, (_ENTRY.pack(place, sample.nbytes, cost_us, crc),))
+        except OSError as error:  # the file system is full before the budget is used, for example
+            self._error = str(error.strerror)
+            return False
+        return True
+
+    def _keep(self, place: int, sample: Encoded, crc: int) -> None:
+        """Write a sample to space that was claimed."""
+        body = b"".join(sample.parts)
+        _write(self._file.fd, place, (body, _sum_of(body, crc)))
+
+    def _claim(self, index: int, nbytes: int) -> int:
+        """Return where this process may write the sample; 0 if it is there, and -1 if it does not fit."""
+        with self._claims:
+            if not self._is_whole(self._file.fd):
+                raise OSError(errno.EIO, "it was cut off, or its disk fails")
+            if _WORD.unpack(self._read(PAGE + index * _ENTRY.size, 8))[0]:
+                return 0
+            used, least = self._get("used"), self._get("least")
+            place = used + -used % (PAGE if nbytes >= COPIED_BYTES else ALIGNMENT)
+            room = self._get("capacity") - (place - self._begins)
+            if nbytes > room and room < least:
+                self._set("is_full", 1)
+            if nbytes > room or self.is_random or self.why_full:
+                return -1
+            self._check_room(nbytes)
+            _write(self._file.fd, _AT["used"], (struct.pack("<2Q", place + nbytes, min(least or nbytes, nbytes)),))
+            return place
+
+    def _check_room(self, nbytes: int) -> None:
+        """Raise OSError if the file system would be full."""
+        found = os.fstatvfs(self._file.fd)
+        left = min(_MOST_LEFT_FREE, int(_LEFT_FREE_RATIO * found.f_blocks * found.f_frsize))
+        if found.f_bavail * found.f_frsize < nbytes + left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class MemoryStore(Store):
+    """The samples of one cache in shared memory. Header, table and samples are read in a map. It needs no checksums."""
+
+    stays: bool = False
+    tail_bytes: int = 0
+
+    def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
+        """See `Store`. Raises CacheError as well if shared memory has no room for the table of samples."""
+        super().__init__(path, samples, budget, name)
+        remove_unused(path.parent)
+        self._memory = map_memory(self._file.fd, os.fstat(self._file.fd).st_size, at_huge=True)
+        self._table = memoryview(self._memory).cast("B")
+
+    def _begin(self, fd: int, budget: int | None, name: str) -> None:
+        """Make the file anew.
+
+        Header and entries are allocated now, so that no later access is a bus error; samples when they are written.
+        """
+        try:
+            os.ftruncate(fd, 0)
+            os.posix_fallocate(fd, 0, self._begins)
+        except OSError as error:
+            raise CacheError(
+                f"shared memory has no room for the table of {self._samples} samples ({self._begins} bytes): "
+                f"{error.strerror}; enlarge {files.SHARED_MEMORY} (docker run --shm-size=...)"
+            ) from error
+        free = files.room()
+        if budget is not None and budget > free:
+            logger.warning(
+                "memory=%s for a cache of %s, and %s bytes of shared memory are free: it takes these at most. Enlarge "
+                "%s (docker run --shm-size=...), or give disk=", f"{budget:,}", name, f"{free:,}", files.SHARED_MEMORY
+            )  # fmt: skip
+        capacity = free // 2 if budget is None else min(budget, free)
+        os.ftruncate(fd, self._begins + capacity)  # so that all of it can be mapped
+        self._write_header(fd, capacity, self._begins, 0)
+
+    def _read(self, at: int, nbytes: int) -> memoryview:
+        return self._table[at : at + nbytes]
+
+    def _load(self, place: int, nbytes: int, crc: int) -> Any:
+        if os.fstat(self._file.fd).st_size < place + nbytes:  # it was cut off, so reading it would be a bus error
+            return None
+        if nbytes < COPIED_BYTES:
+            return bytearray(self._table[place : place + nbytes])
+        return map_memory(self._file.fd, nbytes, offset=place, private=True)
+
+    def _keep(self, place: int, sample: Encoded, crc: int) -> None:
+        self._prepare(place, sample.nbytes)
+        _write(self._file.fd, place, sample.parts)
+
+    def _prepare(self, place: int, nbytes: int) -> None:
+        """Make huge pages ahead of space that was claimed; each part of the file is the task of one claim.
+
+        Where the kernel refuses, the pages are made small, when they are written.
+        """
+        first, last = (self._prepared_at(used) for used in (place - 1, place + nbytes))
+        if first == last:
+            return
+        for at in range(first, last, HUGE_PAGE):
+            advise(self._memory, _MADV_POPULATE_READ, at, PAGE)  # collapse leaves out what has no page at all
+        advise(self._memory, _MADV_COLLAPSE, first, last - first)
+
+    def _prepared_at(self, used: int) -> int:
+        """Return where the huge pages end once the file is used up to ``used``: a small cache gets a short lead."""
+        end = used + min(_LEAD_BYTES, max(0, used - self._begins))
+        return min(end // _PREPARED_BYTES * _PREPARED_BYTES, len(self._table) // HUGE_PAGE * HUGE_PAGE)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def _write(fd: int, at: int, parts: Iterable[Any]) -> None:
+    """Write all parts. A write to a file system that is full is an error, where a store through a map would kill."""
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while len(view):
+            written = os.pwrite(fd, view, at)
+            view, at = view[written:], at + written
+
+
+def _data_begins(samples: int) -> int:
+    end = PAGE + samples * _ENTRY.size
+    return end + -end % PAGE
+
+
+def _checksum(*values: int) -> int:
+    """Return the checksum of an entry."""
+    return zlib.crc32(struct.pack(f"<{len(values)}Q", *values))
+
+
+def _sum_of(body: Any, crc: int) -> bytes:
+    """Return the CRC-32 of an entry's checksum, of the sums of the 64-bit words of each block, and of the rest.
+
+    It takes a tenth of the time of the CRC-32 of all bytes, which is longer than reading them.
+    """
+    if len(body) < _BLOCK:
+        return _CRC.pack(zlib.crc32(body, crc))
+    words = np.frombuffer(body, "<u8", len(body) // _BLOCK * (_BLOCK // 8))
+    sums = words.reshape(-1, _BLOCK // 8).sum(axis=1)
+    return _CRC.pack(zlib.crc32(memoryview(body)[words.nbytes :], zlib.crc32(sums, crc)))
