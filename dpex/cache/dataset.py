@@ -12,10 +12,10 @@ import logging
 import os
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from operator import index as whole_number
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,7 @@ two preparations in a row could exceed a time limit of the user's."""
 _MOST_ITEMS = 64
 """Maximum items of a list in which `caches_in` searches for caches."""
 _MOST_OBJECTS = 1000
-"""Maximum objects of a level of attributes whose parts `caches_in` searches."""
+"""Maximum objects whose parts `caches_in` searches, the nearest first."""
 _LABEL_DIGITS = 16
 """Digits of a key that stand for name and version. Those that follow are of the fingerprint."""
 _OWN = "_CachedDataset__"
@@ -456,16 +456,18 @@ class CachedDataset(Dataset[Any]):
 # -- what others ask ---------------------------------------------------------------------------------------------------
 
 
-def caches_in(dataset: Any, levels: int = 4) -> list[CachedDataset]:
+def caches_in(dataset: Any) -> list[CachedDataset]:
     """Return the cached datasets in a dataset: itself, or those in its attributes, lists and datasets within."""
     caches: list[CachedDataset] = []
     seen: dict[int, Any] = {}
-    level = [dataset]
-    for _ in range(levels + 1):
-        new = {id(one): one for one in level if id(one) not in seen}
-        seen |= new
-        caches += [one for one in new.values() if isinstance(one, CachedDataset)]
-        level = [part for one in islice(new.values(), _MOST_OBJECTS) for part in _parts_of(one)]
+    waiting = deque([dataset])
+    while waiting and len(seen) < _MOST_OBJECTS:
+        one = waiting.popleft()
+        if id(one) not in seen:
+            seen[id(one)] = one
+            waiting.extend(_parts_of(one))
+            if isinstance(one, CachedDataset):
+                caches.append(one)
     return caches
 
 

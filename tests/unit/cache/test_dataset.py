@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 import dpex
 from dpex.cache import dataset as dataset_module
 from dpex.cache import files
-from dpex.cache.dataset import CHECKED_FIRST, bytes_of
+from dpex.cache.dataset import CHECKED_FIRST, bytes_of, caches_in
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.transport.pickling import pack, unpack
@@ -222,6 +222,26 @@ def test_bytes_of_inner_caches_count_and_keep_no_dataset_alive() -> None:
     del found
     assert told() == {}
     assert bytes_of(Outer(3))() == {}
+
+
+class Part(list[Any]):
+    """Counts the visits to its items."""
+
+    visits = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Part.visits += 1
+        return super().__getitem__(index)
+
+
+def test_a_search_for_caches_makes_a_bounded_number_of_visits() -> None:
+    """Lists of lists of lists, and objects that name each other, are looked at up to one number in all."""
+    images = Images()
+    images.all = Part([Part([Part([0] * 64) for _ in range(64)]) for _ in range(64)])  # type: ignore[attr-defined]
+    images.within = [cached(Images())]  # type: ignore[attr-defined]
+    images.own = images  # type: ignore[attr-defined]
+    assert caches_in(images) == images.within  # type: ignore[attr-defined]
+    assert 65 <= Part.visits <= 1000
 
 
 def seeded_samples(dataset: Any) -> list[Any]:
