@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
@@ -27,7 +28,14 @@ Torchs = Callable[[], BaseDataLoaderIter]
 
 
 def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
-    """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader."""
+    """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader.
+
+    Raises:
+        RuntimeError: A process that `multiprocessing` started imports the script, and would become a training itself:
+            the script lacks a main guard. The error is that of `multiprocessing`.
+    """
+    if loader.num_workers:
+        spawn._check_not_importing_main()  # type: ignore[attr-defined]
     iterator = _begun(loader, torchs)
     for observer in hook.observers.values():
         observer(loader)

@@ -88,10 +88,17 @@ class Placement:
 
     def reported(self, pool: str, status: PoolStatus) -> None:
         """Take in the status of a pool, which has changed. What it refused is offered again."""
+        former = self.pools.get(pool, NO_STATUS)
+        if pool == LOCAL and status.failed and former.failed is None and self._is_served_by(REMOTE):
+            self.instructions.append(Notice(status.failed))  # else an error says it
         self.pools[pool] = status
         self.load.setdefault(pool, 0)
         self._paused.discard(pool)
         self._room.pop(pool, None)
+
+    def _is_served_by(self, pool: str) -> bool:
+        """Return True if that pool has workers, or may get some."""
+        return bool(self.wanted.get(pool)) and self.pools.get(pool, NO_STATUS).failed is None
 
     def places(self) -> list[Place]:
         """Return all workers that take tickets."""

@@ -12,7 +12,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.options import WorkerConfig
-from dpex.pools.local.worker_process import SnapshotPace
+from dpex.worker.states import SnapshotPace
 
 LARGE = 4 << 20
 """Bytes, of which a socket of packets takes a twentieth."""

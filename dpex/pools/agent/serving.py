@@ -36,7 +36,7 @@ from dpex.pools.local.fork_server import ForkStarter, in_common, keep_from_templ
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
-from dpex.schedule.events import Notice, WorkerGone, plain
+from dpex.schedule.events import WorkerGone, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import Clock, monotonic
 from dpex.system.run_queue import DelayMeter
@@ -197,7 +197,7 @@ class Agent:
         for worker in list(self._backlog):
             self._send_backlog(worker)
         events = pool.poll()
-        news = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
+        news = [plain(event) for event in events]
         events.clear()
         facts = (pool.failed, self._delay.of(pool.pids), tuple(pool.counts.shared))
         if self._results or news or facts != self._reported:

@@ -28,6 +28,8 @@ from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter, privat
 from dpex.pools.local.forking import ProcessHandle, require_descriptors
 from dpex.pools.local.handles import (
     BOARD_BYTES,
+    NO_ROOM,
+    NOT_BEGUN,
     Board,
     LocalWorkerHandle,
     Result,
@@ -57,16 +59,7 @@ SETTLED_S = 0.02
 """Seconds without activity before tickets count as lost unseen. A worker writes down what it took within some 50
 microseconds, unless it has no CPU. A ticket that counts as lost too early is made twice, and delivered once."""
 STARTS_IN_A_ROW = 2
-"""Templates, or workers where each imports for itself, that may end before they were ready while no worker runs."""
-NO_ROOM = (
-    "Could not start all of the {wanted} local workers ({why}). Training continues with those that run. If a limit on "
-    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it, or "
-    "request fewer workers."
-)
-COULD_NOT_BEGIN = (
-    "no local worker can be started: process {pid} ended before it was ready (exit code {code}; "
-    "what it printed says more)"
-)
+"""Templates, or workers that a signal killed, that may end before they were ready, one after the other."""
 _EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "notice": Notice}
 """Messages of workers that are an event as they are."""
 
@@ -113,7 +106,8 @@ class LocalPool:
         self._closed = False
         self._must_recount = False
         self._settled_since: float | None = None
-        self._was_refused = False
+        self._untold: str | None = None
+        """The first reason for missing workers, until a worker runs: without one, an error says it. "": It was told."""
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._starter: Any = starter
@@ -132,6 +126,7 @@ class LocalPool:
 
     def resize(self, wanted: int) -> None:
         self.counts.wanted, self.counts.most = wanted, None
+        self._untold = self._untold and None
         if self.failed is not None and wanted:
             self.failed, self._failed_starts = None, 0
             self._open_source()
@@ -189,7 +184,7 @@ class LocalPool:
                 if not self._workers:
                     raise
                 self._promised = 0
-                self._cannot_grow(self._staying(), str(error))
+                self._cannot_grow(self._staying(), str(error), NO_ROOM)
         self.counts.requested = len(self._workers) + self._promised
 
     def _add_worker(self) -> None:
@@ -321,6 +316,8 @@ class LocalPool:
             self._events.append(_EVENTS[kind](*message[1:]))
         elif kind == "serving":
             self._serves(worker, message[1])
+        elif kind == "begun":
+            worker.has_begun, self._failed_starts = True, 0
         elif kind == "bye":
             self._leaves(worker)
         elif kind == "hung":
@@ -332,11 +329,11 @@ class LocalPool:
 
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
         worker.process.pid = pid  # the template's news may come later than the last batch
-        self._failed_starts = 0
         if not worker.is_up:
             self.counts.running += 1
             worker.is_up = True
         self._events.append(WorkerUp(self.name, worker.number))
+        self._tell_what_is_missing()
         self._keep_promises()
 
     def _leaves(self, worker: LocalWorkerHandle) -> None:
@@ -406,27 +403,37 @@ class LocalPool:
     def _fail(self, why: str) -> None:
         """Start no worker until `resize` asks for some again."""
         self.failed = why
-        self._events.append(Notice(why))
         self._adjust()
         self._source.end(0.0)
         for what, *about in self._source.join(3.0):
             if what == "exit":
                 self._note(what, *about)
 
-    def _refused(self, worker: LocalWorkerHandle, why: str) -> None:
-        """Keep the workers that run, and request no more until `resize` is called: a worker cannot be started."""
-        worker.process.exitcode = 0
+    def _did_not_begin(self, worker: LocalWorkerHandle, why: str) -> None:
+        """Start no more workers: the user's code ended this one before its first batch, and would end others."""
+        if self._queue is None or len(self._workers) == 1:
+            self._fail(f"no local worker can be started: {why}")
+        self._refused(worker, why, NOT_BEGUN)
+
+    def _refused(self, worker: LocalWorkerHandle, why: str, text: str = NO_ROOM) -> None:
+        """Keep the other workers, and request no more until `resize` is called: this one cannot be started."""
+        worker.process.exitcode = worker.process.exitcode or 0
         epoch, lost, _ = self._held_by(worker)
-        text = f"it could not be started: {why}"
-        self._cannot_grow(max(0, self._staying() - (not worker.is_leaving)), why)
-        self._remove(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),))
+        gone = f"it could not be started: {why}"
+        self._cannot_grow(max(0, self._staying() - (not worker.is_leaving)), why, text)
+        self._remove(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, gone, 0),))
         self._replace_missing()
 
-    def _cannot_grow(self, most: int, why: str) -> None:
+    def _cannot_grow(self, most: int, why: str, text: str) -> None:
         self.counts.most, self.counts.why_most = most, why
-        if not self._was_refused:
-            self._was_refused = True
-            self._events.append(Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
+        if self._untold is None:
+            self._untold = text.format(wanted=self.counts.wanted, why=why)
+        self._tell_what_is_missing()
+
+    def _tell_what_is_missing(self) -> None:
+        if self._untold and self.counts.running and self.failed is None:
+            self._events.append(Notice(self._untold))
+            self._untold = ""
 
     def _source_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
@@ -445,9 +452,9 @@ class LocalPool:
             if self._failed_starts >= STARTS_IN_A_ROW:
                 self._fail(text)
                 return
-        self._events.append(Notice(f"{text}; starting anew"))
+        self._events.append(Notice(f"{text}; starting anew", warning=came_up))
         for worker in list(self._workers.values()):
-            self._ended(worker, -signal.SIGKILL, by_source=True)
+            self._ended(worker, -signal.SIGKILL, by_source=text)
         self._open_source()
         self._replace_missing()
 
@@ -460,27 +467,28 @@ class LocalPool:
             self._by_fd.pop(fd, None)
             worker.socket.close()
 
-    def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: bool = False) -> None:
-        """Report the end of a worker. ``by_source``: it ended because the template did, so no ticket is responsible."""
-        if worker.refused is not None and not by_source:
-            self._refused(worker, worker.refused)
-            return
+    def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: str = "") -> None:
+        """Report the end of a worker. ``by_source``: how the template ended, and the worker with it, so that no ticket
+        is responsible."""
         pid = worker.process.pid or 0
         worker.process.exitcode = code
-        never_began = code > 0 and not worker.is_up
-        expected = code == 0 and worker.is_leaving
+        how, is_told = by_source or how_it_ended(pid, code), bool(by_source)
+        has_begun = worker.has_begun or self._closed or (code == 0 and worker.is_leaving)
+        if not (is_told or has_begun or self.failed is not None):
+            if worker.refused or code >= 0 or self._failed_starts:
+                printed = "; what it printed says more" if code > 0 else ""
+                self._did_not_begin(worker, worker.refused or f"{how} before its first batch{printed}")
+                return
+            self._failed_starts, is_told = 1, True
+            self._events.append(Notice(f"{how} before its first batch. Another one is started."))
+        expected = self.failed is not None or (code == 0 and worker.is_leaving)
         epoch, lost, working_on = self._held_by(worker)
         working_on = None if expected or by_source else working_on
-        hung, why = worker.hung or (None, how_it_ended(pid, code))
-        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung)
+        hung, why = worker.hung or (None, how)
+        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung, is_told)
         self._remove(worker, (event,), crashed=not expected and not self._closed)
-        if self._closed or by_source:
-            return
-        if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS_IN_A_ROW:
-                self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
-        self._replace_missing()
+        if not self._closed and not by_source:
+            self._replace_missing()
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
         """Return an epoch, the tickets of it that a worker holds, and the one it is working on."""
