@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
 from dpex.loader.proxies import TAKEN_OVER, give_proxy, proxy_behind, why_not
+from dpex.loader.sizing import given_prefetch
 from dpex.measure.readable import remainder
 from dpex.stats import LoaderStats
 
@@ -60,7 +61,7 @@ def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: A
             f"serve({loader!r}, {ignored[0]}={options[ignored[0]]!r}): that of the loader holds; leave it out, and "
             "make the loader with another one"
         )
-    prefetch = inner.prefetch_factor if num_workers else None
+    prefetch = given_prefetch(inner.prefetch_factor) if num_workers else None
     options = {"prefetch_factor": prefetch, **options}
     proxy: DpexDataLoader[Any] = DpexDataLoader(inner.dataset, num_workers=num_workers, **options)
     give_proxy(inner, proxy)

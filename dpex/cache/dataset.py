@@ -30,7 +30,7 @@ from dpex.cache.memory_store import MemoryStore, Stored, memory_folder, path_of,
 from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again, random_place
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
-from dpex.options import byte_count
+from dpex.measure.readable import byte_count
 from dpex.schedule.names import is_asynchronous
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping

@@ -307,9 +307,9 @@ def _new_proxy(source: Source, count: int, prefetch: int | None) -> DpexDataLoad
     if count != settings["num_workers"]:
         settings |= {"num_workers": count, "_is_auto": False, "_settings": None, "_pins": {}}
     if not count:
-        settings |= {"prefetch_factor": None, "_prefetch_is_given": False, "persistent_workers": False}
+        settings |= {"prefetch_factor": None, "persistent_workers": False}
     elif prefetch != TORCH_PREFETCH_FACTOR or settings["prefetch_factor"] is None:
-        settings |= {"prefetch_factor": prefetch, "_prefetch_is_given": prefetch != TORCH_PREFETCH_FACTOR}
+        settings["prefetch_factor"] = TORCH_PREFETCH_FACTOR if prefetch == TORCH_PREFETCH_FACTOR else prefetch
     proxy = source.loader_class.__new__(source.loader_class)
     vars(proxy).update(settings, _runtime=source.runtime or LoaderRuntime(), _source=None)
     return proxy

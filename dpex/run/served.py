@@ -31,6 +31,7 @@ from dpex.diagnose.gathering import of_launch
 from dpex.diagnose.job import JobDiagnosis, RankReport
 from dpex.diagnose.what_if import TUNERS
 from dpex.loader.proxies import describe, proxy_of, why_not
+from dpex.loader.sizing import given_prefetch
 from dpex.measure.readable import percent, rounded
 from dpex.system.cpus import rank
 
@@ -96,7 +97,7 @@ def _new(loader: DataLoader[Any], given: int, workers: Count, options: RunOption
     proxy = ProxyLoader(
         loader.dataset,
         num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if given and workers else None,
+        prefetch_factor=given_prefetch(loader.prefetch_factor) if given and workers else None,
         **options.loader_options(workers),
     )
     proxy._runtime.is_diagnosed = True  # batches made in the training process are counted, too
