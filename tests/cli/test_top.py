@@ -146,6 +146,7 @@ def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DpexDa
 def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) -> None:
     until(lambda: main.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
     assert main.main(["top", "--once", f"127.0.0.1:{exporter.port}/"]) == 0
+    assert main.main(["top", "--once", str(exporter.port)]) == 0
     assert "photos" in capsys.readouterr().out
 
 
