@@ -48,11 +48,6 @@ from dpex.system.clock import monotonic
 from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
-SPARE = 4
-"""Descriptors that stay free for training when a worker is started, and one more for each worker that runs, which sends
-the memory of its batches as descriptors."""
-MOST_SPARE = 32
-"""The maximum of that number."""
 FORKS_AT_ONCE = 64
 """Workers that are requested before the first of them serves. As many requests fit in a template's socket."""
 SETTLED_S = 0.02
@@ -188,7 +183,7 @@ class LocalPool:
         self.counts.requested = len(self._workers) + self._promised
 
     def _add_worker(self) -> None:
-        require_descriptors(min(MOST_SPARE, SPARE + len(self._workers)), self._board.fd)
+        require_descriptors(len(self._workers), self._board.fd)
         number = next(self._numbers)
         taken = {worker.worker_id for worker in self._workers.values()}
         worker_id = next(it for it in range(len(taken) + 1) if it not in taken)
@@ -468,8 +463,7 @@ class LocalPool:
             worker.socket.close()
 
     def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: str = "") -> None:
-        """Report the end of a worker. ``by_source``: how the template ended, and the worker with it, so that no ticket
-        is responsible."""
+        """Report the end of a worker. ``by_source``: how the template ended, which no ticket of the worker caused."""
         pid = worker.process.pid or 0
         worker.process.exitcode = code
         how, is_told = by_source or how_it_ended(pid, code), bool(by_source)
