@@ -84,7 +84,8 @@ class LoaderRuntime:
         self.asks_states: bool = False
         self.is_diagnosed = False
         self.timeline: Timeline | None = None
-        self.passes = self.epochs = 0
+        self.passes = 0
+        self.epochs: int = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._has_no_cluster = False
         self._registration: Registration | None = None
