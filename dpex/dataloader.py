@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader, Dataset
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
+from dpex.hints import with_hints
 from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
 from dpex.loader.passes import begin, diagnosis_source
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of
 from dpex.loader.unused import count_as_used, watch
 from dpex.options import (
     DEFAULTS,
+    HELD,
     ClusterConfig,
     DeviceConfig,
     LoaderOptions,
@@ -28,7 +30,6 @@ from dpex.options import (
     WorkerConfig,
     check_torchs,
     checked,
-    with_hints,
 )
 from dpex.schedule.names import is_asynchronous
 from dpex.schedule.sample_policy import SamplePolicy
@@ -100,7 +101,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         seeding: ``"worker"``: random states as in torch, one for each logical worker. ``"batch"``: the random state of
             a batch depends only on the base seed, the epoch and the number of the batch, so that the number and the
             place of workers do not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for
-            ``"auto"`` and for asynchronous datasets.
+            ``"auto"`` and for asynchronous datasets. ``"auto"`` refuses ``"worker"``, unless ``autotune=False``.
         autotune: None tunes ``num_workers="auto"`` with the defaults, and keeps a number. An `AutotuneConfig` tunes
             the number within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, then the default.
             False tunes nothing, and ``"auto"`` chooses a number once. The number of streams of an iterable dataset
@@ -150,7 +151,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     map-style dataset.
     """
 
-    @with_hints
+    @with_hints(HELD)
     def __init__(
         self,
         dataset: Dataset[T_co] | Samples[T_co],
@@ -204,7 +205,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             )
         self._streams = streams
         self._chosen = count if is_auto else None
-        self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._settings: Settings | None = None
         self._pins: dict[str, int] = {}
         self._runtime = _new_runtime()
@@ -222,7 +222,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None and count else prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             **({"in_order": in_order} if HAS_IN_ORDER else {}),
@@ -354,7 +354,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Returns:
             An immutable snapshot; see `LoaderStats`.
         """
-        return self._runtime.last_stats.read()
+        return self._runtime.stats()
 
     @property
     def decisions(self) -> list[Decision]:

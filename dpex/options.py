@@ -7,19 +7,19 @@ declarations. Each message names the value that was given and what would be acce
 
 from __future__ import annotations
 
-import difflib
 import functools
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import index
 from types import SimpleNamespace
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, cast
+from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
+from dpex.hints import hinted
+from dpex.measure.readable import byte_count
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.schedule.seeding import SEEDINGS
 
@@ -48,28 +48,17 @@ def _is_quantity(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", re.IGNORECASE)
-
-
-def byte_count(value: Any) -> Any:
-    """Return the number of bytes that a text such as "2G", "1.5GiB" or "500 MB" names, in powers of 1024.
-
-    Any other value is returned unchanged, so that the check of the number can refuse it.
-    """
-    found = _BYTES.fullmatch(value) if isinstance(value, str) else None
-    return value if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
-
-
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
     """Options of a loader's workers: the memory of their batches, shared batches, states.
 
     Args:
-        memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G". Batches
-            in flight are finished and undelivered, or assigned to workers. dpex assumes for an assigned batch the size
-            of the largest so far. Larger batches may exceed the limit, by two batches for each local worker and four
-            for each remote worker. A single batch may be larger than the limit. None: only the prefetch limits them.
+        memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G" (powers
+            of 1000) or "2GiB" (powers of 1024). Batches in flight are finished and undelivered, or assigned to workers.
+            dpex assumes for an assigned batch the size of the largest so far. Larger batches may exceed the limit, by
+            two batches for each local worker and four for each remote worker. A single batch may be larger than the
+            limit. None: only the prefetch limits them.
         share: The name under which trainings of this machine share batches, for example a sweep of learning rates. Each
             batch is made once for all trainings that read the same data with the same seeds and order. It needs
             ``seeding="batch"`` (then the default), a map-style dataset and workers. The largest number of workers that
@@ -94,7 +83,7 @@ class WorkerConfig:
         >>> from dpex import DpexDataLoader, WorkerConfig
         >>> loader = DpexDataLoader([1, 2, 3], num_workers=2, worker_config=WorkerConfig(memory_budget="2G"))
         >>> loader.worker_config.memory_budget
-        2147483648
+        2000000000
     """
 
     memory_budget: int | str | None = None
@@ -127,7 +116,7 @@ class WorkerConfig:
         require("concurrency", _is_whole(self.concurrency, 1), "a whole number of samples of at least 1")
         require("share_objects", isinstance(self.share_objects, bool), "True or False")
         require(
-            "snapshot_every_n_steps", every is None or _is_whole(every), "a number of batches of at least 0, or None"
+            "snapshot_every_n_steps", every is None or _is_whole(every, 1), "a number of batches of at least 1, or None"
         )
 
 
@@ -164,6 +153,7 @@ _RAY_REMOTE_ARGS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """The arguments of ``ray.remote`` that `ClusterConfig` takes: the test of each, and its requirement in words."""
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Options of workers on a Ray cluster. `AutotuneConfig` limits their number.
@@ -205,6 +195,7 @@ class ClusterConfig:
         )
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """Options of batches that arrive on a ``device``.
@@ -216,7 +207,7 @@ class DeviceConfig:
             generators of training, on host and device, keep their states. With the device ``"cpu"`` it runs on the
             host.
         budget_bytes: The maximum number of bytes of batches that wait on the device. dpex assumes for each batch the
-            size of the largest so far. The default of 512 MB is two batches of 400 images of 224 by 224 by 3 floats.
+            size of the largest so far. The default of 512 MiB is two batches of 400 images of 224 by 224 by 3 floats.
             A batch larger than the limit is copied when training asks for it.
 
     Raises:
@@ -239,6 +230,7 @@ class DeviceConfig:
         _require_field(self, "budget_bytes", _is_whole(self.budget_bytes, 1), "a positive number of bytes")
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class TLSConfig:
     """The PEM files for metrics over TLS.
@@ -263,6 +255,7 @@ class TLSConfig:
             _require_field(self, name, is_left_out or _is_text(value), "a PEM file's name")
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
     """The address of the live page and of the metrics for Prometheus, and who may read them.
@@ -347,9 +340,9 @@ def checked(given: Mapping[str, Any], *, is_auto: bool = False, is_asynchronous:
     if options.seeding is None:
         is_free = is_auto or is_asynchronous or isinstance(options.autotune, AutotuneConfig) or workers.share
         options.seeding = "batch" if is_free else "worker"
-    if is_auto and options.autotune is None and options.seeding == "batch":
+    _check_seeding(options, is_auto=is_auto)
+    if is_auto and options.autotune is None:
         options.autotune = AutotuneConfig()
-    _check_seeding(options)
     _check_together(options)
     return vars(options)
 
@@ -394,17 +387,19 @@ def _check_each(options: Any) -> None:
         _require(is_right, f"{name}={value!r}: give {requirement}")
 
 
-def _check_seeding(options: Any) -> None:
+def _check_seeding(options: Any, *, is_auto: bool) -> None:
     """Raise OptionError for options that need batches which do not depend on the worker that makes them."""
-    workers = options.worker_config
-    needs = {
-        "autotune=AutotuneConfig(...) changes the number of workers": isinstance(options.autotune, AutotuneConfig),
-        f"WorkerConfig(share={workers.share!r}) has other trainings' workers make the batches": workers.share,
-    }
-    for need, is_given in needs.items():
+    share, autotune = options.worker_config.share, options.autotune
+    shares = f"WorkerConfig(share={share!r}) has other trainings' workers make the batches"
+    tunes = "changes the number of workers"
+    for is_given, need, remedy in (
+        (is_auto and autotune is not False, f"num_workers='auto' {tunes}", "give a number of workers"),
+        (isinstance(autotune, AutotuneConfig), f"autotune=AutotuneConfig(...) {tunes}", "leave autotune out"),
+        (share, shares, "leave share out"),
+    ):
         _require(
             not is_given or options.seeding == "batch",
-            f"{need}, and seeding='worker' ties the random state to a worker: give seeding='batch', or leave one out",
+            f"{need}, and seeding='worker' ties the random state to a worker: give seeding='batch', or {remedy}",
         )
 
 
@@ -437,27 +432,30 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: 
         dataset is not None,
         "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)",
     )
-    _require(
-        isinstance(timeout, SupportsFloat), f"timeout={timeout!r}: give a number of seconds, or 0 to wait without limit"
-    )
-    words = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing. "
+    words = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing"
     _require(
         num_workers == "auto" or (isinstance(num_workers, SupportsIndex) and index(num_workers) >= 0),
-        f"num_workers={num_workers!r}: {words if _is_negative(num_workers) else ''}give a whole number of at least 0, "
-        "or 'auto' for a number that dpex finds and changes while training runs",
+        f"num_workers={num_workers!r}: {_opening(num_workers, words)} a whole number of at least 0, or 'auto' for a "
+        "number that dpex finds and changes while training runs",
+    )
+    _require(
+        isinstance(timeout, SupportsFloat) and float(timeout) >= 0,
+        f"timeout={timeout!r}: {_opening(timeout, 'timeout option should be non-negative')} a number of seconds, or 0 "
+        "to wait without limit",
     )
     if num_workers == 0:
         return  # torch refuses every prefetch_factor then
-    words = "prefetch_factor option should be non-negative. "
+    opening = _opening(prefetch_factor, "prefetch_factor option should be non-negative")
     _require(
         prefetch_factor is None or (isinstance(prefetch_factor, SupportsIndex) and index(prefetch_factor) >= 1),
-        f"prefetch_factor={prefetch_factor!r}: {words if _is_negative(prefetch_factor) else ''}give a whole number of "
-        "at least 1 (batches per worker), or None for 2",
+        f"prefetch_factor={prefetch_factor!r}: {opening} a whole number of at least 1 (batches per worker), or None "
+        "for 2",
     )
 
 
-def _is_negative(value: Any) -> bool:
-    return isinstance(value, SupportsIndex) and index(value) < 0
+def _opening(value: Any, torchs: str) -> str:
+    """Return the start of a sentence with the remedy, after torch's words if the value is negative."""
+    return f"{torchs}. Give" if isinstance(value, SupportsFloat) and float(value) < 0 else "give"
 
 
 def check_count(name: str, value: int | None, least: int = 0) -> None:
@@ -472,31 +470,9 @@ _HOLDERS: dict[str, Any] = {name: type(default) for name, default in DEFAULTS.it
     "autotune": AutotuneConfig,
     "metrics_config": MetricsConfig,
 }
-_Init = TypeVar("_Init", bound=Callable[..., None])
-
-
-def with_hints(init: _Init) -> _Init:
-    """Decorate a loader's constructor: its TypeError for an unknown argument suggests a known argument."""
-    parameters = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def init_or_hint(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        unknown = next((name for name in kwargs if name not in parameters), None)
-        if unknown is not None:
-            start = f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown!r}"
-            raise TypeError(f"{start}{_hint(unknown, list(parameters)[1:])}")
-        init(self, *args, **kwargs)
-
-    return cast(_Init, init_or_hint)
-
-
-def _hint(unknown: str, known: Sequence[str]) -> str:
-    held = {
-        field.name: f"{option}={holder.__name__}({field.name}=...)"
-        for option, holder in _HOLDERS.items()
-        for field in fields(holder)
-    }
-    if unknown in held:
-        return f": give {held[unknown]}"
-    close = difflib.get_close_matches(unknown, [*known, *held], n=1)
-    return f": give {held.get(close[0], close[0] + '=...')} if you mean this one" if close else ""
+HELD: Mapping[str, str] = {
+    field.name: f"{option}={holder.__name__}({field.name}=...)"
+    for option, holder in _HOLDERS.items()
+    for field in fields(holder)
+}
+"""How to give the options that another option holds, by name."""

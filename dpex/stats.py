@@ -17,7 +17,7 @@ class LoaderStats:
     measurement, which adds the times. PyTorch's own iterators are not counted.
 
     Attributes:
-        epoch: The number of the epoch, from 0.
+        epoch: The number of the epoch of this loader, from 0. A resumed run counts from 0, too.
         batches: Count of delivered batches.
         prefetch: The maximum number of batches that are drawn and not yet delivered.
         in_flight: Count of batches that are being made or wait for a worker.

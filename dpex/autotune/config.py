@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from dpex.errors import OptionError
+from dpex.hints import hinted
 
 
 def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = False, optional: bool = False) -> bool:
@@ -16,6 +17,7 @@ def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = Fa
     return low <= value <= high
 
 
+@hinted
 @dataclass(frozen=True, kw_only=True)
 class AutotuneConfig:
     """Limits and goals of the tuner behind ``num_workers="auto"``. The tuner derives values of None from measurements.

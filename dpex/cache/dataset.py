@@ -29,7 +29,7 @@ from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepa
 from dpex.cache.store import MemoryStore, Store, Stored
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
-from dpex.options import byte_count
+from dpex.measure.readable import byte_count
 from dpex.schedule.names import is_asynchronous
 from dpex.system.clock import monotonic
 from dpex.system.cpus import local_ranks

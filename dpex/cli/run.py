@@ -28,10 +28,12 @@ _LOADERS_OPTIONS = {
     "is one (default: False)",
     "head_address": "the cluster: auto, local, or host:port of its head (default: auto)",
     "metrics_port": "port of the live page and of the metrics; 0: a free one (default: $DPEX_METRICS_PORT)",
-    "memory_budget": "maximum bytes of batches in flight, such as 2G (default: no limit)",
+    "memory_budget": "maximum bytes of batches in flight, such as 2G or 2GiB (default: no limit)",
 }
 """Options of a loader that ``dpex run`` takes as flags, with their help. The loader's own checks cover their values."""
 
+_USAGE_ERROR = 2
+"""The exit status with which argparse refuses arguments."""
 _RUN = """
 Run a Python script (or -m module) as python would, with dpex behind each torch.utils.data.DataLoader, in this process
 and in all that it starts (torchrun, torch.multiprocessing, subprocess). At the end, print why training waited for data,
@@ -57,6 +59,7 @@ workers:
 
 Settings that the script gives itself (prefetch_factor, persistent_workers,
 worker_init_fn, a multiprocessing context, a generator) count as with PyTorch.
+Under auto, prefetch_factor=2 counts as not given, as it is PyTorch's default.
 Loaders that dpex cannot serve are left to PyTorch, and a line says which and
 why.
 
@@ -90,11 +93,12 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--also-in-process", action="store_true", help="give workers to loaders with num_workers=0, too"
     )
-    for name, explained in _LOADERS_OPTIONS.items():
-        flag, place = f"--{name.replace('_', '-')}", f"loader.{name}"
+    flags = {name: f"--{name.replace('_', '-')}" for name in _LOADERS_OPTIONS}
+    for name, flag in flags.items():
+        place, explained = f"loader.{name}", _LOADERS_OPTIONS[name]
         parser.add_argument(flag, dest=place, type=_value, default=argparse.SUPPRESS, metavar="VALUE", help=explained)
     parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
-    _add_report_and_script(parser)
+    _add_report_and_script(parser, "--num-workers", "--also-in-process", "--quiet", *flags.values())
     parser.set_defaults(command=functools.partial(_run_tuned, parser))
 
     summary = "run a script as it is, and say why it waits for data"
@@ -103,7 +107,9 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(command=_diagnose)
 
 
-def _add_report_and_script(parser: argparse.ArgumentParser) -> None:
+def _add_report_and_script(parser: argparse.ArgumentParser, *others: str) -> None:
+    """Add the options of the report, and the script. ``others``: all other options of the command."""
+    parser.set_defaults(own_options={"--full", "--html", "--json", *others})
     parser.add_argument("--full", action="store_true", help="print all tables of the report, not one screen")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page; see --json")
     parser.add_argument(
@@ -201,8 +207,21 @@ def _start(given: argparse.Namespace, options: RunOptions) -> int:
         print(f"dpex {options.command}: can't open file {script!r}: {reason}", file=sys.stderr)
         return 2
     begin(options, os.environ)
-    (run_module if given.is_module else run_script)(script, arguments)
+    try:
+        (run_module if given.is_module else run_script)(script, arguments)
+    except SystemExit as end:
+        if end.code == _USAGE_ERROR:
+            _say_whose_options_these_are(given, options.command, arguments)
+        raise
     return 0
+
+
+def _say_whose_options_these_are(given: argparse.Namespace, command: str, arguments: Sequence[str]) -> None:
+    """Name the options of this command that stand after the script, which has refused its arguments."""
+    ours = [word for word in arguments if word.partition("=")[0] in given.own_options]
+    if ours:
+        which = f"{' '.join(ours)} stands after the script, which got it as an argument of its own"
+        print(f"dpex {command}: {which}: give it before the script: dpex {command} {ours[0]} ...", file=sys.stderr)
 
 
 # -- the script --------------------------------------------------------------------------------------------------------

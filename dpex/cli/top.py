@@ -65,10 +65,17 @@ class NotDpexError(ValueError):
 
 def reports(urls: Sequence[str], directories: Sequence[Path], fetch: Fetch, columns: int = COLUMNS) -> list[Report]:
     """Return the report of each process at ``urls``, or else announced in ``directories``, in lines of that width."""
-    given = [url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}" for url in urls]
+    given = [_with_scheme(url.rstrip("/")) for url in urls]
     found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda target: _report(target, fetch, columns), found))
+
+
+def _with_scheme(address: str) -> str:
+    """Return the URL of an address. A number is a port of this machine."""
+    if address.isdecimal():
+        return f"http://127.0.0.1:{address}"
+    return address if "://" in address else f"http://{address}"
 
 
 def _report(target: ScrapeTarget, fetch: Fetch, columns: int) -> Report:
@@ -126,7 +133,9 @@ def register(subparsers: Any) -> None:
     summary = "watch the training processes: whether each one waits for data, and why"
     found = add_command(subparsers, "top", summary=summary, description=_DESCRIPTION)
     found.add_argument(
-        "url", nargs="*", help="address of a live page (default: all training processes that are announced)"
+        "url",
+        nargs="*",
+        help="address of a live page, or its port on this machine (default: all training processes that are announced)",
     )
     found.add_argument(
         "--dir", help="directory where processes are announced (default: $DPEX_METRICS_DIR, else this user's)"

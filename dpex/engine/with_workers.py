@@ -147,7 +147,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             per_batch_seed=per_batch,
             own_workers=(1 if loader._is_auto else self._num_workers) if per_batch else None,
             times_steps=is_switched_on(os.environ),
-            snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
+            snapshot_every=loader.worker_config.snapshot_every_n_steps,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
             concurrency=loader.worker_config.concurrency,
@@ -165,6 +165,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        loader._runtime.epochs += not first_iter
         if self._counters is not None and not first_iter:
             self._counters.wake()
         resume, self._resume = self._resume, None

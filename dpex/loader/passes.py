@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
@@ -30,7 +31,13 @@ def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
 
     torchs: The method of torch's class for it, bound to the loader. That of ``dpex run`` has a ``report``, which is
     called with each loader that has made an iterator.
+
+    Raises:
+        RuntimeError: A process that `multiprocessing` started imports the script, and would become a training itself:
+            the script lacks a main guard. The error is that of `multiprocessing`.
     """
+    if loader.num_workers:
+        spawn._check_not_importing_main()  # type: ignore[attr-defined]
     report = getattr(torchs, "report", None)
     loader._runtime.is_diagnosed |= report is not None  # batches made in the training process are counted, too
     iterator = _begun(loader, torchs)

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,6 +66,7 @@ class LoaderRuntime:
         asks_states: True after a call of ``state_dict`` or ``load_state_dict``: workers then report states.
         is_diagnosed: True after a request for a diagnosis.
         passes: Count of passes with workers.
+        epochs: Count of all epochs that have begun.
         timeline: The timeline that is being recorded, or None.
     """
 
@@ -83,6 +85,7 @@ class LoaderRuntime:
         self.is_diagnosed = False
         self.timeline: Timeline | None = None
         self.passes = 0
+        self.epochs: int = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._has_no_cluster = False
         self._registration: Registration | None = None
@@ -90,7 +93,12 @@ class LoaderRuntime:
     def latest(self, iterator: Counting) -> Counting:
         """Have ``stats()`` and ``state_dict()`` read this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
+        self.epochs += 1
         return iterator
+
+    def stats(self) -> LoaderStats:
+        """Return the statistics of the latest iterator. The epoch counts from the first iterator of the loader."""
+        return replace(self.last_stats.read(), epoch=max(0, self.epochs - 1))
 
     @contextmanager
     def record(self, path: Path) -> Iterator[None]:
@@ -136,7 +144,7 @@ class LoaderRuntime:
 
     def text(self, loader: DpexDataLoader[Any]) -> str:
         """Return the loader in one line, for terminals and notebooks."""
-        stats, title = self.last_stats.read(), f" {loader.name}" if loader.name else ""
+        stats, title = self.stats(), f" {loader.name}" if loader.name else ""
         size = "" if loader.batch_size is None else f", batch size {loader.batch_size}"
         workers = '"auto"' if loader._is_auto else loader.num_workers
         now = "No batch was delivered yet."

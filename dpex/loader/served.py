@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
-from dpex.loader.sizing import TORCH_PREFETCH_FACTOR
+from dpex.loader.sizing import LeftOut, given_prefetch
 from dpex.loader.unused import count_as_used
 from dpex.system.compiler import untraced
 
@@ -81,9 +81,9 @@ def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
     found = {"in_order": getattr(loader, "in_order", True)}  # torch 2.6 and later
     if not loader.num_workers:
         return found
-    is_given = getattr(loader, "_prefetch_is_given", loader.prefetch_factor != TORCH_PREFETCH_FACTOR)
     found |= {name: getattr(loader, name) for name in OF_WORKERS}
-    return found if is_given else found | {"prefetch_factor": None}
+    is_known = hasattr(loader, "_is_auto") and not isinstance(loader.prefetch_factor, LeftOut)
+    return found if is_known else found | {"prefetch_factor": given_prefetch(loader.prefetch_factor)}
 
 
 def why_not(loader: DataLoader[Any]) -> str | None:

@@ -45,11 +45,17 @@ if TYPE_CHECKING:
     from dpex.dataloader import DpexDataLoader
 
 logger: logging.Logger = logging.getLogger("dpex")
-TORCH_PREFETCH_FACTOR = 2
-"""torch's default. Frameworks pass it on when they rebuild a loader, so it counts as left out."""
 STREAMS = 8
 """Streams that a dataset with as many shards has also on fewer CPUs. On two CPUs, 8 streams that wait are 3.9 times as
 fast as 2, and streams that compute are 0 to 8 % slower. Each takes 15 MB. (2 ms and 0.5 ms a sample; 2026-11-29)"""
+
+
+class LeftOut(int):
+    """The ``prefetch_factor`` of a loader that was given none. Frameworks that rebuild a loader copy the attribute."""
+
+
+TORCH_PREFETCH_FACTOR = LeftOut(2)
+"""torch's default."""
 _NOT_TUNED = "The number decides what each worker reads, so it is not tuned; only the prefetch is."
 _READING_NOT_TUNED = (
     "That number decides what is read, so it is not tuned. Other workers, whose number is tuned, decode what is read."
@@ -65,6 +71,12 @@ _SPLITS_BY_RANK = "split_by_node"
 """webdataset's function that gives each rank some of the URLs."""
 
 
+def given_prefetch(of_torchs: int | None) -> int | None:
+    """Return the ``prefetch_factor`` of a loader of torch's class as an argument. torch's default counts as left out:
+    the loader does not tell whether it was given."""
+    return None if of_torchs == TORCH_PREFETCH_FACTOR else of_torchs
+
+
 class Sizing:
     """The settings of one loader, whose attributes it reads.
 
@@ -73,6 +85,7 @@ class Sizing:
         is_iterable: Each worker reads and decodes a stream.
         is_piped: The dataset is a DataPipe.
         may_be_remote: Workers may be on the cluster.
+        is_prefetch_given: The user gave a ``prefetch_factor``.
     """
 
     def __init__(self, loader: DpexDataLoader[Any]) -> None:
@@ -82,6 +95,7 @@ class Sizing:
         self.is_iterable: bool = loader._dataset_kind == DatasetKind.Iterable and not self.is_split
         self.is_piped: bool = isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
         self.may_be_remote: bool = loader.distribute_mode is not False
+        self.is_prefetch_given: bool = not isinstance(loader.prefetch_factor, (LeftOut, type(None)))
 
     @property
     def why_torch(self) -> str | None:
@@ -95,9 +109,7 @@ class Sizing:
             return False
         if not self.may_be_remote and is_daemonic():
             return False
-        if self._workers == 0 or self._loader.seeding == "worker" or self.is_piped:
-            return False
-        return self.why_torch is None
+        return self._workers > 0 and not self.is_piped and self.why_torch is None
 
     @property
     def are_workers_fixed(self) -> bool:
@@ -137,7 +149,7 @@ class Sizing:
         is_remote = is_ray_connected() if loader.distribute_mode == "auto" else self.may_be_remote
         local, remote = (0, workers) if is_remote else (workers, 0)
         prefetch = workers * (loader.prefetch_factor or TORCH_PREFETCH_FACTOR)
-        return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=loader._prefetch_is_given)
+        return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=self.is_prefetch_given)
 
     def limits(self, config: AutotuneConfig, start: Settings) -> Limits:
         from dpex.autotune.limits import Limits
@@ -145,7 +157,7 @@ class Sizing:
         loader, limits = self._loader, Limits.of(config)
         if loader.worker_config.memory_budget is not None:
             limits = replace(limits, batch_budget=int(loader.worker_config.memory_budget))
-        if loader._prefetch_is_given and loader.prefetch_factor is not None:
+        if self.is_prefetch_given and loader.prefetch_factor is not None:
             limits = replace(limits, prefetch_factor=loader.prefetch_factor)
         streams = {LOCAL: start.local, REMOTE: start.remote} if self.is_iterable else {}
         return limits.fixed(**(self._pins() | streams))
@@ -183,7 +195,7 @@ class Sizing:
         from dpex.engine.with_workers import lanes_of
 
         start = cold_start() if self._loader._is_auto and not self.is_iterable else self.fixed()
-        lanes = 1 if self._loader._prefetch_is_given else lanes_of(self._loader)
+        lanes = 1 if self.is_prefetch_given else lanes_of(self._loader)
         return replace(start, **{"prefetch": lanes * start.prefetch, **self._pins()})
 
     # -- resizing ------------------------------------------------------------------------------------------------------

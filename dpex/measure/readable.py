@@ -1,10 +1,14 @@
 """Numbers as people read them, the same in all reports, decisions and messages. PURE.
 
-Three digits are shown, and all of those before the decimal point. A space separates a number from its unit. Clocks
-have errors, so a part may be measured as longer than the whole. Therefore `remainder` subtracts measured times.
+Three digits are shown, and all of those before the decimal point. A space separates a number from its unit. A prefix
+of bytes is a power of 1000 (k, M, G, T), or of 1024 with an i (Ki, Mi, Gi, Ti), as for Kubernetes. Clocks have errors,
+so a part may be measured as longer than the whole. Therefore `remainder` subtracts measured times.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 _DECIMALS_BELOW = 0.0995
 """Shares that are shown with a decimal by `fine_percent`: all that would round to less than 10 %."""
@@ -13,6 +17,9 @@ _WHOLE_FROM = 99.5
 _NEXT_UNIT = 0.9995
 """Numbers from here on are rounded to 1, and shown in the larger unit: "1 ms", not "1,000 µs"; "1 MB", not
 "1,000 kB"."""
+_PREFIXES = ("", "k", "M", "G", "T")
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<prefix>[kMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
+"""A number of bytes as people write it."""
 _CLOCK_S = 1e-7
 """Reading a clock takes that long: what is shorter was not measured."""
 
@@ -42,11 +49,23 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes in the unit that suits it, by powers of 1000: "38 MB"."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(nbytes) >= _NEXT_UNIT * factor:
-            return f"{rounded(nbytes / factor)} {unit}"
+    """Return a number of bytes in the unit that suits it: "38 MB"."""
+    for power in (3, 2, 1):
+        if abs(nbytes) >= _NEXT_UNIT * 1000**power:
+            return f"{rounded(nbytes / 1000**power)} {_PREFIXES[power]}B"
     return f"{nbytes:.0f} B"
+
+
+def byte_count(value: Any) -> Any:
+    """Return the number of bytes that a text such as "2G", "1.5 GiB" or "500 MB" names.
+
+    Any other value is returned unchanged, so that the check of the number can refuse it.
+    """
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    power = [prefix.lower() for prefix in _PREFIXES].index(found["prefix"].lower())
+    return round(float(found["number"]) * (1024 if found["binary"] else 1000) ** power)
 
 
 def remainder(whole_s: float, *parts_s: float) -> float:

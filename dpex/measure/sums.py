@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dpex.measure.readable import duration
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
 from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
 
@@ -222,6 +223,11 @@ class PoolStats(StageSums, LinkSums):
     why_excluded: Mapping[str, str] = by_name(
         "Why nodes of the cluster get no workers for a while, by node.", is_text=True
     )
+
+    def __repr__(self) -> str:
+        each = f" of {duration(self.busy_s / self.tickets)} each" if self.tickets else ""
+        ended = f"; {self.deaths:,} ended unexpectedly" if self.deaths else ""
+        return f"PoolStats({self.running} of {self.wanted} workers run{ended}; {self.tickets:,} batches{each})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,10 @@ class WorkerCore:
     def unfit(self, number: int) -> str:
         """Return why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or
         ""."""
-        error, own_workers = self.logicals[number].init_error, self.setup.own_workers
-        if error is None or own_workers is None or number < own_workers:
+        reason, own_workers = self.logicals[number].init_reason, self.setup.own_workers
+        if not reason or own_workers is None or number < own_workers:
             return ""
-        return f"worker_init_fn({number}) failed: {error.exc_msg.strip().splitlines()[-1]}"
+        return f"{reason} (raised by worker_init_fn({number}) in a worker that dpex added)"
 
     def snapshot(self, number: int) -> RngState | None:
         """Return the state of ``number``, from which it can be restarted after a death or in a later run.
@@ -156,7 +157,8 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
 class Logical:
     """A logical worker on this worker: its seed, its random state, its dataset and its pass.
 
-    ``init_error``: the error of the start, which answers every ticket. ``is_asked``: snapshots include the dataset.
+    ``init_error``: the error of the start, which answers every ticket. ``init_reason``: its type and text, or "".
+    ``is_asked``: snapshots include the dataset.
     ``own``: the generators in the dataset. None for a stream, which only its own ``state_dict`` can resume.
     """
 
@@ -165,6 +167,7 @@ class Logical:
         self.info: Any = None
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
+        self.init_reason: str = ""
         self.epoch: int = -1
         self.is_asked: bool = False
         self.own: OwnGenerators | None = None
@@ -200,8 +203,9 @@ class Logical:
                 own.restore(begun.own or {})
                 self.own = own
             self._begin(begun.dataset)
-        except Exception:
+        except Exception as error:
             self.init_error = ExceptionWrapper(where=where(self.number))
+            self.init_reason = "".join(traceback.format_exception_only(error)).strip()
         set_global_states(begun.random or {})
 
     def park(self) -> None:

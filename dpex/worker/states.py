@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from dpex.schedule.names import attribute
+from dpex.system.clock import monotonic
 
 if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators
@@ -186,3 +187,36 @@ def pack_state(state: LogicalState) -> RngState:
 def unpack_state(packed: RngState) -> LogicalState:
     states, dataset, own = pickle.loads(packed)
     return LogicalState(states, None if dataset is None else DatasetState(**dataset), own)
+
+
+# -- how often ---------------------------------------------------------------------------------------------------------
+
+_SNAPSHOT_S = 0.25
+"""Seconds between states of a logical worker, unless the loader gives a number of batches."""
+_SNAPSHOT_TICKETS = 1024
+"""Batches between states of a logical worker, at most: these would be made again after a death."""
+_SNAPSHOT_SHARE = 0.02
+"""Most of a worker's time that snapshots may take where the user has not set their pace."""
+
+
+class SnapshotPace:
+    """Decides when each logical worker reports its state: after ``every`` tickets, or by time if None. The time grows
+    with the cost of a report."""
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+        self._told: dict[int, tuple[float, int]] = {}
+        self._longest_s = 0.0
+
+    def is_due(self, logical: int, made: int) -> bool:
+        """Return True if it is time, after ``made`` further tickets."""
+        now = monotonic()
+        at, since = self._told.setdefault(logical, (now, 0))
+        since += made
+        is_long = since >= _SNAPSHOT_TICKETS or now - at > _SNAPSHOT_S
+        is_due = since >= self._every if self._every else is_long and self._longest_s <= _SNAPSHOT_SHARE * (now - at)
+        self._told[logical] = (now, 0) if is_due else (at, since)
+        return is_due
+
+    def took(self, seconds: float) -> None:
+        self._longest_s = max(self._longest_s, seconds)

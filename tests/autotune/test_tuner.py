@@ -123,7 +123,7 @@ def test_frozen(options: dict[str, Any]) -> None:
 
 
 def test_auto_with_worker_seeds_is_a_number() -> None:
-    loader = DpexDataLoader([1, 2], num_workers="auto", seeding="worker")
+    loader = DpexDataLoader([1, 2], num_workers="auto", seeding="worker", autotune=False)
     assert loader._tuning() is None
     assert loader._current_settings().local == loader.num_workers
 

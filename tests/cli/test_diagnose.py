@@ -32,6 +32,15 @@ def test_arguments_of_the_script_come_after_it(tmp_path: Path) -> None:
     assert done.stderr.endswith("unrecognized arguments: --epochs; arguments of the script come after SCRIPT\n")
 
 
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_options_after_a_script_that_refuses_its_arguments_are_named(status: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"raise SystemExit({status})")
+    done = dpex("diagnose", "script.py", "--epochs", "3", "--html=a.html", cwd=tmp_path)
+    assert done.returncode == status
+    assert ("--html=a.html stands after the script" in done.stderr) == (status == 2)
+    assert ("dpex diagnose --html=a.html ..." in done.stderr) == (status == 2)
+
+
 def diagnosed(tmp_path: Path, *words: str) -> dict[str, Any]:
     done = dpex("diagnose", "--json", str(tmp_path / "out.json"), *words)
     assert done.returncode == 0, done.stderr

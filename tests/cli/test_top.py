@@ -146,8 +146,8 @@ def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DpexDa
 def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) -> None:
     """The command waits two seconds for an answer, and a busy machine may answer later."""
     until(lambda: main.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
-    address = f"127.0.0.1:{exporter.port}/"
-    until(lambda: main.main(["top", "--once", address]) == 0 and "photos" in capsys.readouterr().out)
+    for address in (f"127.0.0.1:{exporter.port}/", str(exporter.port)):
+        until(lambda: main.main(["top", "--once", address]) == 0 and "photos" in capsys.readouterr().out)  # noqa: B023
 
 
 def test_an_output_that_knows_ascii_only(trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:

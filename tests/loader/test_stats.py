@@ -79,5 +79,28 @@ def test_times_are_known_of_what_was_measured() -> None:
     assert 0 < stats.first_batch_s <= stats.wait_s
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}, {"num_workers": "auto"}],
+    ids=str,
+)
+def test_epochs_are_those_of_the_loader(options: dict[str, Any]) -> None:
+    with DpexDataLoader(range(4), **options) as loader:
+        for epoch in range(3):
+            for _ in loader:
+                assert loader.stats().epoch == epoch
+            assert repr(loader.stats()).startswith(f"LoaderStats(epoch {epoch + 1}; ")
+        next(iter(loader))
+        assert loader.stats().epoch == 3
+
+
+def test_a_pool_is_shown_in_one_short_line() -> None:
+    with DpexDataLoader(range(300), num_workers=1) as loader:
+        assert len(list(loader)) == 300
+        shown = repr(loader.stats().pools["local"])
+    assert shown.startswith("PoolStats(1 of 1 workers run; 300 batches of ")
+    assert len(shown) < 100
+
+
 def test_before_the_first_iterator_there_is_nothing() -> None:
     assert loader("workers").stats() == LoaderStats()

@@ -5,7 +5,8 @@ it saw; `@parity` makes a pytest test of it. Compared are the returned values (t
 exceptions recorded with `caught` or `drain` (text and type; an error of dpex's own counts as the built-in one that
 it also is), warnings (category, text, and whether they point at the user's line), and the state of `random`,
 `numpy.random` and torch's global generator afterwards. Not compared: process ids, addresses, line numbers, the
-library's own frames in a traceback, and the names of loader and iterator classes.
+library's own frames in a traceback, the names of loader and iterator classes, and the class of the default
+``prefetch_factor``, an int.
 
 Invariants: a script that fails on torch's class is a broken script, never a pass; both runs start from the
 same random state.
@@ -31,6 +32,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+
+from dpex.loader.sizing import LeftOut
 
 Loader: TypeAlias = Any  # a class; scripts give it on purpose what its types forbid
 Script: TypeAlias = Callable[..., Any]
@@ -205,6 +208,7 @@ def as_torch_names(kind: type) -> type:
 
 
 FORMS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (LeftOut, int),
     (str, lambda v: normal_text(v) if type(v) is str else (name_of(type(v)), normal_text(str(v)))),
     (Caught, normal_caught),
     (torch.Tensor, normal_tensor),

@@ -49,7 +49,6 @@ class NoLength:
 
 
 REFUSED: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-    "timeout negative": lambda: (MAP, {"timeout": -1}),
     "prefetch_factor without workers": lambda: (MAP, {"prefetch_factor": 2}),
     "persistent_workers without workers": lambda: (MAP, {"persistent_workers": True}),
     "sampler and shuffle": lambda: (MAP, {"sampler": [1], "shuffle": True}),
@@ -87,6 +86,7 @@ NAMED: dict[str, tuple[Any, dict[str, Any]]] = {
     "num_workers negative": (MAP, {"num_workers": -1}),
     "num_workers negative, before all others": (STREAM, {"num_workers": -2, "timeout": -1, "shuffle": True}),
     "num_workers a negative numpy integer": (MAP, {"num_workers": np.int64(-1)}),
+    "timeout negative": (MAP, {"timeout": -1}),
     "prefetch_factor negative": (MAP, {"num_workers": 1, "prefetch_factor": -1}),
     "prefetch_factor negative, no workers": (MAP, {"num_workers": 0, "prefetch_factor": -1}),
     "prefetch_factor 0, no workers": (MAP, {"num_workers": 0, "prefetch_factor": 0}),

@@ -35,7 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"persistent_workers": True, "prefetch_factor": 3, "timeout": 5, "multiprocessing_context": "fork"},
     {"autotune": AutotuneConfig(min_local=1)},
     {"autotune": False},
-    {"seeding": "worker"},
+    {"autotune": False, "seeding": "worker"},
 ]
 
 

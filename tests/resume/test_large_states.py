@@ -13,7 +13,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.options import WorkerConfig
-from dpex.pools.local.worker_process import SnapshotPace
+from dpex.worker.states import SnapshotPace
 
 LARGE = 4 << 20
 """Bytes, of which a socket of packets takes a twentieth."""
@@ -114,7 +114,7 @@ def segments(loader: Any) -> list[Any]:
 
 def test_the_longer_a_snapshot_takes_the_less_often_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("dpex.pools.local.worker_process.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("dpex.worker.states.monotonic", lambda: now[0])
     pace = SnapshotPace(None)
     taken = 0
     for _ in range(1000):

@@ -49,7 +49,7 @@ FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
         "share": ("", 3),
         "share_bytes": (0, 1.5),
         "share_rank": (-1, 1.5, 0),
-        "snapshot_every_n_steps": (-1, 1.5, True),
+        "snapshot_every_n_steps": (0, -1, 1.5, True),
     },
     ClusterConfig: {"ray_remote_args": (4, ["num_cpus"])},
     DeviceConfig: {"transform": (3, "augment"), "budget_bytes": (0, -1, 1.5, True, None, "1GB")},
@@ -71,7 +71,7 @@ TORCHS: list[tuple[str, Any]] = [
     ("dataset", None),
     *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "", "many")),
     *(("prefetch_factor", value) for value in (0, -1, "2", 2.5)),
-    *(("timeout", "5"), ("timeout", None), ("generator", 3)),
+    *(("timeout", "5"), ("timeout", None), ("timeout", -1), ("generator", 3)),
 ]
 """Arguments of torch's, which its own constructor accepts, or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
@@ -182,7 +182,7 @@ def test_what_a_worker_needs_of_a_node() -> None:
 
 @pytest.mark.parametrize(("name", "value"), TORCHS, ids=str)
 def test_an_invalid_torch_argument_is_named_with_the_remedy(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: (.* non-negative.*\. )?give a "):
+    with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: (.* non-negative.*\. G|g)ive a "):
         DpexDataLoader(**{"dataset": [1, 2], "num_workers": 2, name: value})
 
 
@@ -192,7 +192,8 @@ def test_a_whole_number_of_numpy_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("2G", 2 << 30), ("1.5GiB", 3 << 29), ("500 MB", 500 << 20), ("7k", 7 << 10), ("9", 9)]
+    ("text", "nbytes"),
+    [("2G", 2 * 10**9), ("1.5GiB", 3 << 29), ("500 MB", 5 * 10**8), ("7k", 7000), ("7Ki", 7 << 10), ("9", 9)],
 )
 def test_a_budget_may_be_a_text_as_on_the_command_line(text: str, nbytes: int) -> None:
     assert WorkerConfig(memory_budget=text).memory_budget == nbytes
@@ -219,12 +220,23 @@ def test_options_that_exclude_each_other(options: dict[str, Any], remedy: str) -
         checked(options)
 
 
+@pytest.mark.parametrize("more", [{}, {"autotune": AutotuneConfig()}])
+def test_auto_with_worker_seeds_names_both_remedies(more: dict[str, Any]) -> None:
+    with pytest.raises(
+        OptionError, match=r"num_workers='auto' .*seeding='worker' .*give seeding='batch', or give a number"
+    ):
+        DpexDataLoader(DATA, num_workers="auto", seeding="worker", **more)
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    with pytest.raises(OptionError, match="give a number of workers"):
+        loader.seeding = "worker"
+
+
 @pytest.mark.parametrize(
     ("options", "is_auto", "seeding"),
     [
         ({}, False, "worker"),
         ({}, True, "batch"),
-        ({"seeding": "worker"}, True, "worker"),
+        ({"seeding": "worker", "autotune": False}, True, "worker"),
         ({"seeding": "batch"}, False, "batch"),
         ({"autotune": AutotuneConfig()}, False, "batch"),
         ({"worker_config": WorkerConfig(share="a")}, False, "batch"),
@@ -255,6 +267,7 @@ def test_the_signature_is_the_declaration(name: str) -> None:
         ("max_local", "give autotune=AutotuneConfig(max_local=...)"),
         ("ray_remote_args", "give cluster_config=ClusterConfig(ray_remote_args=...)"),
         ("num_worker", "give num_workers=... if you mean this one"),
+        ("max_workers", "give autotune=AutotuneConfig(max_local=...) if you mean this one"),
         ("device_transform", "give device_config=DeviceConfig(transform=...) if you mean this one"),
     ],
 )
@@ -262,6 +275,21 @@ def test_unknown_argument_gets_a_hint(name: str, hint: str) -> None:
     start = f"DpexDataLoader.__init__() got an unexpected keyword argument {name!r}: "
     with pytest.raises(TypeError, match=f"^{re.escape(start + hint)}$"):
         DpexDataLoader(DATA, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "hint"),
+    [
+        (AutotuneConfig, "max_workers", "give max_local=... if you mean this one"),
+        (AutotuneConfig, "prefetch_max", "give max_prefetch=... if you mean this one"),
+        (WorkerConfig, "budget", "give memory_budget=... if you mean this one"),
+        (ClusterConfig, "ray_args", "give ray_remote_args=... if you mean this one"),
+    ],
+)
+def test_unknown_argument_of_a_config_gets_a_hint(config: Any, name: str, hint: str) -> None:
+    start = f"{config.__name__}.__init__() got an unexpected keyword argument {name!r}: "
+    with pytest.raises(TypeError, match=f"^{re.escape(start + hint)}$"):
+        config(**{name: 1})
 
 
 def test_unknown_argument_like_no_other_is_refused() -> None:
@@ -331,7 +359,7 @@ def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 LOADERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto": {"num_workers": "auto"},
-    "auto with worker seeds": {"num_workers": "auto", "seeding": "worker"},
+    "auto with worker seeds": {"num_workers": "auto", "seeding": "worker", "autotune": False},
     "fixed": {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True, "in_order": False, "timeout": 3},
     "batch seeds": {"num_workers": 2, "seeding": "batch", "worker_config": WorkerConfig(memory_budget=1 << 30)},
     "cluster": {
@@ -371,7 +399,7 @@ def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(("prefetch_factor", "prefetch"), [(None, 4), (7, 14)])
+@pytest.mark.parametrize(("prefetch_factor", "prefetch"), [(None, 4), (2, 4), (7, 14)])
 def test_a_second_loader_wants_the_same_workers_and_prefetch(
     how: str, prefetch_factor: int | None, prefetch: int
 ) -> None:

@@ -72,7 +72,6 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
     torch's words; and AssertionError where this process may not have children.
     """
     context = usable_context(context)
-    spawn._check_not_importing_main()  # type: ignore[attr-defined]  # as a worker of a script without a guard does
     daemonic = multiprocessing.current_process()._config.get("daemon")  # type: ignore[attr-defined]
     assert not daemonic, (  # begins as the error of `multiprocessing`
         "daemonic processes are not allowed to have children: this one is a worker of another loader or of a Pool. "
@@ -413,7 +412,7 @@ def _unpacked(file: mmap.mmap, fds: list[int], script: dict[str, Any]) -> Worker
     """Import the user's script and unpickle the plan, in a worker."""
     _arrived[:] = fds
     here: Any = multiprocessing.current_process()
-    here._inheriting = True  # multiprocessing then rejects a script that starts processes without a main guard
+    here._inheriting = True  # `dpex.loader.passes` and `multiprocessing` then reject a training without a main guard
     try:
         np.random.seed()  # as in a new interpreter; Python's `random` is seeded by the fork
         spawn.prepare(script)

@@ -47,6 +47,11 @@ _LOOK_S = 0.001
 """Seconds between two checks of an awaited process whose end no descriptor shows."""
 _LONGEST_S = 60.0
 """Seconds between two checks of an awaited child. Its pidfd shows its end at once."""
+_SPARE = 4
+"""Descriptors that stay free for training when a worker is started, and one more for each worker that runs, which sends
+the memory of its batches as descriptors."""
+_MOST_SPARE = 32
+"""The maximum of that number."""
 _PR_SET_PDEATHSIG = 1
 """An option of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
 
@@ -248,11 +253,11 @@ def readable_within(fd: int, timeout_s: float) -> bool:
     return bool(poller.poll(max(0.0, timeout_s) * 1000))
 
 
-def require_descriptors(count: int, fd: int) -> None:
-    """Raise OSError unless ``count`` duplicates of ``fd`` can be opened, which are closed at once."""
+def require_descriptors(workers: int, fd: int) -> None:
+    """Raise OSError unless a worker can be started beside so many, by duplicates of ``fd`` that are closed at once."""
     opened: list[int] = []
     try:
-        opened.extend(map(os.dup, [fd] * count))
+        opened.extend(map(os.dup, [fd] * min(_MOST_SPARE, _SPARE + workers)))
     finally:
         for number in opened:
             os.close(number)

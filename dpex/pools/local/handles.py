@@ -34,6 +34,12 @@ BOARD_ROWS = 4096
 """Rows of a board: the maximum number of workers of a pool, and one. No machine can run as many workers."""
 BOARD_BYTES = BOARD_ROWS * len(IDLE)
 _LEAVE = pickle.dumps(("leave",))
+NO_ROOM = (
+    "Could not start all of the {wanted} local workers ({why}). Training continues with those that run. If a limit on "
+    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it, or "
+    "request fewer workers."
+)
+NOT_BEGUN = "{why}. Training continues with the local workers that run. No other is started until resize() asks for it."
 _LONGEST_MESSAGE = 100 << 10
 """Bytes; a longer one goes as a file. A socket usually holds 208 KB (net.core.wmem_default), bookkeeping included."""
 
@@ -55,7 +61,9 @@ class LocalWorkerHandle:
         self.outbox: deque[bytes] = deque()
         """Messages that its full socket did not take. They go before any other message."""
         self.is_up = False
-        """The worker makes batches: it counts as running."""
+        """The worker takes tickets: it counts as running."""
+        self.has_begun = False
+        """The worker has imported the script, unpickled the dataset and run ``worker_init_fn``."""
         self.is_leaving = False
         """The worker was asked to leave, and finishes its tickets."""
         self.hung_up = False
@@ -63,7 +71,7 @@ class LocalWorkerHandle:
         self.hung: tuple[int, str] | None = None
         """Position of the sample whose timeout ends the worker, and the text of the warning."""
         self.refused: str | None = None
-        """The error of ``worker_init_fn``, which ends the worker before its first batch."""
+        """The error of the user's code that ends the worker before its first batch."""
         self.announces_memory = False
         """True while a message with descriptors is due: call `map_announced` before the next receive."""
 

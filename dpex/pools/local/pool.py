@@ -28,6 +28,8 @@ from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter, privat
 from dpex.pools.local.forking import ProcessHandle, require_descriptors
 from dpex.pools.local.handles import (
     BOARD_BYTES,
+    NO_ROOM,
+    NOT_BEGUN,
     Board,
     LocalWorkerHandle,
     Result,
@@ -45,24 +47,10 @@ from dpex.schedule.schedule import Ticket
 from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState
 
-SPARE = 4
-"""Descriptors that stay free for training when a worker is started, and one more for each worker that runs, which sends
-the memory of its batches as descriptors."""
-MOST_SPARE = 32
-"""The maximum of that number."""
 FORKS_AT_ONCE = 64
 """Workers that are requested before the first of them serves. As many requests fit in a template's socket."""
 STARTS_IN_A_ROW = 2
-"""Templates, or workers where each imports for itself, that may end before they were ready while no worker runs."""
-NO_ROOM = (
-    "Could not start all of the {wanted} local workers ({why}). Training continues with those that run. If a limit on "
-    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it, or "
-    "request fewer workers."
-)
-COULD_NOT_BEGIN = (
-    "no local worker can be started: process {pid} ended before it was ready (exit code {code}; "
-    "what it printed says more)"
-)
+"""Templates, or workers that a signal killed, that may end before they were ready, one after the other."""
 _EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "notice": Notice}
 """Messages of workers that are an event as they are."""
 
@@ -105,7 +93,8 @@ class LocalPool:
         self._group, self._first_group = 0, 0
         self._events: deque[PoolEvent] = deque()
         self._closed = False
-        self._was_refused = False
+        self._untold: str | None = None
+        """The first reason for missing workers, until a worker runs: without one, an error says it. "": It was told."""
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._starter = starter
@@ -124,6 +113,7 @@ class LocalPool:
 
     def resize(self, wanted: int) -> None:
         self.counts.wanted, self.counts.most = wanted, None
+        self._untold = self._untold and None
         if self.failed is not None and wanted:
             self.failed, self._failed_starts = None, 0
             self._open_source()
@@ -182,11 +172,11 @@ class LocalPool:
                 if isinstance(error, BlockingIOError):
                     break  # the source's socket is full of requests. The answer to one of them continues this loop.
                 self._promised = 0
-                self._cannot_grow(self._staying(), str(error))
+                self._cannot_grow(self._staying(), str(error), NO_ROOM)
         self.counts.requested = len(self._workers) + self._promised
 
     def _add_worker(self) -> None:
-        require_descriptors(min(MOST_SPARE, SPARE + len(self._workers)), self._board.fd)
+        require_descriptors(len(self._workers), self._board.fd)
         number = next(self._numbers)
         taken = {worker.worker_id for worker in self._workers.values()}
         worker_id = next(it for it in range(len(taken) + 1) if it not in taken)
@@ -316,6 +306,8 @@ class LocalPool:
             self._events.append(_EVENTS[kind](*message[1:]))
         elif kind == "serving":
             self._serves(worker, message[1])
+        elif kind == "begun":
+            worker.has_begun, self._failed_starts = True, 0
         elif kind == "bye":
             self._leaves(worker)
         elif kind == "hung":
@@ -327,11 +319,11 @@ class LocalPool:
 
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
         worker.process.pid = pid  # the template's news may come later than the last batch
-        self._failed_starts = 0
         if not worker.is_up:
             self.counts.running += 1
             worker.is_up = True
         self._events.append(WorkerUp(self.name, worker.number))
+        self._tell_what_is_missing()
         self._keep_promises()
 
     def _leaves(self, worker: LocalWorkerHandle) -> None:
@@ -407,20 +399,31 @@ class LocalPool:
             if what == "exit":
                 self._note(what, *about)
 
-    def _refused(self, worker: LocalWorkerHandle, why: str) -> None:
-        """Keep the workers that run, and request no more until `resize` is called: a worker cannot be started."""
-        worker.process.exitcode = 0
+    def _did_not_begin(self, worker: LocalWorkerHandle, why: str) -> None:
+        """Start no more workers: the user's code ended this one before its first batch, and would end others."""
+        if self._queue is None or len(self._workers) == 1:
+            self._fail(f"no local worker can be started: {why}")
+        self._refused(worker, why, NOT_BEGUN)
+
+    def _refused(self, worker: LocalWorkerHandle, why: str, text: str = NO_ROOM) -> None:
+        """Keep the other workers, and request no more until `resize` is called: this one cannot be started."""
+        worker.process.exitcode = worker.process.exitcode or 0
         epoch, lost, _ = self._held_by(worker)
-        text = f"it could not be started: {why}"
-        self._cannot_grow(max(0, self._staying() - (not worker.is_leaving)), why)
-        self._remove(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, text, 0),))
+        gone = f"it could not be started: {why}"
+        self._cannot_grow(max(0, self._staying() - (not worker.is_leaving)), why, text)
+        self._remove(worker, (WorkerGone(self.name, worker.number, epoch, lost, None, True, gone, 0),))
         self._replace_missing()
 
-    def _cannot_grow(self, most: int, why: str) -> None:
+    def _cannot_grow(self, most: int, why: str, text: str) -> None:
         self.counts.most, self.counts.why_most = most, why
-        if not self._was_refused:
-            self._was_refused = True
-            self._events.append(Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
+        if self._untold is None:
+            self._untold = text.format(wanted=self.counts.wanted, why=why)
+        self._tell_what_is_missing()
+
+    def _tell_what_is_missing(self) -> None:
+        if self._untold and self.counts.running and self.failed is None:
+            self._events.append(Notice(self._untold))
+            self._untold = ""
 
     def _source_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
@@ -439,7 +442,7 @@ class LocalPool:
             if self._failed_starts >= STARTS_IN_A_ROW:
                 self._fail(text)
                 return
-        self._events.append(Notice(f"{text}; starting anew"))
+        self._events.append(Notice(f"{text}; starting anew", warning=came_up))
         for worker in list(self._workers.values()):
             self._ended(worker, -signal.SIGKILL, by_source=text)
         self._open_source()
@@ -455,26 +458,26 @@ class LocalPool:
             worker.socket.close()
 
     def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: str = "") -> None:
-        """Report the end of a worker. ``by_source``: why the template ended, and it too: no ticket is at fault."""
-        if worker.refused is not None and not by_source:
-            self._refused(worker, worker.refused)
-            return
+        """Report the end of a worker. ``by_source``: how the template ended, which no ticket of the worker caused."""
         pid = worker.process.pid or 0
         worker.process.exitcode = code
-        never_began = code > 0 and not worker.is_up
-        expected = code == 0 and worker.is_leaving
+        how, is_told = by_source or how_it_ended(pid, code), bool(by_source)
+        has_begun = worker.has_begun or self._closed or (code == 0 and worker.is_leaving)
+        if not (is_told or has_begun or self.failed is not None):
+            if worker.refused or code >= 0 or self._failed_starts:
+                printed = "; what it printed says more" if code > 0 else ""
+                self._did_not_begin(worker, worker.refused or f"{how} before its first batch{printed}")
+                return
+            self._failed_starts, is_told = 1, True
+            self._events.append(Notice(f"{how} before its first batch. Another one is started."))
+        expected = self.failed is not None or (code == 0 and worker.is_leaving)
         epoch, lost, working_on = self._held_by(worker)
         working_on = None if expected or by_source else working_on
-        hung, why = worker.hung or (None, by_source or how_it_ended(pid, code))
-        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung, bool(by_source))
+        hung, why = worker.hung or (None, how)
+        event = WorkerGone(self.name, worker.number, epoch, lost, working_on, expected, why, pid, hung, is_told)
         self._remove(worker, (event,), crashed=not expected and not self._closed)
-        if self._closed or by_source:
-            return
-        if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS_IN_A_ROW:
-                self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
-        self._replace_missing()
+        if not self._closed and not by_source:
+            self._replace_missing()
 
     def _held_by(self, worker: LocalWorkerHandle) -> tuple[int, tuple[int, ...], int | None]:
         """Return an epoch, the tickets of it that a worker holds, and the one it is working on."""

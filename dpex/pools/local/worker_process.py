@@ -25,6 +25,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,7 @@ from dpex.worker.core import WorkerCore
 from dpex.worker.fetch import ArenaCollate, Failure, SampledCpu, StreamEnd, where
 from dpex.worker.sample_guard import begin_watch
 from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
+from dpex.worker.states import SnapshotPace
 
 TICKET_BYTES = 1 << 18
 """Maximum bytes of a ticket or result message. A longer message uses a file or a slot."""
@@ -56,10 +58,6 @@ IDLE_S = 0.4
 freed. Training steps of that length do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
 """Seconds for which results of tiny batches are kept at most, so that they go together."""
-_SNAPSHOT_S = 0.25
-"""Seconds between states of a logical worker, unless the loader gives a number of batches."""
-_SNAPSHOT_TICKETS = 1024
-"""Batches between states of a logical worker, at most: these would be made again after a death."""
 _TOO_MANY = (
     "A worker cannot send the memory of a batch: sockets of this user hold more unread file descriptors than the limit "
     "of {limit} allows. The worker waits until training processes read theirs. Raise the limit (ulimit -n)"
@@ -78,8 +76,6 @@ CONTROL_ROW = 0
 _MESSAGE_BYTES = 96 << 10
 """Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
 goes through the arena, such as the state of a large dataset."""
-_SNAPSHOT_SHARE = 0.02
-"""Most of a worker's time that snapshots may take where the user has not set their pace."""
 _CANNOT_TELL = (
     "state_dict() of the dataset failed, so its state is not kept: a later run makes again what came before, and "
     "streams stay where they are"
@@ -134,29 +130,6 @@ def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
         return pickle.loads(view)
     with os.fdopen(fds[0], "rb", closefd=True) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         return pickle.loads(memory)
-
-
-class SnapshotPace:
-    """Decides when each logical worker reports its state: after ``every`` tickets, or by time if None. The time grows
-    with the cost of a report."""
-
-    def __init__(self, every: int | None) -> None:
-        self._every = every
-        self._told: dict[int, tuple[float, int]] = {}
-        self._longest_s = 0.0
-
-    def is_due(self, logical: int, made: int) -> bool:
-        """Return True if it is time, after ``made`` further tickets."""
-        now = monotonic()
-        at, since = self._told.setdefault(logical, (now, 0))
-        since += made
-        is_long = since >= _SNAPSHOT_TICKETS or now - at > _SNAPSHOT_S
-        is_due = since >= self._every if self._every else is_long and self._longest_s <= _SNAPSHOT_SHARE * (now - at)
-        self._told[logical] = (now, 0) if is_due else (at, since)
-        return is_due
-
-    def took(self, seconds: float) -> None:
-        self._longest_s = max(self._longest_s, seconds)
 
 
 class BoardRow:
@@ -224,7 +197,6 @@ class LocalWorker:
         """Epoch and number of the latest ticket of each logical worker since it came here."""
 
     def serve(self, tickets: socket.socket) -> None:
-        self._send(("serving", os.getpid()))
         if (timeout_s := self.core.setup.samples.timeout_s) is not None:
             begin_watch(timeout_s, partial(self._hangs, timeout_s))
         if self._shared_queue:
@@ -232,6 +204,8 @@ class LocalWorker:
             if why := self.core.unfit(self.number):
                 self._send(("refused", why))
                 return
+            self._send(("begun",))
+        self._send(("serving", os.getpid()))
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
         tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_S * 1e6)))
         while True:
@@ -284,6 +258,7 @@ class LocalWorker:
 
     def _adopt(self, logical: int, state: bytes | None) -> None:
         self.core.adopt(logical, state)
+        self._send(("begun",))
         self._latest.pop(logical, None)
         if state is not None:
             return
@@ -445,9 +420,14 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     board = mmap.mmap(fds[1], board_bytes)
     os.close(fds[1])
     tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
-    plan = open_plan()
     gone = (BrokenPipeError, ConnectionResetError)  # the training process has ended, or closed the loader
     with results, tickets, contextlib.suppress(*gone):
+        try:
+            plan = open_plan()
+        except Exception:  # of the user's script or dataset
+            why = f"a worker failed before its first batch:\n{traceback.format_exc().strip()[-_ERROR_END:]}"
+            results.send(marshal.dumps((("refused", why), ())))
+            return
         current.seed, current.is_per_batch = None, plan.setup.per_batch_seed
         local_worker = LocalWorker(plan, worker, results, BoardRow(board, row))
         local_worker.collate.install()

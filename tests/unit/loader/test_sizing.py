@@ -15,7 +15,7 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.errors import ClusterError, FixedWorkersError
-from dpex.loader.sizing import Sizing, Streams
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
 from dpex.options import DeviceConfig, WorkerConfig
 from dpex.schedule.prefetch import Settings
@@ -23,7 +23,7 @@ from dpex.worker.decoded_stream import decode_in_workers
 
 PLAIN: dict[str, Any] = {
     "num_workers": 3,
-    "prefetch_factor": 2,
+    "prefetch_factor": TORCH_PREFETCH_FACTOR,
     "seeding": "batch",
     "dataset": [],
     "_index_sampler": BatchSampler(SequentialSampler([]), 4, drop_last=False),
@@ -32,7 +32,6 @@ PLAIN: dict[str, Any] = {
     "autotune": None,
     "_dataset_kind": DatasetKind.Map,
     "_is_auto": False,
-    "_prefetch_is_given": False,
     "_streams": None,
     "_settings": None,
     "_runtime": SimpleNamespace(tuner=None, iterators=[]),
@@ -65,7 +64,8 @@ def limits_of(sizing: Sizing) -> Limits:
     ("changes", "sizes"),
     [
         ({}, Settings(local=3, prefetch=6)),
-        ({"_prefetch_is_given": True, "prefetch_factor": 5}, Settings(local=3, prefetch=15, is_prefetch_fixed=True)),
+        ({"prefetch_factor": 5}, Settings(local=3, prefetch=15, is_prefetch_fixed=True)),
+        ({"prefetch_factor": 2}, Settings(local=3, prefetch=6, is_prefetch_fixed=True)),
         (REMOTE, Settings(remote=3, prefetch=6)),
         ({"num_workers": 0, "prefetch_factor": None}, Settings(prefetch=0)),
     ],
@@ -82,7 +82,6 @@ def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Set
         (TUNED, True),
         ({"autotune": AutotuneConfig()}, True),
         ({**TUNED, "autotune": False}, False),
-        ({**TUNED, "seeding": "worker"}, False),
         ({**TUNED, "dataset": SequenceWrapper([1])}, False),
         ({**TUNED, **STREAM}, True),
         ({**TUNED, **STREAM, "num_workers": 0}, False),
@@ -122,7 +121,7 @@ def test_streams_keep_their_number_and_the_reason_is_told() -> None:
 
 def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
     assert not limits_of(options()).clip(NOW).is_prefetch_fixed
-    assert limits_of(options(_prefetch_is_given=True, prefetch_factor=7)).prefetch_factor == 7
+    assert [limits_of(options(prefetch_factor=given)).prefetch_factor for given in (2, 7)] == [2, 7]
 
 
 @pytest.mark.parametrize(

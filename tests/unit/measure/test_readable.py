@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dpex.measure.readable import duration, fine_percent, percent, rounded, size
+from dpex.measure.readable import byte_count, duration, fine_percent, percent, rounded, size
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,11 @@ def test_times_have_the_unit_that_suits_them(seconds: float, text: str) -> None:
 )
 def test_sizes_have_the_unit_that_suits_them(nbytes: float, text: str) -> None:
     assert size(nbytes) == text
+
+
+@pytest.mark.parametrize("nbytes", [0, 999, 1500, 290_000, 38_500_000, 500_000_000, 16_000_000_000])
+def test_a_size_is_read_as_it_is_written(nbytes: int) -> None:
+    assert byte_count(size(nbytes)) == nbytes
 
 
 def test_what_is_without_end_is_told_as_that() -> None:

@@ -236,6 +236,13 @@ def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any]
     assert str(instruction.error) == text
 
 
+@pytest.mark.parametrize(("sizes", "said"), [((2, 0), []), ((2, 2), [Notice("no module named codec")])])
+def test_why_local_workers_fail_is_a_warning_only_if_the_cluster_goes_on(sizes: Any, said: list[Notice]) -> None:
+    table = Table(sizes=sizes)
+    failed = PoolStatus(failed="no module named codec")
+    assert [table.answer(table.state.placement.reported("local", failed)) for _ in range(2)] == [said, []]
+
+
 def test_tickets_are_sent_singly_until_they_are_known_to_be_tiny() -> None:
     table = Table()
     assert table.send(3) == [("local", None, [0]), ("local", None, [1]), ("local", None, [2])]
