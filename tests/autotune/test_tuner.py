@@ -183,7 +183,12 @@ def test_the_thread_lives_as_long_as_iterators() -> None:
 
 def test_an_epoch_does_not_wait_for_a_turn_of_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of the next epoch waits for it instead, so that no two turns run at the same time."""
-    may_end, running, most = threading.Event(), [], []
+    may_end, running, most, joins = threading.Event(), [], [], []
+    join = threading.Thread.join
+
+    def noted(self: threading.Thread, timeout: float | None = None) -> None:
+        joins.append((threading.current_thread(), self))
+        join(self, timeout)
 
     def slow(self: Tuner) -> float:
         running.append(threading.current_thread())
@@ -192,12 +197,14 @@ def test_an_epoch_does_not_wait_for_a_turn_of_the_tuner(monkeypatch: pytest.Monk
         running.pop()
         return QUICK.interval_s
 
+    monkeypatch.setattr(threading.Thread, "join", noted)
     monkeypatch.setattr(Tuner, "turn", slow)
     loader = DpexDataLoader(Augmented(ENDLESS, 0.001), batch_size=2, num_workers="auto")
     iterator = train(loader, lambda: running)
     loader.close()
     (former,) = running
-    iterator = train(loader, lambda: len(tuner_threads()) == 2)
+    assert (threading.current_thread(), former) not in joins
+    iterator = train(loader, lambda: former in [joined for _, joined in joins])
     assert running == [former]
     may_end.set()
     train_until(lambda: len(most) > 1, loader, iterator)
