@@ -1,8 +1,10 @@
 """Keep torch.compile from tracing dpex, as it traces no frame of torch's own loader.
 
 torch leaves out its own files by their names. Other code can only ask, in each function: `is_dynamo_compiling` returns
-True while the function is traced, and is free of effects otherwise. `torch.compiler.disable` would import the compiler,
-which takes seconds, so it is called only where a function is traced.
+True while the function is traced, and has no effect otherwise. `torch.compiler.disable` would import the compiler, which
+takes seconds, so it is called only where a function is traced.
+
+`dpex run` imports this module while torch is being imported, so no name is taken from torch before a call.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., object])
@@ -24,7 +25,7 @@ def untraced(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: object, **options: object) -> object:
-        if is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(function)(*args, **options)
         return function(*args, **options)
 
