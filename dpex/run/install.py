@@ -129,13 +129,10 @@ def _execute(exec_module: Any, options: RunOptions, module: ModuleType) -> None:
 
 def _replace(module: ModuleType, options: RunOptions) -> None:
     """Replace the method of torch's class that makes an iterator. The latest options count for new loaders."""
-    from dpex.system.compiler import untraced
-
     loader_class: Any = module.DataLoader
     now = loader_class._get_iterator
     torchs = getattr(now, _TORCHS, now)
 
-    @untraced
     @functools.wraps(torchs)
     def _get_iterator(self: Any) -> Any:
         from dpex.run.served import iterator

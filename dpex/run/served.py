@@ -33,6 +33,7 @@ from dpex.diagnose.job import JobDiagnosis, RankReport
 from dpex.diagnose.what_if import TUNERS
 from dpex.loader.served import BELOW_RUN, OF_WORKERS, StandIn, describe, settings_of, stand_in_of, why_not
 from dpex.measure.readable import percent, rounded
+from dpex.system.compiler import untraced
 from dpex.system.cpus import rank
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ProxyLoader(DpexDataLoader[Any]):
 _said: set[str] = set()
 
 
+@untraced
 def iterator(
     loader: DataLoader[Any], torchs: Callable[[Any], BaseDataLoaderIter], options: RunOptions
 ) -> BaseDataLoaderIter:
