@@ -28,8 +28,8 @@ _DROPPED = frozenset({"__del__", "finalize"})
 """Functions whose exceptions Python prints and drops."""
 
 
-class TickError(KeyboardInterrupt):
-    """What the signal handler raises."""
+class TickError(BaseException):
+    """The exception of the signal handler. pytest would end its run at a KeyboardInterrupt."""
 
 
 def _raise_tick(_signal: int, _frame: Any) -> None:
