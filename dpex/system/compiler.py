@@ -1,7 +1,7 @@
 """Keep torch.compile from tracing dpex, as it traces no frame of torch's own loader.
 
 torch leaves out its own files by their names. Other code can only ask, in each function: `is_dynamo_compiling` returns
-True while the function is traced, and has no effect otherwise. `torch.compiler.disable` would import the compiler, which
+True while the function is traced, and has no effect otherwise. `torch.compiler.disable` imports the compiler, which
 takes seconds, so it is called only where a function is traced.
 
 `dpex run` imports this module while torch is being imported, so no name is taken from torch before a call.
