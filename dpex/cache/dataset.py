@@ -31,7 +31,7 @@ from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepa
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.options import byte_count
-from dpex.schedule.names import is_asynchronous
+from dpex.schedule.names import is_asynchronous, reads_either_way
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping
 
@@ -122,7 +122,7 @@ def cached(
     kind = type(dataset).__name__
     if not is_cachable(dataset):
         raise OptionError(f"a {kind} has no __getitem__ or __getitems__ with __len__: only such datasets can be cached")
-    if is_asynchronous(dataset) and not hasattr(type(dataset), "reads_either_way"):
+    if is_asynchronous(dataset) and not reads_either_way(dataset):
         raise OptionError(
             f"{kind}.__getitem__ is async, and a cache reads samples one by one: make {kind} a dpex.AsyncDataset, "
             "which can be read so, or leave dpex.cached out"
