@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -164,7 +166,7 @@ def _rebuilt(sample: Any, parts: list[Any]) -> Any:
 
 
 async def _gathered(dataset: Any, indices: Any) -> list[Any]:
-    return list(await asyncio.gather(*[read(lambda index=index: dataset[index]) for index in indices]))
+    return list(await asyncio.gather(*[read(partial(operator.getitem, dataset, index)) for index in indices]))
 
 
 def _loop() -> Any:

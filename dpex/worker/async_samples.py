@@ -3,9 +3,10 @@
 **Two phases.** The samples of a batch are fetched at the same time, in steps between which other batches go on. Then
 they are decoded and collated in one step (`SampleLoop.is_computing`).
 
-**Random numbers.** Under ``seeding="batch"`` the generators are seeded for each sample that is decoded, from the seed of
-the batch and the sample's place, and for the collate function. Draws of samples that are being fetched would depend on the
-order of answers. So the generators are compared whenever a batch was fetched. A draw fails it and all later batches.
+**Random numbers.** Under ``seeding="batch"`` the generators are seeded for each sample that is decoded, from the seed
+of the batch and the sample's place, and for the collate function. Draws of samples that are being fetched would depend
+on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails it and all later
+batches.
 
 **Order.** Results are awaited in the order of the samples. So the error of a batch is that of the first sample, in
 order, that fails. Those before it are awaited; those behind it are cancelled and awaited.
