@@ -11,6 +11,7 @@ import inspect
 import operator
 from collections.abc import Callable
 from functools import partial
+from types import CoroutineType
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -137,6 +138,8 @@ def _parts(sample: Any) -> Any:
 async def read(get: Callable[[], Any]) -> Any:
     """Return the sample that ``get`` begins to read, after awaiting it or its parts. `decoded` finishes it."""
     sample = get()
+    if type(sample) is CoroutineType:  # without the look at its parts, which takes as long as a tiny sample
+        return await sample
     return _rebuilt(sample, [await _part(part) for part in _parts(sample)]) if awaits(sample) else sample
 
 

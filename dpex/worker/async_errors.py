@@ -62,8 +62,8 @@ def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> E
 _DRAWS = (
     "random numbers were drawn (by the generator of {generators}) while samples were fetched by {places}. The samples "
     "of a batch are fetched at the same time, so these numbers depend on the order of answers. Make a "
-    "dpex.AsyncDataset, which has two methods: `async def fetch(self, index)` waits, and `def decode(self, index, raw)` "
-    "computes and draws"
+    "dpex.AsyncDataset, which has two methods: `async def fetch(self, index)` waits, and `def decode(self, index, "
+    "raw)` computes and draws"
 )
 
 

@@ -89,6 +89,10 @@ class _Stepping:
                 step, value = coroutine.throw, error
 
 
+async def _awaited(steps: Any) -> Any:
+    return await steps
+
+
 class SampleLoop:
     """The event loop of a process.
 
@@ -113,7 +117,7 @@ class SampleLoop:
     def _new_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         sample = of_task.get()
         if sample is not None and self.is_watched:
-            coroutine = self.in_steps(coroutine, sample)
+            coroutine = _awaited(self.in_steps(coroutine, sample))
         return asyncio.Task(coroutine, loop=loop, **options)
 
     @property
@@ -130,9 +134,9 @@ class SampleLoop:
         self._shows_ticket, self.blocking = show, BlockingSteps()
         self.is_watched = True
 
-    async def in_steps(self, coroutine: Any, sample: Step) -> Any:
-        """Await a coroutine of a sample, of which each step is noted if this loop is watched."""
-        return await (_Stepping(coroutine, sample, self) if self.is_watched else coroutine)
+    def in_steps(self, coroutine: Any, sample: Step) -> Any:
+        """Return an awaitable for a coroutine of a sample, of which each step is noted if this loop is watched."""
+        return _Stepping(coroutine, sample, self) if self.is_watched else coroutine
 
     def begin_step(self, sample: Step, coroutine: Any = None) -> None:
         """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked.
