@@ -136,7 +136,7 @@ def test_a_synchronous_wrapper_of_coroutines_is_named(options: dict[str, Any]) -
         indices(AddsOne(Indices()), **options)
 
 
-def test_a_synchronous_wrapper_of_samples_that_are_not_decoded_is_named() -> None:
+def test_a_wrapper_that_gets_undecoded_samples_is_named() -> None:
     class Both(AddsOne):
         def __init__(self) -> None:
             super().__init__(Split(8))

@@ -161,7 +161,7 @@ def test_a_draw_while_samples_are_fetched_is_named(kind: Any, name: str, options
         batches(kind(GENERATORS[name]), **options)
 
 
-def test_numbers_that_another_batch_drew_meanwhile_are_never_delivered() -> None:
+def test_numbers_drawn_while_fetching_are_never_delivered() -> None:
     found: list[Any] = []
     with DpexDataLoader(DrawsAwaiting(np.random.randn), 8, num_workers=1, seeding="batch", collate_fn=list) as loader:
         iterator = iter(loader)
