@@ -73,7 +73,7 @@ class WorkerConfig:
             asks a dataset only after the first ``state_dict()`` or ``load_state_dict()`` of the loader.
         share_objects: True lets forked workers read the strings, numbers, tuples, lists, dicts and sets of the dataset
             without copying them, on CPython 3.12 or later. False: each worker copies the objects that it reads.
-        concurrency: The maximum number of samples of an asynchronous dataset (``async def __getitem__``) that a worker,
+        concurrency: The maximum number of samples of an asynchronous dataset (`AsyncDataset`) that a worker,
             or the training process with ``num_workers=0``, loads at the same time. It bounds the open connections.
 
     Raises:

@@ -18,15 +18,14 @@ from typing import Any
 import aiohttp
 import torch
 from aiohttp import web
-from torch.utils.data import Dataset
 
-from dpex import DpexDataLoader, WorkerConfig
+from dpex import AsyncDataset, DpexDataLoader, WorkerConfig
 
 FILE_BYTES = 16_384
 LATENCY_S = 0.01
 
 
-class Files(Dataset[torch.Tensor]):
+class Files(AsyncDataset):
     """Sample: the bytes of a file, uint8 of shape (16384,)."""
 
     def __init__(self, url: str, count: int) -> None:
@@ -51,10 +50,15 @@ class Files(Dataset[torch.Tensor]):
         if self._session is not None:
             await self._session.close()
 
-    async def __getitem__(self, index: int) -> torch.Tensor:
+    async def fetch(self, index: int) -> bytes:
+        """Wait for a file, while other samples do, too."""
         async with self.session().get(f"{self.url}/{index}") as answer:
             answer.raise_for_status()
-            return torch.frombuffer(bytearray(await answer.read()), dtype=torch.uint8)
+            return await answer.read()
+
+    def decode(self, index: int, raw: bytes) -> torch.Tensor:
+        """Return the sample. Transforms that draw random numbers belong here."""
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 async def answer(request: web.Request) -> web.Response:

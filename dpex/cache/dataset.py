@@ -30,7 +30,7 @@ from dpex.cache.store import MemoryStore, Store, Stored
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.measure.readable import byte_count
-from dpex.schedule.names import is_asynchronous
+from dpex.schedule.names import is_asynchronous, reads_either_way
 from dpex.system.clock import monotonic
 from dpex.system.cpus import local_ranks
 from dpex.transport.pickling import is_shipping
@@ -125,7 +125,7 @@ def cached(
     kind = type(dataset).__name__
     if not is_cachable(dataset):
         raise OptionError(f"a {kind} has no __getitem__ or __getitems__ with __len__: only such datasets can be cached")
-    if is_asynchronous(dataset) and not hasattr(type(dataset), "reads_either_way"):
+    if is_asynchronous(dataset) and not reads_either_way(dataset):
         raise OptionError(
             f"{kind}.__getitem__ is async, and a cache reads samples one by one: make {kind} a dpex.AsyncDataset, "
             "which can be read so, or leave dpex.cached out"

@@ -353,7 +353,7 @@ class Run:
         alike = (each for each in counts if quicker.rate(Settings(local=each)).value >= model.rate(now).value)
         fewest = next(alike, 0)
         told = f" ({plural(fewest, 'worker')} would do what {now.workers} do)" if fewest else ""
-        change = f"`async def __getitem__` with num_workers={chosen.workers} instead of {now.workers}{told}"
+        change = f"a `dpex.AsyncDataset` with num_workers={chosen.workers} instead of {now.workers}{told}"
         condition = f"the storage serves {chosen.workers * facts.concurrency} requests at a time as fast"
         yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
 

@@ -59,28 +59,38 @@ def lanes(batch_size: int, concurrency: int) -> int:
     return max(2, -(-concurrency // max(1, batch_size)))
 
 
-_READING = ("__getitem__", "__getitems__")
+READING = ("__getitem__", "__getitems__")
 _NO_DATASETS = (str, bytes, bytearray, list, tuple, dict, range)
 _MOST_DATASETS = 64
 """Objects in a dataset that are looked at."""
 
 
 def is_asynchronous(dataset: Any) -> bool:
-    """Return True if the dataset, or one that it wraps, has an ``async def __getitem__`` or ``__getitems__``.
+    """Return True if the dataset, or one that it wraps, is an `AsyncDataset` or has an ``async def __getitem__``.
 
     An `AsyncDataset` in a wrapper that is not torch's does not count: that may read it synchronously.
     """
     return any(
-        _is_async_itself(each) and (is_torchs or not hasattr(type(each), "reads_either_way"))
+        _is_async_itself(each) and (is_torchs or not reads_either_way(each))
         for each, is_torchs in with_inner_datasets(dataset)
     )
+
+
+def async_datasets(dataset: Any) -> list[Any]:
+    """Return the asynchronous ones of a dataset and of those that it wraps, the outermost first."""
+    return [each for each, _ in with_inner_datasets(dataset) if _is_async_itself(each)]
+
+
+def reads_either_way(dataset: Any) -> bool:
+    """Return True of an `AsyncDataset`."""
+    return hasattr(type(dataset), "reads_either_way")
 
 
 def _is_async_itself(dataset: Any) -> bool:
     if (attribute(dataset, "__dict__") or {}).get("is_asynchronous"):  # it decodes by an async function
         return True
-    methods = (inspect.getattr_static(type(dataset), name, None) for name in _READING)
-    return any(inspect.iscoroutinefunction(each) or hasattr(each, "is_asynchronous") for each in methods)
+    methods = (inspect.getattr_static(type(dataset), name, None) for name in READING)
+    return reads_either_way(dataset) or any(map(inspect.iscoroutinefunction, methods))
 
 
 def with_inner_datasets(dataset: Any) -> Iterator[tuple[Any, bool]]:

@@ -1,19 +1,35 @@
-"""`AsyncDataset`: a mixin with which a class whose samples are read asynchronously can be read synchronously, too."""
+"""`AsyncDataset`: samples are fetched at the same time by one method, and decoded one after another by a second one.
+
+In dpex's event loop, ``dataset[index]`` is an `AsyncSample`, which has both parts. torch's wrappers hand it on, alone
+or as a part of a sample.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
+import operator
+from collections.abc import Callable
+from functools import partial
+from types import CoroutineType
 from typing import Any
 
+from torch.utils.data import Dataset
 
-class AsyncDataset:
-    """A mixin for datasets with an ``async def __getitem__``, so that they also work where none is expected.
+from dpex.errors import AsyncError
 
-    dpex does not need it. With it, ``dataset[0]`` outside of an event loop of dpex gives the sample, and torch's
-    DataLoader loads the samples of a batch at the same time. Inside, ``await super().__getitem__(index)`` works as in
-    any class.
+_TWO_METHODS = "`async def fetch(self, index)`, which waits, and `def decode(self, index, raw)`, which computes"
+
+
+class AsyncDataset(Dataset[Any]):
+    """A base class of datasets whose samples wait for a network or a disk.
+
+    A worker fetches many samples at the same time: up to ``WorkerConfig.concurrency``, of several batches. Once all
+    samples of a batch have been fetched, it decodes them in their order. So random numbers that `decode` draws depend
+    neither on the worker nor on the order of answers.
+
+    Outside of dpex's event loop ``dataset[0]`` gives the decoded sample. So PyTorch's DataLoader, `dpex.cached` and
+    wrappers of your own read the dataset, too. PyTorch's DataLoader fetches the samples of a batch at the same time.
 
     Examples:
         >>> import asyncio
@@ -22,9 +38,11 @@ class AsyncDataset:
         >>> class Waiting(AsyncDataset):
         ...     def __len__(self):
         ...         return 4
-        ...     async def __getitem__(self, index):
+        ...     async def fetch(self, index):
         ...         await asyncio.sleep(0.001)
-        ...         return 10 * index
+        ...         return str(index)
+        ...     def decode(self, index, raw):
+        ...         return 10 * int(raw)
         >>> Waiting()[2]
         20
         >>> [batch.tolist() for batch in DpexDataLoader(Waiting(), batch_size=2)]
@@ -37,38 +55,124 @@ class AsyncDataset:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("__getitem__", "__getitems__"):
-            method = vars(cls).get(name)
-            if inspect.iscoroutinefunction(method):
-                setattr(cls, name, _for_both(method))
+        for name in ("__getitem__", "__getitems__", "decode"):
+            if inspect.iscoroutinefunction(vars(cls).get(name)):
+                raise AsyncError(f"{cls.__qualname__}.{name} is async: a dpex.AsyncDataset has {_TWO_METHODS}")
 
-    def __getitems__(self, indices: Any) -> Any:
-        """Return the samples of a batch, or in dpex's event loop what is to be awaited for each."""
-        items: Any = self
-        if _is_in_loop():
-            return [items[index] for index in indices]
-        return _loop().run(_gathered(items, indices))
+    async def fetch(self, index: Any) -> Any:
+        """Return what `decode` needs to make a sample, such as the bytes of a file. Await in this method alone.
+
+        It may be called for many samples at the same time, in any order. Draw no random numbers here: a draw from a
+        generator of NumPy or torch fails the batch with an `AsyncError`. Python's `random` is free for clients, which
+        draw pauses between attempts from it, but must not change the result.
+
+        Args:
+            index: The index of the sample, from the sampler.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.fetch is missing: a dpex.AsyncDataset has {_TWO_METHODS}")
+
+    def decode(self, index: Any, raw: Any) -> Any:
+        """Return the sample: by default, ``raw`` as it is. It may draw random numbers from any generator.
+
+        The event loop stands still meanwhile, so read nothing here that could be awaited in `fetch`. Under
+        ``seeding="batch"`` the generators are seeded for each sample, from the seed of the batch and the position of
+        the sample in it.
+
+        Args:
+            index: The index of the sample, from the sampler.
+            raw: The result of `fetch` for this index.
+        """
+        return raw
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample; in dpex's event loop an object that fetches and decodes it."""
+        loop = _loop()
+        sample = AsyncSample(self, index)
+        return sample if loop.hands_out else decoded(loop.run(read(lambda: sample)))
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        """Return the samples of a batch; in dpex's event loop objects that fetch and decode them."""
+        loop = _loop()
+        if loop.hands_out:
+            return [self[index] for index in indices]
+        return [decoded(sample) for sample in loop.run(_gathered(self, indices))]
 
 
-def _for_both(method: Any) -> Any:
-    @functools.wraps(method)
-    def read(self: Any, index: Any) -> Any:
-        coroutine = method(self, index)
-        return coroutine if _is_in_loop() else _loop().run(coroutine)
+class AsyncSample:
+    """A sample of an `AsyncDataset` that is not decoded yet."""
 
-    read.is_asynchronous = True  # type: ignore[attr-defined]
-    return read
+    __slots__ = ("_dataset", "_index", "_raw")
+
+    def __init__(self, dataset: AsyncDataset, index: Any) -> None:
+        self._dataset = dataset
+        self._index = index
+
+    async def fetched(self) -> Any:
+        """Fetch the sample. Return this object, or the sample itself if nothing is to be decoded."""
+        self._raw = await self._dataset.fetch(self._index)
+        return self._raw if type(self._dataset).decode is AsyncDataset.decode else self
+
+    def decode(self) -> Any:
+        return self._dataset.decode(self._index, self._raw)
+
+
+# -- samples that have parts, as those of torch's StackDataset ---------------------------------------------------------
+
+
+def awaits(sample: Any) -> bool:
+    """Return True if a sample is to be awaited, or has parts that are."""
+    return any(map(_is_awaited, _parts(sample)))
+
+
+def _is_awaited(part: Any) -> bool:
+    return type(part) is AsyncSample or inspect.isawaitable(part)
+
+
+def _parts(sample: Any) -> Any:
+    """Return the parts of a sample; of one without parts, the sample itself."""
+    if type(sample) in (tuple, list):
+        return sample
+    return sample.values() if type(sample) is dict else (sample,)
+
+
+async def read(get: Callable[[], Any]) -> Any:
+    """Return the sample that ``get`` begins to read, after awaiting it or its parts. `decoded` finishes it."""
+    sample = get()
+    if type(sample) is CoroutineType:  # without the look at its parts, which takes as long as a tiny sample
+        return await sample
+    return _rebuilt(sample, [await _part(part) for part in _parts(sample)]) if awaits(sample) else sample
+
+
+async def _part(part: Any) -> Any:
+    if type(part) is AsyncSample:
+        return await part.fetched()
+    return await part if inspect.isawaitable(part) else part
+
+
+def is_decoded(sample: Any) -> bool:
+    """Return True if neither a sample nor a part of it is to be decoded."""
+    return AsyncSample not in map(type, _parts(sample))
+
+
+def decoded(sample: Any) -> Any:
+    """Return a sample that `read` has returned, decoded. Its parts are decoded in order."""
+    if is_decoded(sample):
+        return sample
+    return _rebuilt(sample, [part.decode() if type(part) is AsyncSample else part for part in _parts(sample)])
+
+
+def _rebuilt(sample: Any, parts: list[Any]) -> Any:
+    """Return a sample of the kind of ``sample`` with other parts."""
+    if type(sample) in (tuple, list):
+        return type(sample)(parts)
+    return dict(zip(sample, parts, strict=True)) if type(sample) is dict else parts[0]
 
 
 async def _gathered(dataset: Any, indices: Any) -> list[Any]:
-    return list(await asyncio.gather(*[dataset[index] for index in indices]))
+    return list(await asyncio.gather(*[read(partial(operator.getitem, dataset, index)) for index in indices]))
 
 
 def _loop() -> Any:
     from dpex.worker.async_loop import loop_of_process
 
     return loop_of_process()
-
-
-def _is_in_loop() -> bool:
-    return asyncio._get_running_loop() is _loop().loop

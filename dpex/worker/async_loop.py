@@ -26,7 +26,6 @@ from dpex.errors import AsyncError
 from dpex.schedule.names import with_inner_datasets
 from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
-from dpex.worker.async_states import SampleStates, turns
 from dpex.worker.setup import modes_here
 
 if TYPE_CHECKING:
@@ -41,21 +40,21 @@ class Step:
     """One sample, or one batch of an ``async def __getitems__``, while it is loaded.
 
     Attributes:
-        states: Its random states, put in place before each step; None: those of the process.
         place, index: Its place in the batch, and its index.
         number: The number of its ticket.
         samples: The number of samples that are loaded at once.
+        seconds: From its slot to its end.
         given: What the dataset has returned already, to be awaited; None: reading it has not begun.
         is_late: It was cancelled as it took too long.
         is_dropped: It was cancelled as its batch failed or ends.
     """
 
-    states: SampleStates | None
     place: int
     index: Any
     number: int
     samples: int = 1
     given: Any = None
+    seconds: float = 0.0
     is_late: bool = False
     is_dropped: bool = False
 
@@ -64,8 +63,8 @@ of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-samp
 """The sample to which a task belongs. Tasks that a sample starts inherit it."""
 
 
-class Stepping:
-    """Awaits a coroutine, with the random states of a sample in each step."""
+class _Stepping:
+    """Awaits a coroutine of a sample, and notes the beginning and the end of each step."""
 
     __slots__ = ("_coroutine", "_loop", "_sample")
 
@@ -73,29 +72,25 @@ class Stepping:
         self._coroutine, self._sample, self._loop = coroutine, sample, loop
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        sample, states, loop = self._sample, self._sample.states, self._loop
-        step, value = self._coroutine.send, None
+        coroutine, loop = self._coroutine, self._loop
+        step, value = coroutine.send, None
         while True:
-            if states is not turns.holder:
-                turns.enter(states)
-            if loop.is_watched:
-                loop.begin_step(sample, self._coroutine)
+            loop.begin_step(self._sample, coroutine)
             try:
                 waits_for = step(value)
             except StopIteration as end:
                 return end.value
             finally:
-                if loop.is_watched:
-                    loop.end_step(self._coroutine)
+                loop.end_step(coroutine)
             try:
                 value = yield waits_for
-                step = self._coroutine.send
+                step = coroutine.send
             except BaseException as error:
-                step, value = self._coroutine.throw, error
+                step, value = coroutine.throw, error
 
 
-async def _in_steps(coroutine: Any, sample: Step, loop: SampleLoop) -> Any:
-    return await Stepping(coroutine, sample, loop)
+async def _awaited(steps: Any) -> Any:
+    return await steps
 
 
 class SampleLoop:
@@ -103,7 +98,8 @@ class SampleLoop:
 
     Attributes:
         is_ending: All that runs is cancelled.
-        is_watched: `begin_step` and `end_step` are called at each step.
+        is_computing: Samples are decoded or collated, while those of other batches wait.
+        is_watched: `begin_step` and `end_step` do something.
         blocking: Finds steps that block the loop, in a worker that makes several batches at the same time.
     """
 
@@ -111,6 +107,7 @@ class SampleLoop:
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._new_task)
         self.is_ending: bool = False
+        self.is_computing: bool = False
         self.is_watched: bool = sample_guard.watch_of_process is not None
         self.blocking: BlockingSteps | None = None
         self._shows_ticket: Any = None
@@ -119,9 +116,14 @@ class SampleLoop:
 
     def _new_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         sample = of_task.get()
-        if sample is not None:
-            coroutine = _in_steps(coroutine, sample, self)
+        if sample is not None and self.is_watched:
+            coroutine = _awaited(self.in_steps(coroutine, sample))
         return asyncio.Task(coroutine, loop=loop, **options)
+
+    @property
+    def hands_out(self) -> bool:
+        """True if an `AsyncDataset` is read by this loop, which fetches and decodes what it hands out."""
+        return not self.is_computing and asyncio._get_running_loop() is self.loop
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -132,17 +134,24 @@ class SampleLoop:
         self._shows_ticket, self.blocking = show, BlockingSteps()
         self.is_watched = True
 
-    def begin_step(self, sample: Step, coroutine: Any) -> None:
-        """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked."""
-        if self.blocking is not None:
+    def in_steps(self, coroutine: Any, sample: Step) -> Any:
+        """Return an awaitable for a coroutine of a sample, of which each step is noted if this loop is watched."""
+        return _Stepping(coroutine, sample, self) if self.is_watched else coroutine
+
+    def begin_step(self, sample: Step, coroutine: Any = None) -> None:
+        """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked.
+
+        ``coroutine``: what takes the step; None: the sample is decoded.
+        """
+        if self.blocking is not None and coroutine is not None:
             self.blocking.begin(coroutine)
         if self._shows_ticket is not None:
             self._shows_ticket(sample.number)
         if sample_guard.watch_of_process is not None:
             sample_guard.watch_of_process.begin(sample.place, sample.index, sample.samples)
 
-    def end_step(self, coroutine: Any) -> None:
-        if self.blocking is not None:
+    def end_step(self, coroutine: Any = None) -> None:
+        if self.blocking is not None and coroutine is not None:
             self.blocking.end(coroutine)
         if sample_guard.watch_of_process is not None:
             sample_guard.watch_of_process.end()
@@ -161,7 +170,8 @@ class SampleLoop:
             coroutine.close()
             raise AsyncError(
                 "an asynchronous dataset was read synchronously inside a sample that the event loop is loading, which "
-                "would wait for itself: await it there, or give the inner loader workers of its own"
+                "would wait for itself: await it there (of a dpex.AsyncDataset, await its fetch in fetch), or give the "
+                "inner loader workers of its own"
             )
         if running is not None:
             return self._in_thread(coroutine)

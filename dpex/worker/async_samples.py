@@ -1,8 +1,12 @@
 """Loads the samples of asynchronous datasets: those of a batch, and of several batches, at the same time.
 
-**Random numbers.** Each sample has random states of its own (`async_states`), and the collate function those of the
-batch. Nothing is exchanged until a draw was seen: the generators are compared after each batch. Once a sample has
-drawn, batches that were under way are loaded again, with exchanged states from then on.
+**Two phases.** The samples of a batch are fetched at the same time, in steps between which other batches go on. Then
+they are decoded and collated in one step (`SampleLoop.is_computing`).
+
+**Random numbers.** Under ``seeding="batch"`` the generators are seeded for each sample that is decoded, from the seed
+of the batch and the sample's place, and for the collate function. Draws of samples that are being fetched would depend
+on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails it and all later
+batches.
 
 **Order.** Results are awaited in the order of the samples. So the error of a batch is that of the first sample, in
 order, that fails. Those before it are awaited; those behind it are cancelled and awaited.
@@ -11,33 +15,36 @@ order, that fails. Those before it are awaited; those behind it are cancelled an
 from __future__ import annotations
 
 import asyncio
-import errno
 import inspect
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from dpex.errors import AsyncError, SampleTimeoutError
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import as_text
-from dpex.schedule.names import is_asynchronous, with_inner_datasets
+from dpex.schedule.names import async_datasets, reads_either_way
 from dpex.schedule.seeding import ticket_seed
 from dpex.system.clock import monotonic
-from dpex.worker.async_loop import Step, Stepping, loop_of_process, of_task
-from dpex.worker.async_states import SampleStates, turns
+from dpex.worker.async_dataset import awaits, decoded, is_decoded, read
+from dpex.worker.async_errors import drawn, explained
+from dpex.worker.async_loop import Step, loop_of_process, of_task
 from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
+from dpex.worker.draws import state_mark
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import HangsError, SampleGuard, apart
-from dpex.worker.states import KeptStates
+from dpex.worker.states import GLOBAL, KeptStates
 
 _CANCELLED = (
     "loading sample {} was cancelled by the dataset itself, so its batch fails: have the dataset catch the "
     "CancelledError of the task or client that it awaits"
 )
+
+Errors = dict[int, Exception] | None
+"""The errors of samples, by their places. None: the first one is that of the batch."""
 
 
 class Slots:
@@ -91,23 +98,33 @@ class Slots:
 class BatchLoad:
     """A batch that is being loaded. ``failed``: index and error of samples that were replaced.
 
-    ``seconds``: of its samples, each from its slot to its end, summed. ``slowest``: of the slowest, and its place.
+    ``seed``: None if the batch has none. ``seconds``: of fetching its samples, each from its slot to its end, summed.
+    ``decode_s``: of decoding them. ``slowest``: seconds of the slowest, and its place.
     """
 
-    def __init__(self, seed: int, number: int) -> None:
+    def __init__(self, seed: int | None, number: int) -> None:
         self.seed = seed
         self.number = number
         self.begin()
 
     def begin(self) -> None:
         self.seconds: float = 0.0
+        self.decode_s: float = 0.0
         self.slowest: tuple[float, int] = (0.0, -1)
         self.failed: list[tuple[str, str]] = []
 
-    def took(self, sample: Step, seconds: float) -> None:
+    def fetched(self, sample: Step, seconds: float) -> None:
         self.seconds += seconds * sample.samples
-        if seconds > self.slowest[0]:
-            self.slowest = seconds, sample.place
+        self._took(sample, seconds)
+
+    def decoded(self, sample: Step, seconds: float) -> None:
+        self.decode_s += seconds
+        self._took(sample, seconds)
+
+    def _took(self, sample: Step, seconds: float) -> None:
+        sample.seconds += seconds
+        if sample.seconds > self.slowest[0]:
+            self.slowest = sample.seconds, sample.place
 
 
 class AsyncSamples:
@@ -116,7 +133,6 @@ class AsyncSamples:
     Without a ``guard``, the error of a sample is that of its batch.
 
     Attributes:
-        is_exact: Samples draw, so each has states of its own.
         cpu_since: CPU seconds of the process when it ended the batch before.
     """
 
@@ -132,115 +148,148 @@ class AsyncSamples:
         self._dataset = dataset
         self._auto_collation = auto_collation
         self._bulk: Callable[[Any], Any] | None = getattr(dataset, "__getitems__", None)
-        self.own = own
+        self._own = own
         self._guard = guard
         self._loop = loop_of_process()
         self._loop.closes(dataset)
         self._under_way = 0
-        self._noticed = 0
-        """Times that draws were noticed while states were not exchanged."""
-        self.is_exact: bool = bool(own)
+        split = [reads_either_way(each) for each in async_datasets(dataset)]
+        self._decodes = any(split)
+        self._generators = _compared(own, of_clients=not split or not all(split))
+        self._marks: dict[str, Any] = {}
+        self._kept: KeptStates | None = None
+        """The states to put back when a batch without a seed was fetched."""
+        self._drawn: list[str] = []
+        """Generators from which samples that were being fetched have drawn: all batches fail."""
         self.slots: Slots = Slots(concurrency)
         self.cpu_since: float = 0.0
 
     def load_drawn(self, index: Any) -> tuple[Any, BatchLoad]:
-        """Load a batch alone; return its samples and what they took.
+        """Load a batch alone, with the seed of the batch that the process makes; return its samples and their times.
 
-        Its seed is that of the batch that the process makes. Under ``seeding="worker"`` batches have none: it is drawn
-        from torch's generator, and the generators are otherwise as before.
+        Under ``seeding="worker"`` it has no seed: the samples are decoded from the generators as they are, in order.
         """
-        seed = current.seed
-        if seed is not None:
-            batch = BatchLoad(seed, 0)
-            data = self._loop.run(self.awaited(index, batch))
-            self.collating(seed)
-            return data, batch
-        batch = BatchLoad(int(torch.empty((), dtype=torch.int64).random_().item()), 0)
-        kept = KeptStates(self.own)
+        batch = BatchLoad(current.seed, 0)
         try:
-            return self._loop.run(self.awaited(index, batch)), batch
+            data = self._loop.run(self.awaited(index, batch))
         finally:
-            turns.leave()
-            kept.put_back()
+            self.end_computing(batch.seed)
+        self.seed(batch.seed)
+        return data, batch
 
     async def awaited(self, index: Any, batch: BatchLoad) -> Any:
-        """Return the samples of a batch. It is loaded again if it turns out that samples draw."""
+        """Return the samples of a batch, decoded. The caller ends with `end_computing`, also after an error."""
         if not self._under_way:
             self.cpu_since = time.process_time()
             await asyncio.sleep(0)  # connections that were closed while no batch was loaded are noticed
-            if not self.is_exact:
-                turns.mark(batch.seed)
+            self._mark(batch.seed)
         self._under_way += 1
         try:
-            while True:
-                noticed = self._noticed
-                batch.begin()
-                try:
-                    data = await self._samples(index, batch)
-                except Exception:
-                    if self._has_stayed(noticed):
-                        raise
-                else:
-                    if self._has_stayed(noticed):
-                        return data
+            return await self._samples(index, batch)
         finally:
             self._under_way -= 1
-
-    def _has_stayed(self, noticed: int) -> bool:
-        """Return True unless samples have drawn from generators that all share since ``noticed``."""
-        if not self.is_exact and turns.drew():
-            self.is_exact = True
-            self._noticed += 1
-        return noticed == self._noticed
-
-    def collating(self, seed: int) -> None:
-        """Seed the generators for the collate function of a batch."""
-        turns.leave()
-        seed_ticket(seed)
-        if self.own:
-            self.own.seed(seed)
 
     def steps(self, times: BatchTimes) -> tuple[StepRow, ...]:
         """Return the steps of samples that blocked the loop, if any does, for a batch that ends with these times."""
         blocking = self._loop.blocking
-        return () if blocking is None else blocking.rows(self._dataset, times, draws=self.is_exact)
+        return () if blocking is None else blocking.rows(self._dataset, times, draws=self._decodes)
 
-    def collated(self, seed: int) -> None:
-        """Note that the collate function has returned, which may have drawn."""
-        if not self.is_exact:
-            turns.mark(seed)
+    # -- random numbers ------------------------------------------------------------------------------------------------
+
+    def seed(self, seed: int | None) -> None:
+        """Seed the generators, if there is a seed: of a sample for decoding it, of a batch for collating it."""
+        if seed is not None:
+            seed_ticket(seed)
+            if self._own:
+                self._own.seed(seed)
+
+    def _begin_computing(self, seed: int | None) -> None:
+        """Begin to decode and to collate a batch.
+
+        Raises AsyncError if a sample has drawn while it was fetched: of this batch, or of another one under way.
+        """
+        now = self._now()
+        self._drawn = self._drawn or [name for name, mark in self._marks.items() if mark != now[name]]
+        if self._drawn:
+            raise drawn(self._dataset, self._drawn)
+        if self._kept is not None:
+            self._kept.put_back()
+        self._loop.is_computing = True
+        current.seed = seed
+
+    def end_computing(self, seed: int | None) -> None:
+        """End what `_begin_computing` has begun, if it has: samples of other batches may be fetched again."""
+        if self._loop.is_computing:
+            self._loop.is_computing = False
+            if self._under_way:
+                self._mark(seed)
+
+    def _mark(self, seed: int | None) -> None:
+        """Note the states of the generators, before samples are fetched."""
+        self._kept = KeptStates(self._own) if seed is None else None
+        if seed is not None:
+            seed_ticket(seed)  # drops the second number of a pair of normal numbers of NumPy, which no mark shows
+        self._marks = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        return {name: state_mark(one) for name, one in self._generators.items()}
 
     # -- the samples of a batch ----------------------------------------------------------------------------------------
 
     async def _samples(self, index: Any, batch: BatchLoad) -> Any:
         left_out, wanted = apart(index)
-        if self._guard is not None and self._guard.policy.tolerates:
-            return await self._tolerant(left_out, wanted, batch)
-        if not self._auto_collation:
-            return (await self._together([self._one(wanted)], [wanted], batch))[0]
-        if self._bulk is None:
-            return await self._together([self._one(each) for each in wanted], wanted, batch)
-        return await self._in_bulk(wanted, batch)
+        errors: Errors = {} if self._guard is not None and self._guard.policy.tolerates else None
+        found = None
+        if self._auto_collation and self._bulk is not None and not left_out:
+            found = await self._in_bulk(wanted, batch, errors)
+        if found is None:
+            each = list(wanted) if self._auto_collation else [wanted]
+            found = await self._one_by_one(each, left_out, batch, errors)
+        data, samples = found
+        self._begin_computing(batch.seed)
+        self._decode(data, samples, batch, errors)
+        if errors:
+            await self._fill(data, samples, batch, errors)
+        return data if self._auto_collation else data[0]
+
+    async def _in_bulk(self, wanted: Any, batch: BatchLoad, errors: Errors) -> tuple[Any, list[Step]] | None:
+        """Return what ``__getitems__`` gives, awaited, and the samples that may have to be decoded.
+
+        None: it has failed as a whole, and each sample is to be loaded alone.
+        """
+        assert self._bulk is not None
+        try:
+            data = self._bulk(wanted)
+            if inspect.isawaitable(data):
+                count = max(1, len(wanted)) if hasattr(wanted, "__len__") else 1
+                sample = Step(0, wanted, batch.number, samples=count, given=data)
+                return await self._begun(lambda: data, sample, batch), []
+            if type(data) is not list or not any(map(awaits, data)):
+                return data, []
+            named = wanted if isinstance(wanted, (list, tuple)) else range(len(data))
+            samples = [Step(at, named[at], batch.number, given=each) for at, each in enumerate(data)]
+            return await self._together([partial(_same, each) for each in data], samples, batch, errors), samples
+        except Exception:
+            if errors is None:
+                raise
+            batch.begin()
+            return None
+
+    async def _one_by_one(
+        self, each: list[Any], left_out: Any, batch: BatchLoad, errors: Errors
+    ) -> tuple[list[Any], list[Step]]:
+        get = self._one if errors is None else self._alone
+        gets = [partial(_hangs, left_out[at]) if at in left_out else get(index) for at, index in enumerate(each)]
+        samples = [Step(at, index, batch.number) for at, index in enumerate(each)]
+        return await self._together(gets, samples, batch, errors), samples
 
     def _one(self, index: Any) -> Callable[[], Any]:
         return lambda: self._dataset[index]
 
-    async def _in_bulk(self, wanted: Any, batch: BatchLoad) -> Any:
-        """Return what ``__getitems__`` gives. If that is to be awaited, all have the random states of the batch."""
-        assert self._bulk is not None
-        data = self._bulk(wanted)
-        if inspect.isawaitable(data):
-            states = self._states(batch.seed)
-            count = max(1, len(wanted)) if hasattr(wanted, "__len__") else 1
-            sample = Step(states, place=0, index=wanted, number=batch.number, samples=count, given=data)
-            return await self._begun(lambda: data, sample, batch)
-        if type(data) is list and any(map(_awaits, data)):
-            named = wanted if isinstance(wanted, (list, tuple)) else range(len(data))
-            return await self._together([partial(_same, each) for each in data], named, batch, given=data)
-        return data
-
-    def _states(self, seed: int) -> SampleStates | None:
-        return SampleStates(seed, self.own) if self.is_exact else None
+    def _alone(self, index: Any) -> Callable[[], Any]:
+        """Return a function that begins to read one sample, of a dataset that may read only several."""
+        bulk = self._bulk
+        return self._one(index) if bulk is None else lambda: _first_of(bulk([index]))
 
     def _begun(self, get: Callable[[], Any], sample: Step, batch: BatchLoad) -> asyncio.Task[Any]:
         self.slots.open += sample.samples
@@ -255,28 +304,9 @@ class AsyncSamples:
         self.slots.loaded(sample.samples)
 
     async def _together(
-        self,
-        gets: Sequence[Callable[[], Any]],
-        wanted: Any,
-        batch: BatchLoad,
-        errors: dict[int, Exception] | None = None,
-        given: Sequence[Any] | None = None,
+        self, gets: Sequence[Callable[[], Any]], samples: list[Step], batch: BatchLoad, errors: Errors
     ) -> list[Any]:
-        """Return the samples of the indices ``wanted``, loaded at the same time by ``gets``, which begin to read each.
-
-        ``errors`` receives the error of each sample that fails, by place; None: the first one is raised. ``given`` is
-        what the dataset has returned for them already.
-        """
-        samples = [
-            Step(
-                self._states(ticket_seed(batch.seed, at)),
-                place=at,
-                index=wanted[at],
-                number=batch.number,
-                given=None if given is None else given[at],
-            )
-            for at in range(len(gets))
-        ]
+        """Return what was fetched for these samples at the same time by ``gets``, which begin to read each."""
         tasks = [self._begun(get, sample, batch) for get, sample in zip(gets, samples, strict=True)]
         loaded: list[Any] = []
         try:
@@ -304,7 +334,7 @@ class AsyncSamples:
             of_task.set(sample)
             seed_of_sample.set(batch.seed)
             limit = self._limit(sample)
-            return await Stepping(_read(get), sample, self._loop)
+            return await self._loop.in_steps(read(get), sample)
         except asyncio.CancelledError as error:
             if sample.is_late:
                 raise self._too_late(sample) from error
@@ -312,17 +342,43 @@ class AsyncSamples:
                 raise
             raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
         except Exception as error:
-            told = explained(error, self._dataset, sample.index, self.slots.most)
-            if told is None:
-                raise
-            raise told from error
+            self._explain(error, sample)
+            raise
         finally:
             if limit is not None:
                 limit.cancel()
-            batch.took(sample, monotonic() - began)
+            batch.fetched(sample, monotonic() - began)
             self.slots.give(count)
-            if sample.states is not None:
-                turns.over(sample.states)
+
+    def _explain(self, error: Exception, sample: Step) -> None:
+        told = explained(error, self._dataset, sample.index, self.slots.most)
+        if told is not None:
+            raise told from error
+
+    def _decode(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: Errors) -> None:
+        """Put decoded samples in the places of those that were fetched."""
+        for at, sample in enumerate(samples):
+            try:
+                if not is_decoded(data[at]):
+                    data[at] = self._decoded(data[at], sample, batch)
+            except Exception as error:
+                if errors is None:
+                    raise
+                errors[at] = error
+
+    def _decoded(self, fetched: Any, sample: Step, batch: BatchLoad) -> Any:
+        began = monotonic()
+        if batch.seed is not None:
+            self.seed(ticket_seed(batch.seed, sample.place))
+        self._loop.begin_step(sample)
+        try:
+            return decoded(fetched)
+        except Exception as error:
+            self._explain(error, sample)
+            raise
+        finally:
+            self._loop.end_step()
+            batch.decoded(sample, monotonic() - began)
 
     # -- samples that fail or take too long ----------------------------------------------------------------------------
 
@@ -345,40 +401,29 @@ class AsyncSamples:
             "the SamplePolicy, so it was cancelled: have the dataset give up earlier, or allow more"
         )
 
-    async def _tolerant(self, left_out: Any, wanted: Any, batch: BatchLoad) -> Any:
-        """Return the samples of a batch. Others take the place of those that fail, as without an event loop."""
-        if self._auto_collation and self._bulk is not None and not left_out:
-            try:
-                return await self._in_bulk(wanted, batch)
-            except Exception:  # then each is loaded alone, to find those that fail
-                batch.begin()
-        each = list(wanted) if self._auto_collation else [wanted]
-        errors: dict[int, Exception] = {}
-        gets = [partial(_hangs, left_out[at]) if at in left_out else self._alone(each[at]) for at in range(len(each))]
-        data = await self._together(gets, each, batch, errors)
+    async def _fill(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: dict[int, Exception]) -> None:
+        """Put other samples in the places of those that fail, as without an event loop."""
         guard = self._guard
         assert guard is not None
-        batch.failed += [guard.described(each[at], error) for at, error in errors.items()]
-        others = guard.filling(data, each, errors)
-        for at, candidates in others.items():
+        wanted = [sample.index for sample in samples]
+        errors = dict(sorted(errors.items()))
+        batch.failed += [guard.described(wanted[at], error) for at, error in errors.items()]
+        for at, candidates in guard.filling(data, wanted, errors).items():
             data[at] = await self._another(at, candidates, errors[at], batch)
-        return data if self._auto_collation else data[0]
 
     async def _another(self, place: int, candidates: Any, error: Exception, batch: BatchLoad) -> Any:
-        for drawn in candidates:
+        for index in candidates:
+            self.end_computing(batch.seed)
             failed: dict[int, Exception] = {}
-            instead = BatchLoad(ticket_seed(batch.seed, place), batch.number)
-            found = await self._together([self._alone(drawn)], [drawn], instead, failed)
+            samples = [Step(place, index, batch.number)]
+            found = await self._together([self._alone(index)], samples, batch, failed)
+            self._begin_computing(batch.seed)
+            self._decode(found, samples, batch, failed)
             if not failed:
                 return found[0]
             assert self._guard is not None
-            batch.failed.append(self._guard.described(drawn, failed[0]))
+            batch.failed.append(self._guard.described(index, failed[0]))
         raise error
-
-    def _alone(self, index: Any) -> Callable[[], Any]:
-        """Return a function that begins to read one sample, of a dataset that may read only several."""
-        bulk = self._bulk
-        return self._one(index) if bulk is None else lambda: _first_of(bulk([index]))
 
 
 def _hangs(why: str) -> Any:
@@ -391,73 +436,13 @@ def _same(given: Any) -> Any:
 
 async def _first_of(several: Any) -> Any:
     found = await several if inspect.isawaitable(several) else several
-    return await _read(lambda: found[0])
+    return await read(lambda: found[0])
 
 
-def _awaits(sample: Any) -> bool:
-    """Return True if a sample is to be awaited, or has parts that are (`StackDataset`)."""
-    if type(sample) in (tuple, list):
-        return any(map(inspect.isawaitable, sample))
-    if type(sample) is dict:
-        return any(map(inspect.isawaitable, sample.values()))
-    return inspect.isawaitable(sample)
+def _compared(own: OwnGenerators | None, *, of_clients: bool) -> dict[str, Any]:
+    """Return the generators from which no sample may draw while it is fetched.
 
-
-async def _read(get: Callable[[], Any]) -> Any:
-    """Return a sample, with all awaited that is to be. Parts are awaited in order, so that draws are, too."""
-    sample = get()
-    if inspect.isawaitable(sample):
-        return await sample
-    kind = type(sample)
-    if kind in (tuple, list):
-        return (
-            kind([await part if inspect.isawaitable(part) else part for part in sample]) if _awaits(sample) else sample
-        )
-    if kind is dict and _awaits(sample):
-        return {name: await part if inspect.isawaitable(part) else part for name, part in sample.items()}
-    return sample
-
-
-# -- errors of samples, in plain words with their remedy --------------------------------------------------------------
-
-_OTHER_LOOP = (
-    "{kind} used a client, lock or task of another event loop (asyncio: ... {part}). Each process loads samples in a "
-    "loop of its own: make such objects in the first __getitem__, not in __init__ or in the training process"
-)
-_NESTED = (
-    "{kind} started an event loop inside the loop that loads its samples (asyncio: ... {part}). Await the coroutine "
-    "instead, or run code that needs a loop of its own in a thread, as by await asyncio.to_thread(function)"
-)
-_MEANINGS = {
-    "attached to a different loop": _OTHER_LOOP,
-    "bound to a different event loop": _OTHER_LOOP,
-    "Event loop is closed": _OTHER_LOOP,
-    "should be used inside a task": _OTHER_LOOP,  # aiohttp's, of a session whose loop is open
-    "cannot be called from a running event loop": _NESTED,
-    "event loop is already running": _NESTED,
-    "while another loop is running": _NESTED,
-}
-"""Parts of asyncio's messages, from Python 3.10 to 3.14."""
-_FILES = (
-    "too many open files while sample {index} of {kind} was loaded, one of up to {concurrency} at the same time in a "
-    "process. Use one client per process, allow fewer samples by worker_config=WorkerConfig(concurrency=...), or raise "
-    "the limit (ulimit -n)"
-)
-
-
-def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> Exception | None:
-    """Return an error that says what the dataset does wrong, and what to do; None if ``error`` has no known meaning."""
-    text, outer = str(error), type(dataset).__name__
-    names = [type(each).__name__ for each, _ in with_inner_datasets(dataset) if is_asynchronous(each)]
-    kind = names[-1] if names else outer
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return OSError(error.errno, _FILES.format(index=as_text(index), kind=kind, concurrency=concurrency))
-    if isinstance(error, RuntimeError):
-        told = next(((part, meaning) for part, meaning in _MEANINGS.items() if part in text), None)
-        return None if told is None else AsyncError(told[1].format(kind=kind, part=told[0]))
-    if names and isinstance(error, (TypeError, AttributeError)) and "'coroutine'" in text:
-        return AsyncError(
-            f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {kind}.__getitem__ is async: that of "
-            f"{outer}, which wraps it, must be, too, and await it"
-        )
-    return None
+    Clients draw the pause before another attempt from Python's, which are compared only with ``of_clients``.
+    """
+    found = GLOBAL if own is None else {**GLOBAL, **own.found}
+    return {name: one for name, one in found.items() if of_clients or not isinstance(one, random.Random)}

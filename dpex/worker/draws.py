@@ -8,6 +8,7 @@ A generator that a sample makes from a fixed seed does not: its numbers are the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import pickle
 import random
 from itertools import islice
@@ -21,6 +22,8 @@ from dpex.worker.batch_seeding import batch_seed
 from dpex.worker.own_generators import is_own_generator, own_generators
 from dpex.worker.states import GLOBAL
 
+_MT19937_BYTES = 624 * 4 + 4
+"""The words of NumPy's ``mt19937_state`` and the position of the next one."""
 _MOST = 16
 """Generators whose states are compared: a state takes up to 50 µs to read, and there are two comparisons in a step."""
 
@@ -31,6 +34,9 @@ def state_mark(generator: Any) -> Any:
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
         return hash(generator.getstate())
+    bits = generator._bit_generator if isinstance(generator, np.random.RandomState) else None
+    if type(bits) is np.random.MT19937:  # in 1 µs; `get_state` takes 25
+        return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
     is_new = isinstance(generator, np.random.Generator)
     state = generator.bit_generator.state if is_new else generator.get_state(legacy=False)
     inner = state["state"]

@@ -24,7 +24,6 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import is_asynchronous
 from dpex.system.clock import monotonic
 from dpex.transport.arena import Arena
-from dpex.worker.batch_seeding import current
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
@@ -255,24 +254,24 @@ class Fetcher:
     async def fetch_beside(self, number: int, index: Any, seed: int) -> tuple[Any, BatchTimes]:
         """Fetch ticket ``number`` with ``seed``, as `fetch` does, while the worker makes other batches.
 
-        The loading time is the batch's share of the worker: the seconds of its samples divided by the concurrency. If
-        the process used more CPU seconds since the previous batch, it is these.
+        The loading time is the batch's share of the worker: the seconds of fetching its samples, divided by the
+        concurrency, and those of decoding them. If the process used more CPU seconds since the previous batch, it is
+        these.
         """
         from dpex.worker.async_samples import BatchLoad
 
         samples, batch = self.samples, BatchLoad(seed, number)
         assert samples is not None
-        data = await samples.awaited(index, batch)
-        began, cpu_began = monotonic(), self._cpu()
-        samples.collating(seed)
-        current.seed = seed
         try:
+            data = await samples.awaited(index, batch)
+            began, cpu_began = monotonic(), self._cpu()
+            samples.seed(seed)
             made = self._collate_fn(data)
         finally:
-            samples.collated(seed)
+            samples.end_computing(seed)
         ended, cpu_ended = monotonic(), self._cpu()
         load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
-        load_s = max(batch.seconds / samples.slots.most, load_cpu_s)
+        load_s = max(batch.seconds / samples.slots.most + batch.decode_s, load_cpu_s)
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and isinstance(index, list) else ()
         loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))

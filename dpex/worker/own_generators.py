@@ -41,13 +41,13 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, t
 
 
 class OwnGenerators:
-    """The generators that lie in one dataset and its collate function, by the names of their places.
+    """The generators that lie in one dataset and its collate function: ``found``, by the names of their places.
 
     Other changes of a dataset are lost when its logical worker moves, unless the dataset has ``state_dict()``.
     """
 
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
-        self._found: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}
         self._at_first: dict[str, Any] = {}
         try:
             found = list(own_generators(dataset, collate_fn))
@@ -59,18 +59,18 @@ class OwnGenerators:
                 self._at_first[name] = generator_state(one)
             except Exception:  # of a bit generator without a state
                 continue
-            self._found[name] = one
+            self.found[name] = one
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self.found)
 
     def seed(self, seed: int) -> None:
-        for place, one in enumerate(self._found.values()):
+        for place, one in enumerate(self.found.values()):
             _seed(one, ticket_seed(seed, place))
 
     def states(self) -> dict[str, Any]:
         """Return the present states, as `dpex.worker.states.generator_state` returns them, by place."""
-        return {name: generator_state(one) for name, one in self._found.items()}
+        return {name: generator_state(one) for name, one in self.found.items()}
 
     def reset(self) -> None:
         self.restore(self._at_first)
@@ -81,7 +81,7 @@ class OwnGenerators:
         Raises StateError if a state is of another kind of generator than the one that lies there.
         """
         for name, state in states.items():
-            one = self._found.get(name)
+            one = self.found.get(name)
             if one is None:
                 continue
             try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpex import AsyncError, DpexDataLoader, SamplePolicy
-from tests.asynchronous.test_samples import IN, Wrapper
+from dpex import AsyncDataset, AsyncError, DpexDataLoader, SamplePolicy
+from tests.asynchronous.test_samples import IN, Split, Wrapper
 from tests.asynchronous.works import Indices, indices
 
 pytestmark = [pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")]
@@ -89,7 +89,7 @@ class OpensFiles(RunsLoop):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "socket")
 
 
-OTHER_LOOP = "used a client, lock or task of another event loop .*: make such objects in the first __getitem__"
+OTHER_LOOP = "used a client, lock or task of another event loop .*: make such objects in the first call that awaits"
 NESTED = r"started an event loop inside the loop that loads its samples .* await asyncio.to_thread\(function\)"
 FILES = "too many open files while sample 9 of OpensFiles was loaded, one of up to 64 .* Use one client per process"
 MISUSES = {
@@ -134,3 +134,20 @@ def test_a_synchronous_wrapper_of_coroutines_is_named(options: dict[str, Any]) -
         AsyncError, match=r"Indices.__getitem__ is async: that of AddsOne, which wraps it, must be, too"
     ):
         indices(AddsOne(Indices()), **options)
+
+
+def test_a_wrapper_that_gets_undecoded_samples_is_named() -> None:
+    class Both(AddsOne):
+        def __init__(self) -> None:
+            super().__init__(Split(8))
+            self.other = Indices()
+
+    with pytest.raises(AsyncError, match=r"Both got a sample of .* before it was decoded"):
+        indices(Both())
+
+
+def test_methods_that_must_not_be_async_are_named() -> None:
+    with pytest.raises(AsyncError, match=r"Files.decode is async: a dpex.AsyncDataset has `async def fetch\("):
+        type("Files", (AsyncDataset,), {"decode": Indices.__getitem__})
+    with pytest.raises(NotImplementedError, match=r"Files.fetch is missing"):
+        type("Files", (AsyncDataset,), {})()[0]

@@ -70,6 +70,23 @@ def test_all_samples_may_be_read_by_one_coroutine(options: dict[str, Any]) -> No
         assert list(loader) == list(range(5))
 
 
+class Split(AsyncDataset):
+    """Sample: ten times its index."""
+
+    def __init__(self, count: int = 48) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def fetch(self, index: int) -> Any:
+        await nap()
+        return str(index)
+
+    def decode(self, index: int, raw: Any) -> Any:
+        return 10 * int(raw)
+
+
 class Failing(Indices):
     """Samples 5 and 7 fail, 7 first; ``log`` receives a letter from each other one that is cancelled."""
 
@@ -107,6 +124,37 @@ def test_policies_fill_the_places_of_samples_that_fail(count: int) -> None:
     replace = indices(Failing(), num_workers=count, sample_policy=SamplePolicy(on_error="replace"))
     assert len(replace) == 16
     assert {5, 7}.isdisjoint(replace)
+
+
+class Logged(Split):
+    """Sample 5 fails when it is fetched, and sample 7 when it is decoded. ``log`` receives each sample's fetches."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(16)
+        self.log = log
+
+    async def fetch(self, index: int) -> Any:
+        with (self.log / str(index)).open("a") as file:
+            file.write("x")
+        if index == 5:
+            raise ValueError("five")
+        return await super().fetch(index)
+
+    def decode(self, index: int, raw: Any) -> Any:
+        if index == 7:
+            raise KeyError("seven")
+        return super().decode(index, raw)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.filterwarnings("ignore:sample:RuntimeWarning")
+def test_no_sample_is_fetched_twice_because_another_one_fails(count: int, tmp_path: Path) -> None:
+    skip = indices(Logged(tmp_path), num_workers=count, sample_policy=SamplePolicy(on_error="skip"))
+    assert skip == [0, 10, 20, 30, 40, 60, 60, 0, *range(80, 160, 10)]
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {str(at): "x" for at in range(16)}
+    replace = indices(Logged(tmp_path), num_workers=count, sample_policy=SamplePolicy(on_error="replace"))
+    assert len(replace) == 16
+    assert {50, 70}.isdisjoint(replace)
 
 
 class Cancels(Indices):
@@ -245,48 +293,70 @@ def test_workers_that_are_spawned_load_at_once() -> None:
     assert indices(Indices(), num_workers=1, multiprocessing_context="spawn") == list(range(48))
 
 
-class ReadsItself(AsyncDataset, Indices):
-    async def __getitem__(self, index: int) -> Any:
-        inner = DpexDataLoader(Indices(2), batch_size=2)
-        return next(iter(inner))
+class ReadsAnother(Split):
+    def decode(self, index: int, raw: Any) -> Any:
+        return self[0]
 
 
-def test_a_loop_is_not_made_to_wait_for_itself() -> None:
-    with pytest.raises(AsyncError, match="await it there"):
-        indices(ReadsItself())
-
-
-class Mixed(AsyncDataset, Indices):
-    async def __getitem__(self, index: int) -> Any:
-        return 10 * await super().__getitem__(index)
-
-
-class MixedTwice(Mixed):
-    async def __getitem__(self, index: int) -> Any:
-        return 1 + await super().__getitem__(index)
+class LoadsInside(Split):
+    async def fetch(self, index: int) -> Any:
+        return next(iter(DpexDataLoader(Indices(2), batch_size=2)))
 
 
 @IN
-def test_the_mixin_changes_nothing_in_dpex(options: dict[str, Any]) -> None:
-    assert indices(MixedTwice(16), **options) == [10 * index + 1 for index in range(16)]
+@pytest.mark.parametrize("kind", [ReadsAnother, LoadsInside])
+def test_a_loop_is_not_made_to_wait_for_itself(kind: type[Split], options: dict[str, Any]) -> None:
+    with pytest.raises(AsyncError, match="await it there"):
+        indices(kind(), **options)
+
+
+class Around(Split):
+    """As `Split`, and one more."""
+
+    def __init__(self, base: Split) -> None:
+        super().__init__(len(base))
+        self.base = base
+
+    async def fetch(self, index: int) -> Any:
+        return await self.base.fetch(index)
+
+    def decode(self, index: int, raw: Any) -> Any:
+        return 1 + self.base.decode(index, raw)
+
+
+@IN
+@pytest.mark.parametrize("wrapped", [Split, lambda count: Subset(Split(64), range(count)), lambda n: Around(Split(n))])
+def test_samples_are_fetched_and_decoded(options: dict[str, Any], wrapped: Any) -> None:
+    dataset = wrapped(16)
+    expected = [10 * index + isinstance(dataset, Around) for index in range(16)]
+    assert indices(dataset, **options) == expected
+    assert [dataset[at] for at in range(16)] == expected
+    with DpexDataLoader(dataset, batch_size=None, **options) as loader:
+        assert list(loader) == expected
+
+
+@IN
+def test_decoded_samples_may_be_parts_of_others(options: dict[str, Any]) -> None:
+    assert indices(ConcatDataset([Split(2), Indices(2)]), **options) == [0, 10, 0, 1]
+    assert indices(StackDataset(Split(2), Indices(2), [7, 8]), **options) == [(0, 0, 7), (10, 1, 8)]
+    assert indices(StackDataset(a=Split(2), b=[7, 8]), **options) == [{"a": 0, "b": 7}, {"a": 10, "b": 8}]
 
 
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("batch_size", [4, None])
-def test_torchs_loader_reads_a_dataset_with_the_mixin(count: int, batch_size: int | None) -> None:
-    assert Mixed()[3] == 30
-    loader = DataLoader(Subset(Mixed(16), range(8)), batch_size=batch_size, num_workers=count)
+def test_torchs_loader_reads_an_async_dataset(count: int, batch_size: int | None) -> None:
+    loader = DataLoader(Subset(Split(16), range(8)), batch_size=batch_size, num_workers=count)
     assert torch.tensor([torch.as_tensor(each).tolist() for each in loader]).flatten().tolist() == list(
         range(0, 80, 10)
     )
 
 
-def test_a_synchronous_wrapper_of_the_mixin_works() -> None:
+def test_a_synchronous_wrapper_of_an_async_dataset_works() -> None:
     class Adds(Wrapper):
         def __getitem__(self, index: int) -> Any:
             return 1 + self.base[index]
 
-    assert indices(Adds(Mixed(8)), num_workers=1, multiprocessing_context="fork") == list(range(1, 80, 10))
+    assert indices(Adds(Split(8)), num_workers=1, multiprocessing_context="fork") == list(range(1, 80, 10))
 
 
 async def decoded(text: str) -> int:
@@ -309,4 +379,4 @@ def test_streams_are_decoded_by_async_functions(count: Any) -> None:
 def test_a_cache_refuses_what_it_cannot_read_one_by_one() -> None:
     with pytest.raises(OptionError, match=r"Indices.__getitem__ is async, and a cache reads samples one by one: make"):
         cached(Indices())
-    assert indices(cached(Mixed(8)), num_workers=1) == list(range(0, 80, 10))
+    assert indices(cached(Split(8)), num_workers=1) == list(range(0, 80, 10))

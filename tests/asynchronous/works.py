@@ -1,6 +1,5 @@
 """Asynchronous datasets of the tests, and how their samples wait without a clock."""
 
-import asyncio
 import os
 import random
 import types
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from dpex import DpexDataLoader
+from dpex import AsyncDataset, DpexDataLoader
 
 
 @types.coroutine
@@ -40,37 +39,29 @@ class Indices(Dataset[Any]):
         return index
 
 
-class Draws(Indices):
-    """Sample: numbers of all generators, drawn before, between and after waits, from sample ``first`` on."""
+class Draws(AsyncDataset):
+    """Sample: its index, fetched after a nap, and numbers of all generators, from sample ``first`` on."""
 
     def __init__(self, count: int = 48, first: int = 0, own: bool = False) -> None:
-        super().__init__(count)
+        self.count = count
         self.first = first
         self.own = (np.random.RandomState(3), random.Random(1), torch.Generator()) if own else ()
 
-    def _drawn(self) -> list[float]:
-        found = [np.random.randn(), random.gauss(0, 1), torch.randn(()).item()]
-        own = [
-            torch.rand((), generator=one).item() if isinstance(one, torch.Generator) else one.random()
-            for one in self.own
-        ]
-        return found + own
+    def __len__(self) -> int:
+        return self.count
 
-    async def _child(self) -> float:
+    async def fetch(self, index: int) -> float:
         await nap()
-        return float(np.random.randn())
+        random.random()  # as clients do
+        return float(index)
 
-    async def __getitem__(self, index: int) -> float:
-        found: list[float] = [float(index)]
-        for step in range(4):
-            if index % 3 != step and index >= self.first:
-                found += self._drawn()
-            await nap()
-            if index % 2 and index >= self.first:
-                found.append(await asyncio.create_task(self._child()))
-        if index >= self.first:
-            found.append(await asyncio.wait_for(self._child(), 60))
-        return sum((place + 1) * each for place, each in enumerate(found))
+    def decode(self, index: int, raw: float) -> float:
+        if index < self.first:
+            return raw
+        drawn = [np.random.randn(), random.gauss(0, 1), torch.randn(()).item()] * (1 + index % 3)
+        for one in self.own:
+            drawn.append(torch.rand((), generator=one).item() if isinstance(one, torch.Generator) else one.random())
+        return sum((place + 1) * each for place, each in enumerate([raw, *drawn]))
 
 
 def collate(samples: list[Any]) -> Any:
@@ -78,13 +69,14 @@ def collate(samples: list[Any]) -> Any:
     return default_collate(samples), np.random.randn(), random.random(), torch.rand(()).item()
 
 
-def batches(dataset: Any, **options: Any) -> list[Any]:
+def batches(dataset: Any, kind: Any = DpexDataLoader, **options: Any) -> list[Any]:
     """Return the batches of an epoch as plain values."""
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
-    with DpexDataLoader(dataset, **{"batch_size": 8, "seeding": "batch", "collate_fn": collate, **options}) as loader:
-        return [(batch[0].tolist(), *batch[1:]) for batch in loader]
+    seeding = {"seeding": "batch"} if kind is DpexDataLoader else {}
+    loader = kind(dataset, **{"batch_size": 8, "collate_fn": collate, **seeding, **options})
+    return [(batch[0].tolist(), *batch[1:]) for batch in loader]
 
 
 def indices(dataset: Any, **options: Any) -> list[Any]:

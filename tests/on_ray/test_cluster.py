@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
 import dpex
-from dpex import DpexDataLoader, decode_in_workers
+from dpex import AsyncDataset, DpexDataLoader, decode_in_workers
 from dpex.options import ClusterConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
@@ -175,15 +175,18 @@ def turn() -> Generator[None, None, None]:
     yield
 
 
-class Waiting(Augmented):
+class Waiting(AsyncDataset):
     """Waits for a number of turns that no seed determines, then draws. A batch at a time cannot load it: a sample waits
     until samples of another batch are open."""
 
     def __init__(self, length: int) -> None:
-        super().__init__(length)
+        self.length = length
         self.most = self.open = 0
 
-    async def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+    def __len__(self) -> int:
+        return self.length
+
+    async def fetch(self, index: int) -> None:
         self.open += 1
         self.most = max(self.most, self.open)
         while self.most < 6 and "DPEX_TEST_NODE" in os.environ:
@@ -191,6 +194,8 @@ class Waiting(Augmented):
         for _ in range(os.urandom(1)[0] % 6):
             await turn()
         self.open -= 1
+
+    def decode(self, index: int, raw: None) -> torch.Tensor:
         return torch.tensor([index, torch.randint(10**6, ()).item()])
 
 

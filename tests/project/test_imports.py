@@ -77,7 +77,7 @@ FOR_AN_EPOCH = (
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package."""
 FOR_OTHER_LOADERS = {
-    *("dpex.worker.async_dataset", "dpex.worker.async_loop", "dpex.worker.async_samples", "dpex.worker.async_states"),
+    *("dpex.worker.async_dataset", "dpex.worker.async_loop", "dpex.worker.async_samples"),
     *("dpex.pools.local.async_worker", "dpex.engine.in_process", "dpex.transport.frames"),
     *("dpex.system.directories", "dpex.system.gpu.nvml"),
 }

@@ -112,7 +112,7 @@ def test_a_diagnosis_keeps_to_the_configuration_of_the_tuner() -> None:
 
 def test_a_waiting_dataset_gets_a_prediction_for_coroutines() -> None:
     measured = replace(waiting(step_s=0.0004, workers=64, making_s=0.08, batches=4000), concurrency=64)
-    told_of = "`async def __getitem__` with num_workers="
+    told_of = "a `dpex.AsyncDataset` with num_workers="
     found = named(diagnose(measured), told_of)
     assert found.change == f"{told_of}4 instead of 64 (1 worker would do what 64 do)"
     assert found.condition == "the storage serves 256 requests at a time as fast"
@@ -136,7 +136,7 @@ def test_a_step_that_blocks_the_event_loop_is_named() -> None:
     ) in found.verdict.sentence
     awaited = named(found, "`await asyncio.to_thread(...)` around the call that blocks in Files.read after its await")
     assert awaited.rate == pytest.approx(measured.rate / (1.0 - 0.8 * (1.0 - 1.0 / 12)), rel=0.02)
-    assert not any("async def" in one.change for one in found.predictions)
+    assert not any("AsyncDataset" in one.change for one in found.predictions)
     sync = diagnose(replace(measured, is_asynchronous=False))
     assert "blocks the event loop" not in sync.verdict.sentence
 

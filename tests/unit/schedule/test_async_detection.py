@@ -28,9 +28,12 @@ class Bulk(Plain):
         return indices
 
 
-class Mixed(AsyncDataset, Async):
-    async def __getitem__(self, index: int) -> Any:
-        return await super().__getitem__(index)
+class Split(AsyncDataset):
+    def __len__(self) -> int:
+        return 4
+
+    async def fetch(self, index: int) -> Any:
+        return index
 
 
 class Holds(Plain):
@@ -51,12 +54,12 @@ def circle() -> Any:
         ([1, 2], False),
         (Async(), True),
         (Bulk(), True),
-        (Mixed(), True),
+        (Split(), True),
         (Subset(Async(), [0]), True),  # type: ignore[arg-type]
-        (Subset(Subset(Mixed(), [0]), [0]), True),  # type: ignore[arg-type]
+        (Subset(Subset(Split(), [0]), [0]), True),
         (ConcatDataset([Plain(), Async()]), True),  # type: ignore[list-item]
         (Holds(Async()), True),
-        (Holds(Mixed()), False),
+        (Holds(Split()), False),
         (Holds([Async()]), False),
         (circle(), False),
     ],
