@@ -30,6 +30,7 @@ from dpex.device import tree
 from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
 from dpex.errors import CapturedGraphError
 from dpex.schedule.seeding import mix64
+from dpex.system.compiler import untraced
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
 from dpex.worker.decoded_stream import FailedRead
 
@@ -409,5 +410,5 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
             meter.feed = feed
     else:
         inner._feed_numbers = count()
-    weakref.finalize(iterator, feed.settle).atexit = False
+    weakref.finalize(iterator, untraced(feed.settle)).atexit = False
     return iterator

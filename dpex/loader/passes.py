@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.loader.sizing import Sizing, Streams, stay_in_process_if_daemonic
 from dpex.schedule.names import encodable, is_asynchronous
+from dpex.system.compiler import untraced
 from dpex.system.user_warnings import is_first, warn
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def _in_process(loader: DpexDataLoader[Any]) -> BaseDataLoaderIter:
     iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.take_resume(), is_measured=is_measured)
     if iterator.meter is not None:
         if metrics is not None:
-            weakref.finalize(iterator, metrics.watch(iterator.meter).end)
-        weakref.finalize(iterator, runtime.counters.open(iterator.meter).end)
+            weakref.finalize(iterator, untraced(metrics.watch(iterator.meter).end))
+        weakref.finalize(iterator, untraced(runtime.counters.open(iterator.meter).end))
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
 

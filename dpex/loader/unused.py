@@ -17,6 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dpex.options import DEFAULTS
+from dpex.system.compiler import untraced
 from dpex.system.user_warnings import is_first, user_line
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def _options_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in DEFAULTS}
 
 
+@untraced
 def _warn(key: int, pid: int, kind: str, file: str, line: int) -> None:
     _watched.pop(key, None)
     if pid == os.getpid() and is_first(ABOUT):

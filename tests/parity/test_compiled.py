@@ -69,14 +69,15 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-ENTRANCES = {"call", "__next__", "_next_data", "is_profiled", "__del__"}
-"""Functions that only ask whether they are traced, or call nothing else of dpex's."""
+ENTRANCES = {"call", "__next__", "_next_data", "is_profiled", "__del__", "close"}
+"""Functions that only ask whether they are traced, or call nothing else of dpex's; ``close`` is that of `Wakeup`."""
 
 
 @pytest.mark.parametrize("function", [loop, first_batches, with_methods, made_inside])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_compiled_function_may_use_a_loader(function: Callable[[Any], Any], workers: int, traced: list[str]) -> None:
     loader = DpexDataLoader(DATA, batch_size=4, num_workers=workers, seeding="batch")
+    loader.diagnose()  # from now on batches in this process are measured
     compiled = torch.compile(function, backend="eager")
     expected = float(DATA[:4].sum()) * 2 if function is first_batches else TOTAL
     assert [float(compiled(loader)), float(compiled(loader))] == [expected, expected]
