@@ -291,6 +291,8 @@ def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
 class LoaderCounters:
     def __init__(self) -> None:
         self._iterators: Ledger[IteratorCounters] = Ledger(_one_after_the_other)
+        self.epochs: int = 0
+        """Count of epochs that have begun, those without measurements included."""
 
     def open(self, source: CounterSource) -> IteratorCounters:
         """Return new counters for an iterator's engine. Call `IteratorCounters.end` when the iterator has ended."""
@@ -307,6 +309,8 @@ class LoaderCounters:
             counters.rest()
 
     def wake(self) -> None:
+        """Another pass of persistent workers begins."""
+        self.epochs += 1
         for counters in self._iterators.entries:
             counters.wake()
 

@@ -165,7 +165,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        loader._runtime.epochs += not first_iter
         if self._counters is not None and not first_iter:
             self._counters.wake()
         resume, self._resume = self._resume, None

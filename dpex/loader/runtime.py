@@ -66,7 +66,6 @@ class LoaderRuntime:
         asks_states: True after a call of ``state_dict`` or ``load_state_dict``: workers then report states.
         is_diagnosed: True after a request for a diagnosis.
         passes: Count of passes with workers.
-        epochs: Count of all epochs that have begun.
         timeline: The timeline that is being recorded, or None.
     """
 
@@ -85,7 +84,6 @@ class LoaderRuntime:
         self.is_diagnosed = False
         self.timeline: Timeline | None = None
         self.passes = 0
-        self.epochs: int = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._has_no_cluster = False
         self._registration: Registration | None = None
@@ -93,12 +91,12 @@ class LoaderRuntime:
     def latest(self, iterator: Counting) -> Counting:
         """Have ``stats()`` and ``state_dict()`` read this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
-        self.epochs += 1
+        self.counters.epochs += 1
         return iterator
 
     def stats(self) -> LoaderStats:
         """Return the statistics of the latest iterator. The epoch counts from the first iterator of the loader."""
-        return replace(self.last_stats.read(), epoch=max(0, self.epochs - 1))
+        return replace(self.last_stats.read(), epoch=max(0, self.counters.epochs - 1))
 
     @contextmanager
     def record(self, path: Path) -> Iterator[None]:

@@ -43,7 +43,7 @@ def test_what_a_loader_tells_fits_a_terminal_and_a_notebook() -> None:
         assert "no worker runs now" in repr(loader)
         told = loader, loader.stats(), loader.decisions, loader.diagnose()
     assert repr(loader).startswith("<DpexDataLoader train: TensorDataset, batch size 4")
-    assert repr(loader.stats()).startswith("LoaderStats(epoch 1; batches 100; wait ")
+    assert repr(loader.stats()).startswith("LoaderStats(epoch 2; batches 100; wait ")
     for one in told:
         assert len(repr(one)) < 2500
     for one in told[:2]:

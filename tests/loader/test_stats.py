@@ -1,12 +1,14 @@
 """``stats()`` speaks of the latest iterator, and keeps its figures however that ends."""
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from families import Augmented
+from torch.utils.data import IterableDataset
 
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, decode_in_workers
 from dpex.stats import LoaderStats
 
 LOADERS: dict[str, dict[str, Any]] = {
@@ -92,6 +94,19 @@ def test_epochs_are_those_of_the_loader(options: dict[str, Any]) -> None:
             assert repr(loader.stats()).startswith(f"LoaderStats(epoch {epoch + 1}; ")
         next(iter(loader))
         assert loader.stats().epoch == 3
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_epochs_of_a_split_stream_are_those_of_the_loader() -> None:
+    stream = decode_in_workers(Numbers(), str)
+    with DpexDataLoader(stream, num_workers=1, seeding="batch", persistent_workers=True) as loader:
+        for epoch in range(3):
+            assert len(list(loader)) == 4
+            assert loader.stats().epoch == epoch
 
 
 def test_a_pool_is_shown_in_one_short_line() -> None:
