@@ -161,7 +161,7 @@ def steps_of(loader: DpexDataLoader[Any]) -> Iterator[Any]:
             except StopIteration:
                 found = END
             except ValueError as error:
-                found = str(error)
+                found = type(error)
             yield found
 
 
