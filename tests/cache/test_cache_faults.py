@@ -417,7 +417,7 @@ def test_a_limit_of_file_sizes_ends_the_filling(tmp_path: Path, logged: Path) ->
     assert dataset.stored()["disk"].kept == LENGTH
 
 
-def test_a_random_sample_sets_aside_what_earlier_runs_have_stored(tmp_path: Path, logged: Path) -> None:
+def test_a_random_sample_sets_aside_what_earlier_runs_stored(tmp_path: Path, logged: Path) -> None:
     """The samples that two trainings share stay on disk, and no later run reads them."""
     drawn = tmp_path / "drawn"
     drawn.mkdir()

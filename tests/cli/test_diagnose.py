@@ -33,7 +33,7 @@ def test_arguments_of_the_script_come_after_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
-def test_options_after_a_script_that_refuses_its_arguments_are_named(status: int, tmp_path: Path) -> None:
+def test_options_after_a_script_that_refuses_them_are_named(status: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"raise SystemExit({status})")
     done = dpex("diagnose", "script.py", "--epochs", "3", "--html=a.html", cwd=tmp_path)
     assert done.returncode == status

@@ -143,10 +143,9 @@ def test_an_interrupted_transform_breaks_the_iterator(gpu: AsyncDevice) -> None:
         return batch
 
     with loader_of(2, device_config=DeviceConfig(transform=transform)) as loader:
-        iterator = iter(loader)
-        found = [next(iterator)[0, 0].item() for _ in range(2)]
+        iterator, found = iter(loader), list[float]()
         with pytest.raises(KeyboardInterrupt):
-            next(iterator)
+            found.extend(batch[0, 0].item() for batch in iterator)
         with pytest.raises(IteratorInterruptedError, match="KeyboardInterrupt"):
             next(iterator)
         loader.load_state_dict(loader.state_dict())

@@ -189,7 +189,7 @@ class CopyingWrapper(DataLoader[Any]):
 
 
 @pytest.mark.parametrize("is_wrapped_first", [True, False])
-def test_a_wrapper_that_copies_attributes_iterates_what_is_served(is_wrapped_first: bool) -> None:
+def test_a_wrapper_that_copies_attributes_iterates_it(is_wrapped_first: bool) -> None:
     plain = DataLoader(DATA, 4)
     outer = CopyingWrapper(plain) if is_wrapped_first else None
     behind = serve(outer or plain, 1)

@@ -49,7 +49,7 @@ OWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OWN, ids=str)
-def test_options_that_do_nothing_are_warned_of_once_with_the_remedy(options: dict[str, Any]) -> None:
+def test_options_that_do_nothing_are_warned_of_once(options: dict[str, Any]) -> None:
     (words,) = said(as_torchs, **options)
     assert words == (
         "True: a DpexDataLoader of a TensorDataset ended without one iter(), so its options did nothing. If a "
@@ -83,7 +83,7 @@ def test_options_that_were_used_are_not_warned_of(use: str, options: dict[str, A
     assert said(USES[use], **options) == []
 
 
-def test_a_loader_with_other_options_or_data_is_not_built_from_it() -> None:
+def test_a_loader_with_other_options_is_not_built_from_it() -> None:
     for other in (
         lambda loader: list(again(loader, name="validation")),
         lambda loader: list(DpexDataLoader([1], name="train")),
@@ -106,6 +106,6 @@ ENDS = {"": 1, "os.fork()": 1, "sys.exit(3)": 1, "1 / 0": 0, "list(loader)": 0}
 
 
 @pytest.mark.parametrize(("end", "count"), ENDS.items(), ids=ENDS)
-def test_the_end_of_a_script_tells_it_unless_a_traceback_does_already(forker: Forker, end: str, count: int) -> None:
+def test_the_end_of_a_script_tells_it_unless_a_traceback_does(forker: Forker, end: str, count: int) -> None:
     _, _, told = forker.run(SCRIPT + end)
     assert told.count("ended without one iter()") == told.count("trainer.py:1: UserWarning") == count, told

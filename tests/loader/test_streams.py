@@ -138,7 +138,7 @@ def test_the_urls_of_a_pipeline_are_its_shards_per_rank(stages: list[Any], count
     assert chosen.count == (1 if count is None else count)
 
 
-def test_auto_has_a_stream_for_each_shard_at_most_eight_or_one_for_each_cpu(cpus: Any) -> None:
+def test_auto_has_one_stream_per_shard_up_to_eight_or_the_cpus(cpus: Any) -> None:
     cpus(3)
     assert DpexDataLoader(Numbers(), num_workers="auto").num_workers == 1
     assert DpexDataLoader(Shards(), num_workers="auto").num_workers == 6

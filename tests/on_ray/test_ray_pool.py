@@ -230,7 +230,7 @@ def test_a_resource_that_no_node_has_is_said():
 
 
 @pytest.mark.parametrize("dataset", [NodeBound, FileBound])
-def test_a_node_that_lacks_something_is_set_aside_with_the_remedy(dataset):
+def test_a_node_that_lacks_something_is_told_with_the_remedy(dataset):
     driven = partial(Driver, dataset(), 3, options={"resources": {"probe": 1}}, collate_fn=same, auto_collation=False)
     with driven() as driver:
         driver.listen_until(lambda: driver.of(Notice) and driver.pool.counts.running == 1)

@@ -52,9 +52,7 @@ def telling(caught: list[warnings.WarningMessage], what: str) -> list[str]:
     return [str(one.message) for one in caught if what in str(one.message)]
 
 
-def test_workers_that_can_start_nowhere_are_an_error_with_the_remedy(
-    prepare: Any, caught: list[warnings.WarningMessage]
-) -> None:
+def test_workers_that_can_start_nowhere_are_an_error(prepare: Any, caught: list[warnings.WarningMessage]) -> None:
     """The local ones that take over lack the module, too. Training waited for ever."""
     with on_bare_node(Of(prepare, 32), distribute_mode=True) as loader, pytest.raises(WorkerDiedError) as raised:
         list(loader)

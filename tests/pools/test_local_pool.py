@@ -225,7 +225,7 @@ def stop(pid: int) -> None:
     until(lambda: state_of(pid) == "T")
 
 
-def test_a_ticket_taken_but_unrecorded_at_a_death_is_lost_at_once(tmp_path: Path) -> None:
+def test_a_ticket_taken_but_unrecorded_at_a_death_is_lost(tmp_path: Path) -> None:
     """Between taking a message from the shared socket and writing its number on the board a worker can be killed.
 
     The other worker has work all the time, so nothing would show that loss later.
@@ -443,7 +443,7 @@ def test_workers_released_before_their_fork_leave(attempts: mmap.mmap) -> None:
         driver.wait_until_made(1)
 
 
-def test_a_busy_fork_server_gets_the_other_requests_once_it_reads() -> None:
+def test_a_busy_fork_server_gets_other_requests_once_it_reads() -> None:
     """The system refuses nothing then, so no limit is to blame. A request that was not sent holds no board row."""
     with driven(1) as driver:
         pool = driver.pool

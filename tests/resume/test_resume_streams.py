@@ -115,7 +115,7 @@ def test_a_stream_without_a_state_ends_with_its_worker() -> None:
 
 
 @pytest.mark.parametrize("killed", ["workers", "all"])
-def test_a_stream_begins_a_persistent_epoch_with_new_workers_after_all_were_killed(killed: str) -> None:
+def test_a_persistent_stream_begins_anew_after_all_were_killed(killed: str) -> None:
     with loader_of(Plain(), persistent_workers=True) as loader:
         first = list(loader)
         iterator = iterator_of(loader)

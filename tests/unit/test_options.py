@@ -339,7 +339,7 @@ def test_an_option_set_later_is_checked_as_in_the_constructor() -> None:
 
 
 @pytest.mark.parametrize("config", [None, AutotuneConfig(max_local=3)])
-def test_auto_is_an_option_that_a_framework_copies_with_the_number(config: AutotuneConfig | None) -> None:
+def test_auto_is_an_option_that_a_framework_copies(config: AutotuneConfig | None) -> None:
     loader = DpexDataLoader(DATA, num_workers="auto", autotune=config)
     again: Any = DpexDataLoader(DATA, num_workers=loader.num_workers, autotune=loader.autotune, seeding=loader.seeding)
     assert again.autotune == (config or AutotuneConfig())

@@ -42,10 +42,10 @@ def share_plain_objects(dataset: Any) -> str:
 
     Takes about 0.2 s for a million objects.
     """
-    flag = next((flag for flag in _FLAGS if _Memory.is_known() and _Memory(flag).is_never_written()), None)
+    flag = next((flag for flag in _FLAGS if _Heads.is_known() and _Heads(flag).is_never_written()), None)
     if flag is None:
         return f"Python {sys.version.split()[0]} writes the reference count of each object that is read"
-    memory, mortal = _Memory(flag), set[int]()
+    memory, mortal = _Heads(flag), set[int]()
     levels = list(_containers_below(dataset, memory, mortal))
     known = 0
     while known < len(mortal):  # again for containers that lead to one another in a circle
@@ -59,7 +59,7 @@ def share_plain_objects(dataset: Any) -> str:
     return ""
 
 
-class _Memory:
+class _Heads:
     """Reads and writes the heads of objects: the count in 8 bytes, then the address of the type, little-endian."""
 
     def __init__(self, flag: int) -> None:
@@ -100,7 +100,7 @@ class _Memory:
         return bool(self._words[(id(probe) - _FIRST) >> 2] == _COUNT)
 
 
-def _containers_below(root: Any, memory: _Memory, mortal: set[int]) -> Iterator[list[Any]]:
+def _containers_below(root: Any, memory: _Heads, mortal: set[int]) -> Iterator[list[Any]]:
     """Yield the containers that are 1, 2, 3, ... references away from ``root``, and make all leaves immortal.
 
     Add the addresses of containers that hold an object that is not plain to ``mortal``.

@@ -267,7 +267,7 @@ def test_a_folder_that_was_removed_serves_its_users(path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_a_file_of_another_length_is_not_replaced_while_it_is_used(path: Path) -> None:
+def test_a_file_of_another_length_is_not_replaced_in_use(path: Path) -> None:
     store = Store(path, MANY, 1 << 24, "Data")
     with pytest.raises(CacheError, match=f"{path} is damaged, or is no cache of {MANY + 1} samples"):
         Store(path, MANY + 1, 1 << 24, "Data")

@@ -394,7 +394,7 @@ def beside_others(**changes: Any) -> Facts:
     return facts(causes, made, **{**values, "others_s": 17.0, "compose": None, **changes})
 
 
-def test_other_programs_are_first_and_the_range_holds_the_rate_without_them() -> None:
+def test_other_programs_come_first_and_the_range_holds() -> None:
     found = diagnose(beside_others())
     best = found.recommendation
     assert best is not None
@@ -403,7 +403,7 @@ def test_other_programs_are_first_and_the_range_holds_the_rate_without_them() ->
     assert "with steps of " in found.advice
 
 
-def test_other_programs_are_listed_where_only_the_workers_lack_cpus() -> None:
+def test_other_programs_are_listed_if_only_workers_lack_cpus() -> None:
     found = diagnose(beside_others(trainer_queued_s=0.0, trainer_cpu_s=6.0))
     assert found.facts.held_s == 0.0
     assert found.recommendation is not None
@@ -489,7 +489,7 @@ def test_the_loaders_own_workers_may_be_in_the_way() -> None:
     assert found.recommendation.change == "num_workers=1 instead of 4"
 
 
-def test_steps_that_wait_for_a_cpu_now_and_then_are_training_bound() -> None:
+def test_steps_that_seldom_wait_for_a_cpu_are_training_bound() -> None:
     """7 % of the time, beside programs that use 0.2 CPUs: as at the end of the demo."""
     found = diagnose(held(trainer_queued_s=0.75, others_s=2.0, local=pool(load_s=40.0, load_cpu_s=12.0)))
     assert found.facts.held_ratio == pytest.approx(0.07, abs=0.01)

@@ -162,7 +162,7 @@ def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> N
     assert table.state.placement.settings == table.settings(count, 3)
 
 
-def test_the_end_of_all_pools_is_an_error_though_the_cluster_is_asked_for_workers() -> None:
+def test_the_end_of_all_pools_is_an_error() -> None:
     """The cluster has none for this dataset, and the local ones that took over cannot start. This waited for ever."""
     table = Table(sizes=(0, 3))
     table.report("remote", (), failed="node a lacks a module", requested=3)
@@ -237,7 +237,7 @@ def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any]
 
 
 @pytest.mark.parametrize(("sizes", "said"), [((2, 0), []), ((2, 2), [Notice("no module named codec")])])
-def test_why_local_workers_fail_is_a_warning_only_if_the_cluster_goes_on(sizes: Any, said: list[Notice]) -> None:
+def test_a_local_failure_warns_only_if_the_cluster_goes_on(sizes: Any, said: list[Notice]) -> None:
     table = Table(sizes=sizes)
     failed = PoolStatus(failed="no module named codec")
     assert [table.answer(table.state.placement.reported("local", failed)) for _ in range(2)] == [said, []]
@@ -496,7 +496,7 @@ def test_a_stream_that_was_not_sent_anything_begins_elsewhere() -> None:
     assert table.send() == [Adopt("local", 5, 0, None), ("local", 5, [0])]
 
 
-def test_a_stream_that_has_begun_no_batch_of_the_epoch_begins_elsewhere() -> None:
+def test_a_stream_that_has_begun_no_batch_begins_elsewhere() -> None:
     table = Table(logicals=1, iterable=True, sizes=(1, 0))
     table.send(1)
     table.tell(made(0))

@@ -72,7 +72,7 @@ def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, ste
     assert work.expected(workers(count)) == pytest.approx((min(rate, 100 / 3), step_s))
 
 
-def test_what_the_kernel_left_to_the_workers_says_nothing_of_a_machine_without_other_programs() -> None:
+def test_cpus_left_to_workers_say_nothing_of_a_machine_alone() -> None:
     busy = replace(model(step_s=0.001, cpus=2.0, others=1.7, cpu_s=0.1), now=workers(2), measured_rate=5.0)
     assert busy.alone().rate(workers(2)).value == pytest.approx(20.0)
     assert busy.alone(keeps_factor=True).rate(workers(2)).value == pytest.approx(20.0 * max(0.5, 5.0 * 3.7 / 40.0))
