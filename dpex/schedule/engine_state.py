@@ -178,8 +178,11 @@ class EngineState:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def point(self) -> ResumePoint:
-        """Return where this epoch stands."""
+        """Return where this epoch stands. The tickets of streams are all alike, so only their number counts."""
         first, ahead = self.schedule.position()
+        turn = self.schedule.queue_of(first) if self._iterable else first % max(1, self._count)
+        if self._iterable:
+            first, ahead = first + len(ahead), frozenset()
         points = []
         for queue, log in enumerate(self.logicals.logs):
             next_of_queue, delivered, has_ended = self.schedule.standing(queue)
@@ -188,7 +191,7 @@ class EngineState:
             epoch=max(0, self.epoch),
             first=first,
             ahead=ahead,
-            turn=self.schedule.queue_of(first) if self._iterable else first % max(1, self._count),
+            turn=turn,
             logicals=tuple(points),
         )
 

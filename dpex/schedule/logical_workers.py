@@ -76,7 +76,7 @@ class LogicalWorkers:
 
     def go_on(self, point: ResumePoint, schedule: Schedule) -> None:
         """Have an epoch begin at the point of another run. No logical worker has a worker yet."""
-        points = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
+        points = [each.going_on(point.epoch, point.first) if self._iterable else each for each in point.logicals]
         ended = [queue for queue, logical in enumerate(points) if logical.has_ended]
         schedule.go_on(point.first, point.turn, ended)
         for log, logical in zip(self.logs, points, strict=False):

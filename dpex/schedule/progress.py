@@ -124,11 +124,16 @@ class LogicalPoint:
         """Return the point for a pass that goes on at ticket ``first``.
 
         A stream that ended ahead of its turn has its end among the tickets to be made again. That number may be another
-        stream's in the pass to come; this stream finds its end there anew.
+        stream's in the pass to come; this stream finds its end there anew. All other tickets of the epoch were
+        delivered, and get numbers before ``first``: out of order they may have had later ones.
         """
-        if not self.has_ended or not self.again or self.again[-1][:2] < (epoch, first):
-            return self
-        return replace(self, again=self.again[:-1], has_ended=False)
+        again, is_over = self.again, self.has_ended
+        if is_over and again and again[-1][:2] >= (epoch, first):
+            again, is_over = again[:-1], False
+        former = sum(ticket.epoch < epoch for ticket in again)
+        numbers = range(first - len(again) + former, first)
+        present = (ticket._replace(number=number) for ticket, number in zip(again[former:], numbers, strict=True))
+        return replace(self, again=(*again[:former], *present), has_ended=is_over)
 
 
 class LogicalLog:
