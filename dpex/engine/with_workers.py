@@ -206,9 +206,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         if is_error:
             value = getattr(value, "error", value)
         del in_hand[thread]  # no function is called after this statement, so no handler comes in between
-        if is_error:
+        if not is_error:
+            return value
+        try:
             raise value
-        return value
+        finally:
+            del value  # the traceback of the error has this frame, and both would keep the iterator
 
     @property
     def _length(self) -> int | None:

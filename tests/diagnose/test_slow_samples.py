@@ -84,7 +84,7 @@ class Clock:
     def __init__(self, *seconds: float) -> None:
         self.seconds, self.now, self.reads = seconds, 0.0, 0
 
-    def perf_counter(self) -> float:
+    def monotonic(self) -> float:
         self.reads += 1
         return self.now
 
@@ -96,7 +96,8 @@ class Clock:
 @pytest.fixture
 def quick_and_slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(0.5, *[1e-6] * 8, *[1e-3] * 6, 0.25)
-    monkeypatch.setattr(fetch, "time", SimpleNamespace(perf_counter=clock.perf_counter, thread_time=lambda: 0.0))
+    monkeypatch.setattr(fetch, "monotonic", clock.monotonic)
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(thread_time=lambda: 0.0))
     return clock
 
 
