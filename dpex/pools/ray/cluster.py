@@ -175,14 +175,14 @@ def without(nodes: Iterable[AvoidedNode]) -> str:
     places: dict[str, list[str]] = {}
     for node in sorted(nodes):
         places.setdefault(node.why, []).append(node.place)
-    return "; ".join(f"{_named(found)} no workers{why}" for why, found in places.items())
+    return "; ".join(f"{_named(found)}{why}" for why, found in places.items())
 
 
 def _named(places: list[str]) -> str:
     if len(places) == 1:
-        return f"node {places[0]} gets"
+        return f"node {places[0]} gets no workers"
     more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
-    return f"nodes {', '.join(places[:NAMED])}{more} get"
+    return f"nodes {', '.join(places[:NAMED])}{more} get no workers"
 
 
 class AvoidedNodes:
