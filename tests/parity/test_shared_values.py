@@ -44,8 +44,7 @@ class Told(Dataset[torch.Tensor]):
         (DataLoader, {"num_workers": 2}),
         *(
             (DpexDataLoader, {"num_workers": count, "seeding": seeding})
-            for count in (2, "auto")
-            for seeding in ("worker", "batch")
+            for count, seeding in ((2, "worker"), (2, "batch"), ("auto", "batch"))
         ),
     ],
 )

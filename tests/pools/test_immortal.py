@@ -13,6 +13,7 @@ import pytest
 
 from dpex import DpexDataLoader, WorkerConfig
 from dpex.pools.local.immortal import share_plain_objects
+from dpex.system import user_warnings
 from tests.pools import immortal_cases
 
 VERSIONS = ("3.12", pytest.param("3.13", marks=pytest.mark.long), "3.14")
@@ -70,8 +71,11 @@ def test_older_python_shares_nothing_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_an_epoch_says_if_each_worker_copies_objects(shares: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_epoch_says_if_each_worker_copies_objects(
+    shares: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, "dpex")
+    monkeypatch.setattr(user_warnings, "_said", set())
     config = WorkerConfig(share_objects=shares)
     with DpexDataLoader(immortal_cases.rows(400), num_workers=2, collate_fn=list, worker_config=config) as loader:
         for _ in range(2):

@@ -73,7 +73,7 @@ except ValueError as error:
     "list(data); next(iter(data)); del data",
     "pinned, with a sampler that fails": """
 try:
-    iter(loader(pin_memory=True, sampler=(1 / 0 for _ in "1")))
+    next(iter(loader(pin_memory=True, sampler=(1 / 0 for _ in "1"))))
 except ZeroDivisionError:
     pass
 """,

@@ -92,7 +92,7 @@ class LocalWorkerHandle:
             for spec in marshal.loads(buffer[:count])[0][1]:
                 segments[spec[0]] = self.open_segment(SegmentSpec(*spec), fds.pop(0))
         except OSError as error:
-            kept = f"what worker {self.process.pid} made is kept, and comes once there is room"
+            kept = f"the batches of worker {self.process.pid} are made again after a resume, once there is room"
             raise OSError(error.errno, f"{error.strerror}; {kept}") from error
         finally:
             for fd in fds:
