@@ -12,6 +12,7 @@ from dpex import DpexDataLoader
 from dpex.engine import in_process
 from dpex.measure.sums import Sums
 from dpex.profile.live_timer import SWITCH
+from dpex.worker import fetch
 
 STEP_S, LOAD_S = 20e-6, 10e-6
 
@@ -39,8 +40,8 @@ class Timed(Dataset[Any]):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(100.0)
-    monkeypatch.setattr(in_process, "monotonic", clock)
-    monkeypatch.setattr("time.perf_counter", clock)
+    for module in (in_process, fetch):
+        monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setenv(SWITCH, "0")
     return clock
 
