@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from inspection import measure_gpu_with
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.system.gpu.nvml import GpuSample
 from dpex.system.gpu.stall import GpuSteps
 from dpex.telemetry.exporter import exporter
+from tests.inspection import measure_gpu_with
 from tests.workload import wait_as_work
 
 GPU_STALL = 0.25
