@@ -27,8 +27,8 @@ BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(
 MEASURED = ("dpex/autotune/law", "dpex/engine", "dpex/pools", "dpex/transport")
 """Folders whose changes make figures old."""
 MOST_SINCE = 80
-"""Commits to `MEASURED` after which a figure should be measured again. A round of work makes about as many, and all rows
-are measured at its end."""
+"""Commits to `MEASURED` after which a figure should be measured again. A round of work makes about as many, and all
+rows are measured at its end."""
 NOTHING = "-"
 NOT_MEASURED = "Not measured yet."
 

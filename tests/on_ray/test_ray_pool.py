@@ -158,19 +158,14 @@ def test_large_arrays_are_shared_on_a_node_and_written_privately():
     assert dataset.array[7] == dataset.tensor[7] == 0
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python writes the count of each object that is read")
 def test_workers_of_a_node_share_the_datasets_objects():
     dataset = Rows(20_000)
-    with Driver(dataset, 2, collate_fn=same, auto_collation=False, search_s=1.0) as driver:
+    with Driver(dataset, 2, collate_fn=same, auto_collation=False, shares_objects=True) as driver:
         driver.wait_up(2)
-        driver.listen_until(lambda: any(driver.pool.counts.shared))
-        found = driver.pool.counts.shared
         made = driver.make([[(number, number)] for number in range(8)]).values()
     assert {total for total, _ in made} == {dataset[0][0]}
-    if (3, 12) <= sys.version_info < (3, 15):
-        assert found.objects > 5 * len(dataset.rows)
-        assert max(copied for _, copied in made) < found.nbytes // 4
-    else:
-        assert "Python 3.12" in found.why_not
+    assert max(copied for _, copied in made) < 1 << 20
 
 
 def test_changed_collate_functions_travel(monkeypatch):
