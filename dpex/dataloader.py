@@ -407,10 +407,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest pass, after the batches that it has delivered.
 
-        Batches that workers have made ahead do not count: a loader that loads the state delivers all undelivered
-        batches, each once. Call it in the thread that iterates. Before the first ``iter()`` it makes the iterator that
-        ``iter()`` will return, as torchdata's StatefulDataLoader does. After the end of an epoch the state is the start
-        of the next epoch.
+        Batches that workers have made ahead do not count: a loader that loads the state delivers them, each once. Call
+        it in the thread that iterates. Before the first ``iter()`` it makes the iterator that ``iter()`` will return,
+        as torchdata's StatefulDataLoader does. After the end of an epoch the state is the start of the next epoch.
 
         From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If the first
         call comes in the middle of an epoch of a stream, a run that resumes from its result reads the stream again from
@@ -422,7 +421,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             state contains no code, and dpex does not change it later.
 
         Raises:
-            StateError: Another thread has been in ``next()`` for a second.
+            StateError: Another thread has been in ``next()`` for a second, or an exception has interrupted ``next()`` of
+                a stream, or of a loader with ``in_order=False``.
 
         Examples:
             >>> from dpex import DpexDataLoader

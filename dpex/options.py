@@ -55,7 +55,7 @@ class WorkerConfig:
 
     Args:
         memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G" (powers
-            of 1000) or "2GiB" (powers of 1024). Batches in flight are finished and undelivered, or assigned to workers.
+            of 1000) or "2GiB" (powers of 1024). Batches in flight are finished, or assigned to workers.
             dpex assumes for an assigned batch the size of the largest so far. Larger batches may exceed the limit, by
             two batches for each local worker and four for each remote worker. A single batch may be larger than the
             limit. None: only the prefetch limits them.

@@ -98,7 +98,7 @@ class Times(Record):
 class Tally:
     """Sums of the consumer's seconds, and the causes of its waits.
 
-    `enter` and `leave` run for each batch, so they begin and end their change of ``seqlock`` without a call.
+    `enter` and `leave` run for each batch, so they change ``seqlock`` in place and call no function for it.
 
     Attributes:
         entered_at, blocked_at, returned_at: Start of the present stay in ``next()``, wait, or step; 0 without one.
