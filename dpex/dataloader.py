@@ -421,8 +421,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             state contains no code, and dpex does not change it later.
 
         Raises:
-            StateError: Another thread has been in ``next()`` for a second, or an exception has interrupted ``next()`` of
-                a stream, or of a loader with ``in_order=False``.
+            StateError: Another thread has been in ``next()`` for a second. Or an exception has interrupted ``next()``
+                of a stream, or of a loader with ``in_order=False``.
 
         Examples:
             >>> from dpex import DpexDataLoader

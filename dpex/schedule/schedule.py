@@ -186,7 +186,7 @@ class Schedule:
         return self._turn if found is None else found.queue
 
     def standing(self, queue: int) -> tuple[int, int, bool]:
-        """Return a queue's first ticket that is not delivered, its count of delivered tickets, and True if it has ended."""
+        """Return a queue's first open ticket, its count of delivered tickets, and True if it has ended."""
         kept = [batch.number for batch in self._not_returned if batch.queue == queue]
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue] + kept
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
