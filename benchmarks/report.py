@@ -26,9 +26,8 @@ BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(
 
 MEASURED = ("dpex/autotune/law", "dpex/engine", "dpex/pools", "dpex/transport")
 """Folders whose changes make figures old."""
-MOST_SINCE = 80
-"""Commits to `MEASURED` after which a figure should be measured again. A round of work makes about as many, and all
-rows are measured at its end."""
+MOST_SINCE = 40
+"""Commits to `MEASURED` after which a figure should be measured again."""
 NOTHING = "-"
 NOT_MEASURED = "Not measured yet."
 
@@ -389,7 +388,7 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
 def commits_since(kept: Kept, root: Path = ROOT) -> int | None:
     """Return how many commits have changed `MEASURED` since a kept run; None if git cannot tell."""
     for since in ([f"{kept.commit}..HEAD"], [f"--since={kept.until}", "HEAD"]):  # a clone may not have the commit
-        command = ["git", "rev-list", "--count", *since, "--", *MEASURED]
+        command = ["git", "rev-list", "--count", "--no-merges", *since, "--", *MEASURED]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return int(done.stdout)

@@ -45,9 +45,9 @@ def last() -> dict[str, Any]:
 def commits_behind() -> int | None:
     """Commits that have changed `dpex/` since the recorded run, or None where git cannot tell."""
     run = last()
-    found = _git("rev-list", "--count", f"{run['commit']}..HEAD", "--", COVERED)
+    found = _git("rev-list", "--count", "--no-merges", f"{run['commit']}..HEAD", "--", COVERED)
     if found is None:  # a clone without that commit
-        found = _git("rev-list", "--count", f"--since={run['date']}", "HEAD", "--", COVERED)
+        found = _git("rev-list", "--count", "--no-merges", f"--since={run['date']}", "HEAD", "--", COVERED)
     return None if found is None else int(found)
 
 
