@@ -6,13 +6,13 @@ import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dpex.engine.samplers import SamplerStart, batches_of
+from dpex.engine.samplers import SamplerStart, batches_of, each_of
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.decoded_stream import FailedRead
 
@@ -29,7 +29,7 @@ class BegunDraws(NamedTuple):
     @classmethod
     def of(cls, start: SamplerStart, source: Iterator[Any]) -> BegunDraws:
         """Draw the first index of ``source`` from the present random states."""
-        return cls(start, list(islice(_each(source), 1)), source)
+        return cls(start, list(islice(each_of(source), 1)), source)
 
 
 class Draws:
@@ -75,7 +75,7 @@ class Draws:
     def begin_at(self, first: int, begun: BegunDraws) -> None:
         """Draw batch ``first`` and all later batches from a sampler that begins there."""
         self._numbers, self._due, self.start = count(first), first + 1, begun.start
-        self._indices = chain(begun.first, _each(begun.source))
+        self._indices = chain(begun.first, each_of(begun.source))
 
     def draw(self, most: int) -> list[Any]:
         """Return the indices of the next ``most`` batches, or of all that are left.
@@ -106,7 +106,7 @@ class Draws:
             sampler = self._index_sampler
             self.start = start = SamplerStart.now(sampler, self._generator, is_stream=self._is_stream)
             begun = BegunDraws.of(start, batches_of(sampler) or self._source)
-            self._indices = chain(begun.first, _each(begun.source))
+            self._indices = chain(begun.first, each_of(begun.source))
         drawn.extend(zip(islice(self._indices, most), self._numbers, strict=False))
         if self._stateful is not None and drawn and drawn[-1][1] + 1 >= self._due:
             self._ask(drawn[-1][1] + 1)
@@ -121,11 +121,6 @@ class Draws:
                 warn(f"{_CANNOT_TELL}: {error!r}")
             return
         self._note((drawn, state))
-
-
-def _each(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return the items of ``iterator``. Its ``__iter__``, which may begin anew as Lightning's does, is not called."""
-    return map(next, repeat(iterator))
 
 
 def _as_drawn(index: Any) -> Any:

@@ -101,9 +101,9 @@ class EnginePlan:
     starts_anew: bool = False
     """Each pass starts workers of its own."""
 
-    def state(self, settings: Settings, rules: PrefetchRules | None = None) -> EngineState:
-        """Return the state of an engine that begins with ``settings``. ``rules``: What another state has learned."""
-        rules = rules or PrefetchRules(
+    def state(self, settings: Settings) -> EngineState:
+        """Return the state of an engine that begins with ``settings``."""
+        rules = PrefetchRules(
             logical=self.logicals > 0,
             may_group=self.may_group,
             memory_budget=self.memory_budget,

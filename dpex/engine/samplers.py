@@ -161,5 +161,11 @@ def indices_from(first: int, index_sampler: Any) -> Iterator[Any]:
 
 
 def skipping(items: Iterator[Any], count: int) -> Iterator[Any]:
-    deque(islice(map(next, repeat(items)), count), maxlen=0)
+    """Return ``items`` without the first ``count`` of them."""
+    deque(islice(each_of(items), count), maxlen=0)
     return items
+
+
+def each_of(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Return the items of ``iterator``. Its ``__iter__``, which may begin anew as Lightning's does, is not called."""
+    return map(next, repeat(iterator))

@@ -40,12 +40,12 @@ _FIRST = 1 << 12
 def share_plain_objects(dataset: Any) -> str:
     """Make the plain objects of a dataset immortal in this process; return "", or why this Python cannot do that.
 
-    Takes about 0.2 s for a million objects.
+    Takes about 0.15 s for a million objects.
     """
-    flag = next((flag for flag in _FLAGS if _Heads.is_known() and _Heads(flag).is_never_written()), None)
-    if flag is None:
+    memory = next((heads for heads in map(_Heads, _FLAGS) if heads.is_never_written()), None) if _is_known() else None
+    if memory is None:
         return f"Python {sys.version.split()[0]} writes the reference count of each object that is read"
-    memory, mortal = _Heads(flag), set[int]()
+    mortal: set[int] = set()
     levels = list(_containers_below(dataset, memory, mortal))
     known = 0
     while known < len(mortal):  # again for containers that lead to one another in a circle
@@ -59,6 +59,12 @@ def share_plain_objects(dataset: Any) -> str:
     return ""
 
 
+def _is_known() -> bool:
+    """Return True if objects of this interpreter may have the heads that `_Heads` expects."""
+    has_gil: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return sys.implementation.name == "cpython" and sys.byteorder == "little" and sys.maxsize > 1 << 32 and has_gil
+
+
 class _Heads:
     """Reads and writes the heads of objects: the count in 8 bytes, then the address of the type, little-endian."""
 
@@ -66,11 +72,6 @@ class _Heads:
         self._flag = np.uint32(flag)
         self._words = np.ctypeslib.as_array((ctypes.c_uint32 * (1 << 45)).from_address(_FIRST))
         self._longs = np.ctypeslib.as_array((ctypes.c_int64 * (1 << 44)).from_address(_FIRST))
-
-    @staticmethod
-    def is_known() -> bool:
-        has_gil: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-        return sys.implementation.name == "cpython" and sys.byteorder == "little" and sys.maxsize > 1 << 32 and has_gil
 
     def addresses(self, objects: list[Any]) -> Any:
         """Return the addresses of a list's items, which the list has at 24 bytes (``ob_item``)."""
@@ -117,8 +118,9 @@ def _containers_below(root: Any, memory: _Heads, mortal: set[int]) -> Iterator[l
             if not memory.are_of(addresses, _PLAIN).all():
                 mortal.update(id(one) for one in chunk if not _PLAIN.issuperset(map(type, gc.get_referents(one))))
         addresses, places = np.unique(memory.addresses(below), return_index=True)
-        places = places[~np.isin(addresses, seen, assume_unique=True)]
-        are_containers = memory.are_of(memory.addresses(below)[places], _CONTAINERS)
+        are_new = ~np.isin(addresses, seen, assume_unique=True)
+        addresses, places = addresses[are_new], places[are_new]
+        are_containers = memory.are_of(addresses, _CONTAINERS)
         containers = [below[place] for place in places[are_containers]]
         others = [below[place] for place in places[~are_containers]]
         instances = [one for one in others if _is_instance(one)][:instances_left]
