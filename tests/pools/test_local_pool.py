@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from families import has_made_all, setup_of
+from torch.utils.data import IterableDataset
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
@@ -35,6 +36,7 @@ from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
 from dpex.schedule.events import PoolEvent as Event
 from dpex.schedule.schedule import Ticket
 from dpex.worker.fetch import Failure
+from dpex.worker.states import DatasetState, LogicalState, pack_state, unpack_state
 
 DEADLINE_S = 30.0
 LARGE = 4096
@@ -565,6 +567,36 @@ def test_a_request_is_queued_while_a_socket_is_full_in_both_ways() -> None:
         assert driver.of(Snapshot)[-1].number == sent - 1
         driver.send(sent, worker=worker)
         driver.listen_until(lambda: driver.of(TicketMade)[-1].number == sent)
+
+
+class AppliesLate(IterableDataset[int]):
+    """Applies a loaded state in ``__iter__``, so until the first sample its state is that before loading."""
+
+    def __init__(self) -> None:
+        self.begin = self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.begin, 100):
+            self.at = number + 1
+            yield number
+
+    def state_dict(self) -> int:
+        return self.at
+
+    def load_state_dict(self, state: int) -> None:
+        self.begin = state
+
+
+def test_a_dataset_that_was_given_its_state_is_asked_after_its_next_batch() -> None:
+    given = pack_state(LogicalState(dataset=DatasetState(dataset=5)))
+    with driven(1, shared_queue=False, dataset=AppliesLate(), iterable=True, snapshot_every=1) as driver:
+        (worker,) = driver.pool.workers()
+        driver.pool.adopt(worker, 0, given)
+        driver.pool.ask_state(worker, 0)
+        assert driver.pool.send([Ticket(0, [None, None], 0)], 0, worker)
+        driver.listen_until(lambda: any(told.state for told in driver.of(Snapshot)))
+        told = [(told.number, unpack_state(told.state).dataset) for told in driver.of(Snapshot) if told.state]
+        assert [(number, state and state.dataset) for number, state in told] == [(0, 7)]
 
 
 def test_an_unreferenced_worker_is_freed_without_collection() -> None:

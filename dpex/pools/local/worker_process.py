@@ -269,7 +269,13 @@ class LocalWorker:
             self._tell_state(logical, *START)
 
     def _ask_state(self, logical: int) -> None:
-        """Report the state of a dataset at once, and from now on."""
+        """Report the state of a dataset at once, and from now on.
+
+        A dataset that was given its state and has made nothing since is not asked: it may answer with its former
+        state until the first batch, as it may apply the given one in ``__iter__``. The trainer has the given state.
+        """
+        if self.core.logicals[logical].is_asked and logical not in self._latest:
+            return
         self.core.logicals[logical].is_asked = True
         if not self.core.setup.iterable or self.core.logicals[logical].has_dataset_state:
             self._tell_state(logical, *self._latest.get(logical, START))
