@@ -317,8 +317,10 @@ class MemoryStore(Store):
 
         Header and entries are allocated now, so that no later access is a bus error; samples when they are written.
         """
+        os.ftruncate(fd, 0)
         try:
-            os.ftruncate(fd, 0)
+            if self._begins > files.room():  # to take it all would end other processes for want of memory
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(fd, 0, self._begins)
         except OSError as error:
             raise CacheError(

@@ -353,6 +353,17 @@ def test_a_full_disk_ends_filling_with_one_warning_not_reading(small_disk: Path,
     assert text.count("and no more: No space left on device") == text.count("and no more") == text.count(str(file)) == 1
 
 
+class Endless(Images):
+    def __len__(self) -> int:
+        return 10**12
+
+
+def test_a_table_beyond_all_memory_is_refused_before_it_is_made() -> None:
+    """To take shared memory until there is no more makes the kernel end other processes."""
+    with pytest.raises(CacheError, match="no room for the table of 1000000000000 samples"):
+        cached(Endless(), memory="1MB")
+
+
 def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when others take it after the cache was made: the budget is not used up."""
     monkeypatch.setattr(files, "SHARED_MEMORY", small_disk)
