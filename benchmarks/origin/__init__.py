@@ -1,0 +1,1 @@
+"""The two tables of the project that dpex began as: trainings that must end alike, and what people did by hand."""
