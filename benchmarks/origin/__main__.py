@@ -8,7 +8,6 @@ others. Figures go into a file, which a later call continues, and the tables are
 
 import argparse
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -17,15 +16,14 @@ from typing import Any
 import torch
 
 from benchmarks.cluster import raylets
-from benchmarks.machine import commit, machine
 from benchmarks.origin.steps import STEPS
 from benchmarks.origin.training import WAYS, Run, as_argument
+from benchmarks.parts import Parts, origin, rewritten
 from benchmarks.process import ROOT, run_module
 
 DOCUMENT = ROOT / "docs/benchmarks.md"
 KEPT = ROOT / "benchmarks/results/origin/kept.json"
 """The results whose tables stand in `DOCUMENT`."""
-BLOCK = re.compile(r"(<!-- origin:(\w+) -->\n).*?(<!-- /origin -->)", re.DOTALL)
 LIMIT_S = 300.0
 CPUS_OF_THE_NODE = 4
 LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,44 +44,22 @@ def rows(epochs: int) -> Iterator[tuple[str, str, Run]]:
                 yield f"{way} | {'on' if distributed else 'off'} | {name}", name, run
 
 
-class Kept:
-    """Results by key in a file of JSON, written after each."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.found.setdefault("machine", machine())
-        self.found.setdefault("commit", commit(ROOT))
-        self.found |= {part: self.found.get(part, {}) for part in ("trainings", "steps")}
-
-    def of(self, part: str) -> dict[str, Any]:
-        """Return the results of a part."""
-        results: dict[str, Any] = self.found.setdefault(part, {})
-        return results
-
-    def keep(self, part: str, key: str, found: Any) -> None:
-        self.of(part)[key] = found
-        self.path.write_text(json.dumps(self.found, indent=1) + "\n")
-
-
-def measure_trainings(kept: Kept, epochs: int) -> None:
+def measure_trainings(kept: Parts, epochs: int) -> None:
     """Train each row that is missing; those with workers on Ray share a cluster."""
     left = [(key, run) for key, _, run in rows(epochs) if key not in kept.of("trainings")]
     for key, run in left:
         if not run.arguments.get("distribute_mode"):
-            kept.keep("trainings", key, json.loads(run_module("benchmarks.origin.training", as_argument(run), LIMIT_S)))
-            print(key, kept.of("trainings")[key], flush=True)
+            kept.measure("trainings", key, "benchmarks.origin.training", as_argument(run), LIMIT_S)
     remote = [(key, run) for key, run in left if run.arguments.get("distribute_mode")]
     if not remote:
         return
     with raylets([CPUS_OF_THE_NODE]) as address:
         for key, run in remote:
             run.arguments["head_address"] = address
-            kept.keep("trainings", key, json.loads(run_module("benchmarks.origin.training", as_argument(run), LIMIT_S)))
-            print(key, kept.of("trainings")[key], flush=True)
+            kept.measure("trainings", key, "benchmarks.origin.training", as_argument(run), LIMIT_S)
 
 
-def measure_steps(kept: Kept, rounds: int, seconds: float) -> None:
+def measure_steps(kept: Parts, rounds: int, seconds: float) -> None:
     """Measure each step in turns. Those on a device are left out where there is no GPU."""
     there = [n for n, step in enumerate(STEPS) if not step.on_device or torch.cuda.is_available()]
     for turn in range(rounds):
@@ -94,7 +70,6 @@ def measure_steps(kept: Kept, rounds: int, seconds: float) -> None:
                 continue
             found = json.loads(run_module("benchmarks.origin.steps", f"{number} {seconds}", LIMIT_S))
             kept.keep("steps", key, [*before, found])
-            print(turn, key, found, flush=True)
 
 
 def trainings_table(found: dict[str, Any], epochs: int) -> Iterator[str]:
@@ -117,7 +92,7 @@ def steps_table(found: dict[str, Any]) -> Iterator[str]:
     for step in STEPS:
         rounds = found.get(f"{step.loader}: {step.name}")
         if not rounds:
-            yield f"| {step.name} | - | - | - | needs a GPU |"
+            yield f"| {step.name} | - | - | - | not measured: it needs a GPU |"
             continue
         ratio = median(each["rate"] / first["rate"] for each, first in zip(rounds, base, strict=False))
         rate, waiting = (median(each[name] for each in rounds) for name in ("rate", "waiting"))
@@ -127,17 +102,12 @@ def steps_table(found: dict[str, Any]) -> Iterator[str]:
 
 
 def tables(found: dict[str, Any], epochs: int = 3) -> dict[str, str]:
-    """Return the blocks of the document by name."""
-    about, (sha, _) = found["machine"], found["commit"]
-    origin = f"{about['processor']}, {about['cores']} cores, commit {str(sha)[:10]}."
-    lines = {"trainings": trainings_table(found["trainings"], epochs), "steps": steps_table(found["steps"])}
-    return {name: "\n".join([*each, "", origin]) for name, each in lines.items()}
-
-
-def rewritten(text: str, found: dict[str, Any]) -> str:
-    """Return the document with its blocks made of these results."""
-    made = tables(found)
-    return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", text)
+    """Return the blocks of the page by name."""
+    lines = {
+        "origin:trainings": trainings_table(found.get("trainings", {}), epochs),
+        "origin:steps": steps_table(found.get("steps", {})),
+    }
+    return {name: "\n".join([*each, "", origin(found)]) for name, each in lines.items()}
 
 
 def main() -> None:
@@ -151,10 +121,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"only write the tables of {KEPT.name} into the page")
     options = parser.parse_args()
     if options.write:
-        DOCUMENT.write_text(rewritten(DOCUMENT.read_text(), json.loads(KEPT.read_text())))
+        DOCUMENT.write_text(rewritten(DOCUMENT.read_text(), tables(json.loads(KEPT.read_text()))))
         return
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    kept = Kept(options.results)
+    kept = Parts(options.results)
     if "trainings" in options.parts:
         measure_trainings(kept, options.epochs)
     if "steps" in options.parts:
