@@ -1,0 +1,1 @@
+"""How dpex behaves as its work grows: workers, nodes, links, trainings, deaths, large data, and a simulation beyond."""

@@ -1,0 +1,96 @@
+"""Large things: a shuffle of many indices, a dataset of a gigabyte sent to nodes, and many loaders at once."""
+
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.machine import process_tree, tree_bytes
+from benchmarks.scale.course import BATCH, BatchWaits
+from dpex import DpexDataLoader
+
+INDICES = 100_000_000
+GIGABYTE = 1 << 30
+
+
+class Range(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Held(BatchWaits):
+    """Samples beside a gigabyte of data that travels with the dataset."""
+
+    def __init__(self) -> None:
+        super().__init__(0.01)
+        self.data = np.random.default_rng(0).integers(0, 256, GIGABYTE, np.uint8)
+
+
+def shuffle(who: str) -> dict[str, Any]:
+    """Return the seconds until the first batch of a shuffle, and the peak of this process's memory."""
+    loader_class: Any = DataLoader if who == "torch" else DpexDataLoader
+    before, began = psutil.Process().memory_info().rss, time.perf_counter()
+    generator = torch.Generator().manual_seed(0)
+    loader = loader_class(Range(INDICES), batch_size=256, shuffle=True, num_workers=2, generator=generator)
+    batches = iter(loader)
+    first = next(batches)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"first_s": seconds, "peak_gb": (peak - before) / 1e9, "order": first[:4].tolist()}
+
+
+def alive(who: str, count: int = 100) -> dict[str, Any]:
+    """Return processes and memory of many loaders that have an open iterator each."""
+    loader_class: Any = DataLoader if who == "torch" else DpexDataLoader
+    number = "auto" if who == "auto" else 1
+    loaders = [loader_class(BatchWaits(0.001), batch_size=BATCH, num_workers=number) for _ in range(count)]
+    began = time.perf_counter()
+    iterators = [iter(loader) for loader in loaders]
+    for batches in iterators:
+        next(batches)
+    seconds = time.perf_counter() - began
+    found = {"processes": len(process_tree()) - 1, "memory_gb": tree_bytes() / 1e9, "first_s": seconds / count}
+    for loader in loaders if who != "torch" else ():
+        loader.close()
+    return found
+
+
+def send() -> dict[str, Any]:
+    """Return the seconds until each of four nodes has made a batch of a dataset of a gigabyte."""
+    import ray
+
+    from benchmarks.cluster import join, raylets
+
+    with raylets([1] * 4) as address:
+        join(address)
+        time.sleep(3.0)
+        began, seen = time.perf_counter(), {}
+        with DpexDataLoader(Held(), BATCH, num_workers=4, distribute_mode=True, seeding="batch") as loader:
+            for batch in loader:
+                seen.setdefault(int(batch[0, 1]), time.perf_counter() - began)
+                if len(seen) == 4:
+                    break
+        ray.shutdown()
+        return {"first_s": min(seen.values()), "all_s": max(seen.values())}
+
+
+def main(argument: str) -> None:
+    """Measure ``[part, who]``, and print the figures."""
+    part, who = json.loads(argument)
+    print(json.dumps({"shuffle": shuffle, "alive": alive}[part](who) if part != "send" else send()), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

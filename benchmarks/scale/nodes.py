@@ -1,0 +1,132 @@
+"""Nodes of a Ray cluster: rate beside the ideal, the first batch, and what a death costs; Ray Data beside them.
+
+A node is a raylet of this machine with CPUs to give whatever the machine has, as the samples wait. Batches come over
+loopback connections, not in shared memory.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster import join
+from benchmarks.scale.course import BATCH, BatchWaits, Course
+
+CPUS = 4
+"""Workers of a node."""
+WAIT_S = 0.064
+"""Seconds of a batch: a node of four workers makes 62.5 batches/s."""
+NODES = (1, 2, 4, 8)
+WHO = ("dpex", "auto", "mix", "Ray Data, tasks", "Ray Data, actors", "tf.data service")
+_STORE_BYTES = 200 << 20
+
+
+def ideal(nodes: int) -> float:
+    """Return the batches per second of all workers of so many nodes."""
+    return nodes * CPUS / WAIT_S
+
+
+def loader_of(who: str, nodes: int, dataset: Any) -> Any:
+    """Return dpex's loader: a fixed number of remote workers, "auto", or half of a node's number here as well."""
+    from dpex import DpexDataLoader
+
+    if who == "auto":
+        return DpexDataLoader(dataset, batch_size=BATCH, num_workers="auto", distribute_mode=True)
+    loader = DpexDataLoader(dataset, batch_size=BATCH, num_workers=CPUS * nodes, distribute_mode=True, seeding="batch")
+    if who == "mix":
+        loader.resize(local=CPUS // 2, remote=CPUS * nodes)
+    return loader
+
+
+class RowWaits:
+    """The same work for Ray Data: one wait for the rows of a batch."""
+
+    def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        ids = rows["id"]
+        time.sleep(WAIT_S)
+        samples = np.zeros((len(ids), 8), np.int64)
+        samples[:, 0], samples[:, 1] = ids, os.getpid()
+        return {"x": samples}
+
+
+def ray_data(who: str, nodes: int, seconds: float) -> Iterator[Any]:
+    """Yield Ray Data's batches, of tasks or of one actor per CPU but one, which it needs for reading."""
+    import ray
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    blocks = int(3 * seconds * ideal(nodes) / 8) + CPUS * nodes
+    rows = ray.data.range(blocks * 8 * BATCH, override_num_blocks=blocks)
+    if who.endswith("actors"):
+        size = max(1, CPUS * nodes - 1)
+        made = rows.map_batches(RowWaits, batch_size=BATCH, concurrency=size, num_cpus=1)
+    else:
+        made = rows.map_batches(RowWaits(), batch_size=BATCH, num_cpus=1)
+    for batch in made.iter_torch_batches(batch_size=BATCH, prefetch_batches=8):
+        yield batch["x"]
+
+
+def steady(who: str, nodes: int, seconds: float) -> dict[str, Any]:
+    """Return the figures of a course on a cluster that runs."""
+    began = time.perf_counter()
+    if who.startswith("Ray"):
+        return Course(iter(ray_data(who, nodes, seconds)), began).run(seconds)
+    with loader_of(who, nodes, BatchWaits(WAIT_S)) as loader:
+        return Course(iter(loader), began).run(seconds)
+
+
+def death(cluster: Any, nodes: list[Any], seconds: float) -> dict[str, Any]:
+    """Kill one of the nodes in mid-epoch; return what was lost or came twice, and when the rate was full again."""
+    length = int(ideal(len(nodes)) * seconds) * BATCH
+    began = time.perf_counter()
+    with loader_of("dpex", len(nodes), BatchWaits(WAIT_S, length=length)) as loader:
+        course, killed_at, seen = Course(iter(loader), began), 0.0, []
+        for batch in course.batches:
+            course.count += 1
+            now = time.perf_counter() - began
+            course.marks.append((now, course.count))
+            seen += batch[:, 0].tolist()
+            if not killed_at and now > seconds / 3:
+                os.kill(nodes[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
+                killed_at = now
+                cluster.add_node(num_cpus=CPUS, object_store_memory=_STORE_BYTES)
+        return {
+            "lost": length - len(set(seen)),
+            "twice": len(seen) - len(set(seen)),
+            "full_again_s": course.full_s(ideal(len(nodes)), killed_at + 0.5),
+            "seconds": course.marks[-1][0],
+        }
+
+
+def main(argument: str) -> None:
+    """Measure ``[who, nodes, seconds]`` on a cluster that is made for it, and print the figures."""
+    who, count, seconds = json.loads(argument)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 1 << 30}
+    )
+    try:
+        nodes = [cluster.add_node(num_cpus=CPUS, object_store_memory=_STORE_BYTES) for _ in range(count)]
+        cluster.wait_for_nodes()
+        join(cluster.address)
+        time.sleep(3.0)  # Ray starts idle workers
+        found = death(cluster, nodes, seconds) if who == "death" else steady(who, count, seconds)
+        print(json.dumps(found), flush=True)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    os._exit(0)  # threads of Ray Data may outlive an iterator that was left
