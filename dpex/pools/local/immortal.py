@@ -8,6 +8,9 @@ training process is unchanged.
 An object is plain if its exact type is str, int, float, complex, bytes, bool or None, or a tuple, list, dict, set or
 frozenset that leads to plain objects alone. A container that leads to an open file stays mortal, so a worker that drops
 the container closes the file.
+
+All workers wait for the search. Starting the first one before it, limits of its time, plain parts of datasets for
+spawned workers, and objects of classes were tried. They took 827 lines, and `dpex.compact` serves their users.
 """
 
 from __future__ import annotations
