@@ -90,8 +90,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         """The number of the batch that is being made."""
         self._drawn: deque[tuple[Any, int]] = deque(maxlen=1)
         """The index that was drawn last, and the number of its batch."""
-        self._interrupted_by: str = ""
-        """The exception, other than an error of the sampler, that interrupted the latest draw."""
+        self._broken_by: str = ""
+        """The exception, other than an error of the sampler, that ended the latest draw."""
         if resume is not None:
             go_on_in_process(self, resume)
         if is_measured:
@@ -161,19 +161,19 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         """Draw the next index; return False at the end.
 
         Raises:
-            IteratorInterruptedError: The latest draw was interrupted, which ends a sampler that is a generator.
+            IteratorInterruptedError: An exception ended the latest draw, and with it a sampler that is a generator.
         """
         latest = self._drawn[0][1] if self._drawn else -1
         try:
             self._draws.draw_into(self._drawn, 1)
         except BaseException as error:
-            self._interrupted_by = "" if isinstance(error, Exception) else repr(error)
+            self._broken_by = "" if isinstance(error, Exception) else repr(error)
             raise
         if self._drawn and self._drawn[0][1] > latest:
-            self._interrupted_by = ""
+            self._broken_by = ""
             return True
-        if self._interrupted_by:
-            raise IteratorInterruptedError.of(self._interrupted_by)
+        if self._broken_by:
+            raise IteratorInterruptedError.of(self._broken_by)
         return False
 
     def _next_data(self) -> Any:

@@ -185,7 +185,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def __next__(self) -> Any:
         """Return the next batch, with torch's mark for profilers and its warning of wrong lengths.
 
-        If an exception of a signal handler interrupts this, the batch stays in ``in_hand``, and the next call raises.
+        If an exception ends this early, the batch stays in ``in_hand``, and the next call raises.
         """
         if is_dynamo_compiling():  # see `dpex.system.compiler`
             return torch.compiler.disable(self.__next__)()

@@ -97,8 +97,8 @@ class _Hold(weakref.ref):  # type: ignore[type-arg]
     """Weak reference to a view's base array, whose callback clears a byte when the array dies.
 
     The callback is `operator.setitem` with this reference as the value, which ``__index__`` turns into 0. Both are
-    implemented in C: if a signal handler raises in Python code of a callback, Python prints the exception and goes on.
-    One Ctrl-C in 300 was lost in that way, and its slot was never free again. ``born``: see `_age`.
+    implemented in C: Python prints an exception that is raised in Python code of a callback, and goes on. One Ctrl-C in
+    300 was lost in that way, and its slot was never free again. ``born``: see `_age`.
     """
 
     __slots__ = ("born",)

@@ -161,7 +161,7 @@ class SampleLoop:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of a coroutine, which is cancelled if an exception interrupts this thread.
+        """Return the result of a coroutine, which is cancelled at an exception in this thread, such as Ctrl-C.
 
         Raises AsyncError in a sample that the loop loads: it would wait for itself.
         """

@@ -2,7 +2,7 @@
 
 A step is the part of a sample between two awaits. No other sample of the worker gets on meanwhile. A long step blocks
 the loop if its thread gave the CPU away itself, as in ``time.sleep`` or a synchronous request. A step that computes, or
-that other programs interrupt, does not count.
+from which other programs take the CPU, does not count.
 
 The place and the system's counts of a step are looked up only after a long step, until a batch ends without one.
 """

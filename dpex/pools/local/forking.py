@@ -5,7 +5,7 @@
 ``parent_process()``, must find the values that it finds in torch's workers: numbers that the trainer counts, and the
 trainer. ``os.getppid()`` is the kernel's, and stays the template.
 
-**Signals.** Signal handlers of the trainer stay in the trainer, and a signal that the trainer survives ends none of its
+**Signals.** The trainer's handlers stay in the trainer, and a signal that the trainer survives ends none of its
 workers. A job scheduler sends a signal to every process of a job: Slurm SIGUSR1 before preemption, a terminal SIGHUP. A
 handler that writes a checkpoint must run once, in the trainer, and its workers must live on, as torch's do. So a
 process that dpex starts does nothing at a signal that the trainer handles in Python or ignores. It ends with the
