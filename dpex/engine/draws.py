@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dpex.engine.samplers import SamplerStart, batches_of, each_of
+from dpex.system.handlers import is_of_handler
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.decoded_stream import FailedRead
 
@@ -90,6 +91,8 @@ class Draws:
             try:
                 self.draw_into(drawn, at_once)
             except Exception as error:
+                if is_of_handler(error):  # which has left the sampler in the middle of a draw
+                    raise
                 return [*found, *(index for index, _ in drawn), FailedRead(error)]
             if not drawn:
                 break

@@ -36,6 +36,7 @@ from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import cuda_stall
+from dpex.system.handlers import is_of_handler
 from dpex.system.run_queue import own_queue_s
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
@@ -92,6 +93,8 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         """The index that was drawn last, and the number of its batch."""
         self._broken_by: str = ""
         """The exception, other than an error of the sampler, that ended the latest draw."""
+        self._has_ended = False
+        """The sampler has no more indices."""
         if resume is not None:
             go_on_in_process(self, resume)
         if is_measured:
@@ -163,17 +166,20 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         Raises:
             IteratorInterruptedError: An exception ended the latest draw, and with it a sampler that is a generator.
         """
+        if self._has_ended:
+            return False
         latest = self._drawn[0][1] if self._drawn else -1
         try:
             self._draws.draw_into(self._drawn, 1)
         except BaseException as error:
-            self._broken_by = "" if isinstance(error, Exception) else repr(error)
+            self._broken_by = "" if _is_own(error) else repr(error)
             raise
         if self._drawn and self._drawn[0][1] > latest:
             self._broken_by = ""
             return True
         if self._broken_by:
             raise IteratorInterruptedError.of(self._broken_by)
+        self._has_ended = True
         return False
 
     def _next_data(self) -> Any:
@@ -185,7 +191,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            if isinstance(error, Exception):
+            if _is_own(error):
                 self._recorder.raised(error, has_index=self._has_index)
             if meter is not None:
                 meter.leave(error)
@@ -193,6 +199,11 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         if meter is not None:
             meter.leave()
         return data
+
+
+def _is_own(error: BaseException) -> bool:
+    """Return True for an error of the sampler or the dataset, which takes the place of a batch."""
+    return isinstance(error, Exception) and not is_of_handler(error)
 
 
 def _counted_by_torch(iterator: Any) -> LoaderStats:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,8 +33,15 @@ class TickError(BaseException):
     """The exception of the signal handler. pytest would end its run at a KeyboardInterrupt."""
 
 
+class LimitError(TickError, Exception):
+    """The exception of every second signal: an `Exception`, as errors of datasets and samplers are."""
+
+
+_kinds = cycle((TickError, LimitError))
+
+
 def _raise_tick(_signal: int, _frame: Any) -> None:
-    raise TickError
+    raise next(_kinds)
 
 
 @contextmanager
