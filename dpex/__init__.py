@@ -143,17 +143,7 @@ _ADAPTERS = ("accelerate", "lightning", "transformers")
 """Modules for frameworks, each of which imports its own when it is first used."""
 
 
-_FORMER: dict[str, tuple[str, str]] = {}
-"""Deprecated public names: the name that replaces each, and the release that removes it."""
-
-
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        from dpex.system.user_warnings import deprecated
-
-        new, removed_in = _FORMER[name]
-        deprecated(f"dpex.{name}", use=f"dpex.{new}", removed_in=removed_in)
-        return __getattr__(new)
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _ADAPTERS:

@@ -33,14 +33,6 @@ def _user_frame() -> tuple[FrameType, int]:
     return frame, level
 
 
-def deprecated(name: str, *, use: str, removed_in: str) -> None:
-    """Warn that the release ``removed_in`` removes a public name or argument, and what to use instead.
-
-    The category is FutureWarning, as in torch: Python shows it to every user. `docs/stability.md` has the rules.
-    """
-    warn(f"{name} is deprecated, and dpex {removed_in} removes it: use {use}", FutureWarning)
-
-
 def is_first(about: str) -> bool:
     """Return True when it is called with ``about`` for the first time in this process."""
     size = len(_said)

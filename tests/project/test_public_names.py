@@ -16,7 +16,6 @@ import pytest
 import dpex
 from dpex import errors, stats
 from dpex.errors import DpexError
-from dpex.system import user_warnings
 
 ROOT = Path(__file__).parents[2]
 NAMES = dpex.__all__
@@ -51,20 +50,6 @@ def test_every_error_and_every_value_of_stats_is_public(module: object) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'dpex' has no attribute 'DataLoader'"):
         _ = dpex.DataLoader
-
-
-def test_a_former_name_is_an_alias_that_warns_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dpex._FORMER, "Loader", ("DpexDataLoader", "0.4"))
-    with pytest.warns(FutureWarning, match=r"^dpex\.Loader is deprecated, and dpex 0\.4 removes it: use dpex") as seen:
-        from dpex import Loader
-    assert Loader is dpex.DpexDataLoader
-    assert {warning.filename for warning in seen} == {__file__}
-
-
-def test_a_deprecated_argument_warns_at_the_users_line() -> None:
-    with pytest.warns(FutureWarning, match=r"^old= is deprecated, and dpex 0\.4 removes it: use new=$") as seen:
-        user_warnings.deprecated("old=", use="new=", removed_in="0.4")
-    assert [warning.filename for warning in seen] == [__file__]
 
 
 def test_star_import_and_first_use_in_a_new_process() -> None:
