@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,9 +27,6 @@ from dpex.schedule.names import with_inner_datasets
 from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
 from dpex.worker.setup import modes_here
-
-if TYPE_CHECKING:
-    from dpex.worker.blocking_steps import BlockingSteps
 
 _CLOSE_S = 2.0
 """Seconds that a dataset's ``aclose()`` and the tasks that are left may take at the end."""
@@ -75,13 +72,13 @@ class _Stepping:
         coroutine, loop = self._coroutine, self._loop
         step, value = coroutine.send, None
         while True:
-            loop.begin_step(self._sample, coroutine)
+            loop.begin_step(self._sample)
             try:
                 waits_for = step(value)
             except StopIteration as end:
                 return end.value
             finally:
-                loop.end_step(coroutine)
+                loop.end_step()
             try:
                 value = yield waits_for
                 step = coroutine.send
@@ -100,7 +97,6 @@ class SampleLoop:
         is_ending: All that runs is cancelled.
         is_computing: Samples are decoded or collated, while those of other batches wait.
         is_watched: `begin_step` and `end_step` do something.
-        blocking: Finds steps that block the loop, in a worker that makes several batches at the same time.
     """
 
     def __init__(self) -> None:
@@ -109,7 +105,6 @@ class SampleLoop:
         self.is_ending: bool = False
         self.is_computing: bool = False
         self.is_watched: bool = sample_guard.watch_of_process is not None
-        self.blocking: BlockingSteps | None = None
         self._shows_ticket: Any = None
         self._closers: dict[int, weakref.ref[Any]] = {}
         self._turn = threading.Lock()
@@ -129,30 +124,20 @@ class SampleLoop:
 
     def show_tickets(self, show: Any) -> None:
         """Have ``show`` called with the number of the ticket before each step, and with None after it."""
-        from dpex.worker.blocking_steps import BlockingSteps
-
-        self._shows_ticket, self.blocking = show, BlockingSteps()
-        self.is_watched = True
+        self._shows_ticket, self.is_watched = show, True
 
     def in_steps(self, coroutine: Any, sample: Step) -> Any:
         """Return an awaitable for a coroutine of a sample, of which each step is noted if this loop is watched."""
         return _Stepping(coroutine, sample, self) if self.is_watched else coroutine
 
-    def begin_step(self, sample: Step, coroutine: Any = None) -> None:
-        """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked.
-
-        ``coroutine``: what takes the step; None: the sample is decoded.
-        """
-        if self.blocking is not None and coroutine is not None:
-            self.blocking.begin(coroutine)
+    def begin_step(self, sample: Step) -> None:
+        """Note that a step of a sample begins, for the watch that ends a process whose loop is blocked."""
         if self._shows_ticket is not None:
             self._shows_ticket(sample.number)
         if sample_guard.watch_of_process is not None:
             sample_guard.watch_of_process.begin(sample.place, sample.index, sample.samples)
 
-    def end_step(self, coroutine: Any = None) -> None:
-        if self.blocking is not None and coroutine is not None:
-            self.blocking.end(coroutine)
+    def end_step(self) -> None:
         if sample_guard.watch_of_process is not None:
             sample_guard.watch_of_process.end()
         if self._shows_ticket is not None:

@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 from dpex.errors import AsyncError, SampleTimeoutError
-from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import async_datasets, reads_either_way
 from dpex.schedule.seeding import ticket_seed
@@ -154,7 +153,6 @@ class AsyncSamples:
         self._loop.closes(dataset)
         self._under_way = 0
         split = [reads_either_way(each) for each in async_datasets(dataset)]
-        self._decodes = any(split)
         self._generators = _compared(own, of_clients=not split or not all(split))
         self._marks: dict[str, Any] = {}
         self._kept: KeptStates | None = None
@@ -188,11 +186,6 @@ class AsyncSamples:
             return await self._samples(index, batch)
         finally:
             self._under_way -= 1
-
-    def steps(self, times: BatchTimes) -> tuple[StepRow, ...]:
-        """Return the steps of samples that blocked the loop, if any does, for a batch that ends with these times."""
-        blocking = self._loop.blocking
-        return () if blocking is None else blocking.rows(self._dataset, times, draws=self._decodes)
 
     # -- random numbers ------------------------------------------------------------------------------------------------
 

@@ -275,8 +275,7 @@ class Fetcher:
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and isinstance(index, list) else ()
         loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))
-        times = batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
-        return made, times._replace(steps=samples.steps(times))
+        return made, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 
     def _from_stream(self, index: Any) -> Any:
         if self.has_ended:
