@@ -37,15 +37,12 @@ from dpex.transport.pickling import is_shipping
 
 logger: logging.Logger = logging.getLogger("dpex")
 
-FORMAT = 6
+FORMAT = 7
 """Version of encoded samples and their stores. Another number makes other caches."""
 CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
 CHECKED_EVERY = 1000
 """Later, one sample of that number is prepared twice."""
-CHECKED_LATER_S = 0.1
-"""Seconds. A sample that takes longer is prepared again when it is first read from the cache, in place of reading it:
-two preparations in a row could exceed a time limit of the user's."""
 _MOST_ITEMS = 64
 """Maximum items of a list in which `caches_in` searches for caches."""
 _MOST_OBJECTS = 1000
@@ -222,7 +219,7 @@ class CachedDataset(Dataset[Any]):
             one = has_getitem(self.dataset)
             return self.dataset[index] if one else self.dataset.__getitems__([index])[0]
         in_bulk = not has_getitem(self.dataset)
-        found = self.__kept(place, in_bulk=in_bulk)
+        found = self.__kept(place)
         (sample,) = self.__prepared([place], in_bulk=in_bulk) if found is None else found
         return sample
 
@@ -235,7 +232,7 @@ class CachedDataset(Dataset[Any]):
         places = [place for index in indices if (place := self.__place(index)) is not None]
         if len(places) < len(indices) or not self.__is_caching():
             return self.dataset.__getitems__(indices)
-        each = ((at, self.__kept(place, in_bulk=True)) for at, place in enumerate(places))
+        each = ((at, self.__kept(place)) for at, place in enumerate(places))
         found = {at: kept[0] for at, kept in each if kept is not None}
         missing = [at for at in range(len(places)) if at not in found]
         if missing:
@@ -340,11 +337,8 @@ class CachedDataset(Dataset[Any]):
         vars(made).update(vars(self), dataset=copy.copy(self.dataset))
         return made
 
-    def __kept(self, place: int, *, in_bulk: bool) -> tuple[Any] | None:
-        """Return a sample that is kept, in a tuple; None if it is to be prepared.
-
-        A slow sample that was not prepared twice is prepared again, in place of reading it.
-        """
+    def __kept(self, place: int) -> tuple[Any] | None:
+        """Return a sample that is kept, in a tuple; None if it is to be prepared."""
         began = monotonic()
         memory, disk = (self.__stores.get(where) for where in ("memory", "disk"))
         found = None if memory is None else memory.get(place)
@@ -362,19 +356,9 @@ class CachedDataset(Dataset[Any]):
                 f"sample {place} of {self.__options.label} cannot be read from its cache ({error}): a class in it has "
                 "changed since; give another version="
             ) from error
-        if cost_s > CHECKED_LATER_S and next(iter(self.__stores.values())).is_among_first("checked", CHECKED_FIRST):
-            CACHE_USE.misses += 1
-            return (self.__checked(place, kept, in_bulk=in_bulk),)
         CACHE_USE.hits += 1
         CACHE_USE.saved_s += max(0.0, cost_s - (monotonic() - began))
         return (kept,)
-
-    def __checked(self, place: int, kept: Any, *, in_bulk: bool) -> Any:
-        """Prepare a sample that is kept again, and return it."""
-        (made,) = load(self.dataset, [place], in_bulk=in_bulk)
-        if not is_same(decoded(bytearray(b"".join(encoded(made).parts))), kept):
-            self.__end_caching(place, in_bulk=in_bulk)
-        return made
 
     def __keep(self, place: int, sample: Any, cost_us: int) -> None:
         stores = {where: store for where, store in self.__stores.items() if not store.why_full}
@@ -384,7 +368,7 @@ class CachedDataset(Dataset[Any]):
         for where, store in stores.items():
             if store.put(place, pieces, cost_us) or store.is_random:
                 continue
-            if store.is_among_first("full" if store.why_full else "left_out"):
+            if store.is_first("full" if store.why_full else "left_out"):
                 self.__tell_unkept(where, store, place, pieces.nbytes)
 
     def __tell_unkept(self, where: str, store: Store, place: int, nbytes: int) -> None:
@@ -424,15 +408,15 @@ class CachedDataset(Dataset[Any]):
         differing: list[int] = []
         make = partial(load, self.dataset, in_bulk=in_bulk)
         made, took_s, is_random = prepared(partial(make, places), self.dataset if due else None)
-        each_s = took_s / len(places)
-        if due and not is_random and each_s * len(due) <= CHECKED_LATER_S:
+        if due and not is_random:
             again = zip(due, prepared_again(partial(make, due), self.dataset), strict=True)
             differing = [place for place, other in again if not is_same(made[places.index(place)], other)]
         if is_random or differing:
             self.__end_caching((differing or places)[0], in_bulk=in_bulk)
             return made
+        cost_us = min(int(took_s / len(places) * 1e6), 2**32 - 1)
         for place, each in zip(places, made, strict=True):
-            self.__keep(place, each, min(int(each_s * 1e6), 2**32 - 1))
+            self.__keep(place, each, cost_us)
         return made
 
     def __end_caching(self, place: int, *, in_bulk: bool) -> None:
@@ -442,7 +426,7 @@ class CachedDataset(Dataset[Any]):
         why = step or "put what is random into a dataset around the cached one"
         if self.__options.on_random == "raise":
             raise CacheError(f"sample {place} of {label} is random, so it cannot be cached: {why}, or on_random='skip'")
-        first = {where: store.is_among_first("is_random") for where, store in self.__stores.items()}
+        first = {where: store.is_first("is_random") for where, store in self.__stores.items()}
         if any(first.values()):
             logger.warning("%s is not cached, as its sample %s is random: %s", label, place, why)
         if first.get("disk"):

@@ -52,9 +52,9 @@ _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 """The part of a disk's file system that is left free, and its maximum in bytes."""
 _MAGIC = 0x6470_6578_6361_636C
 """Another layout of the file has another number."""
-_WORDS = ("magic", "samples", "capacity", "used", "least", "is_full", "is_random", "left_out", "full", "checked",
+_WORDS = ("magic", "samples", "capacity", "used", "least", "is_full", "is_random", "left_out", "full",
           "damaged")  # fmt: skip
-"""The header. ``least``: bytes of the smallest sample. The last four count events, until one process opens it alone."""
+"""The header. ``least``: bytes of the smallest sample. The last three are events, until one process opens it alone."""
 _AT = {word: 8 * number for number, word in enumerate(_WORDS)}
 _WORD = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQII")
@@ -206,7 +206,7 @@ class Store:
             if _ENTRY.unpack(self._read(at, _ENTRY.size)) != entry:
                 return
             _write(self._file.fd, at, (bytes(_ENTRY.size),))
-        if self.is_among_first("damaged"):
+        if self.is_first("damaged"):
             logger.warning(
                 "%s is damaged or was cut off: sample %s and others like it are made again", self.path, index
             )
@@ -239,13 +239,13 @@ class Store:
         """True once the dataset turned out to be random, so that no sample may be read or kept."""
         return bool(self._get("is_random"))
 
-    def is_among_first(self, event: str, most: int = 1) -> bool:
-        """Return True to the first ``most`` calls of all processes. Each event, a word of the header, counts apart."""
+    def is_first(self, event: str) -> bool:
+        """Return True to the first call of all processes for this event, a word of the header."""
         with self._claims:
-            before = self._get(event)
-            if before < most:
-                self._set(event, before + 1)
-        return before < most
+            is_first = not self._get(event)
+            if is_first:
+                self._set(event, 1)
+        return is_first
 
     @property
     def why_full(self) -> str:

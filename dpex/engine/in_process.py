@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -201,7 +201,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         return data
 
 
-def _is_own(error: BaseException) -> bool:
+def _is_own(error: BaseException) -> TypeGuard[Exception]:
     """Return True for an error of the sampler or the dataset, which takes the place of a batch."""
     return isinstance(error, Exception) and not is_of_handler(error)
 

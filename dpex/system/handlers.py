@@ -18,5 +18,5 @@ def is_of_handler(error: BaseException) -> bool:
 def _code(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
-    found: CodeType | None = getattr(handler, "__code__", None)
-    return getattr(getattr(type(handler), "__call__", None), "__code__", None) if found is None else found
+    function = handler if hasattr(handler, "__code__") else getattr(type(handler), "__call__", None)  # noqa: B004
+    return getattr(function, "__code__", None)

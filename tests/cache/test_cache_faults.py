@@ -28,7 +28,6 @@ from workload import wait_as_work
 
 import dpex
 from dpex import DpexDataLoader
-from dpex.cache import dataset as dataset_module
 from dpex.cache import files
 from dpex.cache import store as store_module
 from dpex.cache.encoding import decoded, encoded
@@ -38,12 +37,6 @@ from dpex.errors import CacheError
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 LENGTH = 24
 NOBODY = 65534
-
-
-@pytest.fixture(autouse=True)
-def no_sample_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the number of preparations depend on no time."""
-    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 1000.0)
 
 
 class Images(Dataset[torch.Tensor]):
@@ -209,12 +202,9 @@ def late_at(index: int) -> int:
     return index
 
 
-@pytest.mark.parametrize(
-    "limit", [{"timeout": 5}, {"sample_policy": dpex.SamplePolicy(timeout_s=5)}], ids=["batch", "sample"]
-)
-def test_a_second_preparation_counts_against_no_limit(limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.1 if "timeout" in limit else 1000.0)
-    loader = DpexDataLoader(cached(Of(late_at, 2)), batch_size=1, num_workers=2, **limit)
+def test_a_second_preparation_counts_against_no_policy() -> None:
+    policy = dpex.SamplePolicy(timeout_s=5)
+    loader = DpexDataLoader(cached(Of(late_at, 2)), batch_size=1, num_workers=2, sample_policy=policy)
     assert torch.cat(list(loader)).tolist() == [0, 1]
 
 

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import dpex
-from dpex.cache import dataset as dataset_module
 from dpex.cache import files
 from dpex.cache.dataset import CHECKED_FIRST, bytes_of, caches_in
 from dpex.errors import CacheError, OptionError
@@ -28,12 +27,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have the caches of a test in a folder of its own."""
     monkeypatch.setattr(files, "SHARED_MEMORY", tmp_path)
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def no_sample_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the number of preparations depend on no time."""
-    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 1000.0)
 
 
 class Compose:
@@ -336,22 +329,6 @@ def test_another_bit_generator_of_numpy_stays() -> None:
         numpys.set_bit_generator(before)
 
 
-def test_a_slow_random_sample_is_seen_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two preparations in a row could exceed a time limit, so each request prepares it at most once."""
-    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.0)
-    images = Images([lambda index: torch.rand(3, generator=torch.Generator().manual_seed(random_seed()))])
-    found = cached(images)
-    found[3]
-    assert images.made == [3]
-    with pytest.raises(CacheError, match="sample 3 of Images is random"):
-        found[3]
-    steady = Images()
-    found = cached(steady)
-    for made in (5, 7, 7):
-        assert [found[index]["label"] for index in range(5)] == list(range(5))
-        assert len(steady.made) == made, "of the samples of the first epoch, two are compared with new ones"
-
-
 class Together(Dataset[int]):
     """Loads samples together only."""
 
@@ -362,15 +339,6 @@ class Together(Dataset[int]):
         return indices
 
 
-@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(20))], ids=["alone", "subset"])
-def test_slow_samples_that_are_loaded_together_are_checked(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_module, "CHECKED_LATER_S", 0.0)
-    found = cached(wrap(Together()))
-    for indices in ([3, 5, -1], [3, 19, 7], [7, 7]):
-        assert found.__getitems__(indices) == [index % 20 for index in indices]
-    assert found.stored()["memory"].kept == 4
-
-
 def test_what_is_loaded_together_must_be_a_list() -> None:
     class Collated(Together):
         def __getitems__(self, indices: list[int]) -> Any:
@@ -378,10 +346,6 @@ def test_what_is_loaded_together_must_be_a_list() -> None:
 
     with pytest.raises(CacheError, match="__getitems__ returned a Tensor for 2 indices"):
         cached(Collated()).__getitems__([1, 2])
-
-
-def random_seed() -> int:
-    return uuid.uuid4().int % 1000
 
 
 def test_the_log_says_how_much_fits(caplog: pytest.LogCaptureFixture) -> None:

@@ -251,11 +251,11 @@ def test_an_older_end_of_the_space_gives_no_wrong_sample(path: Path) -> None:
 def test_counts_of_events_end_with_the_last_user(path: Path) -> None:
     store = Store(path, MANY, 1000, "Data")
     assert not store.put(1, encoded(sample(1, 5000)), 1)
-    assert [store.is_among_first("left_out") for _ in range(2)] == [True, False]
-    assert not Store(path, MANY, 1 << 20, "Data").is_among_first("left_out"), "a budget of others counts"
+    assert [store.is_first("left_out") for _ in range(2)] == [True, False]
+    assert not Store(path, MANY, 1 << 20, "Data").is_first("left_out"), "a budget of others counts"
     del store
     store = Store(path, MANY, 1 << 20, "Data")
-    assert store.is_among_first("left_out")
+    assert store.is_first("left_out")
     assert store.put(1, encoded(sample(1, 5000)), 1)
 
 
