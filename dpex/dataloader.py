@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self  # torch needs the package
 
-    from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
     from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
     from dpex.diagnose.job import JobDiagnosis
@@ -283,12 +282,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         """Warn as torch does of more workers than CPUs, for the user's number only."""
         if self.num_workers != self._chosen:
             super().check_worker_number_rationality()
-
-    def _tuning(self) -> Tuner | None:
-        return Sizing(self).tuner()
-
-    def _current_settings(self) -> Settings:
-        return Sizing(self).current()
 
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.

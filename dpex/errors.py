@@ -51,7 +51,7 @@ class AsyncError(DpexError, RuntimeError):
 
 
 class CacheError(DpexError, RuntimeError):
-    """A cache of `dpex.cached` cannot be used; the message names the folder or the random step, and the remedy."""
+    """A cache of `dpex.cached` cannot be used; the message names the folder or the random sample, and the remedy."""
 
 
 class FixedWorkersError(DpexError, ValueError):

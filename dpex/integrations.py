@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -202,7 +203,7 @@ def write_to(writer: Any) -> Write:
     if hasattr(writer, "log_metrics"):
         return lambda values, step: writer.log_metrics(dict(values), step=step)
     if hasattr(writer, "create_gauge"):
-        return _Gauges(writer)
+        return _to_gauges(writer)
     if callable(getattr(writer, "log", None)):
         return lambda values, step: writer.log(dict(values), step=step)
     if callable(writer):
@@ -218,18 +219,15 @@ def _to_tensorboard(writer: Any, values: Mapping[str, float], step: int) -> None
         writer.add_scalar(name, value, step)
 
 
-class _Gauges:
-    """Writes to gauges of an OpenTelemetry `Meter`, named as the figures with dots for slashes. A step has no place."""
+def _to_gauges(meter: Any) -> Write:
+    """Return a function that sets gauges of an OpenTelemetry `Meter`, named with dots. A step has no place there."""
+    gauge = functools.cache(lambda name: meter.create_gauge(name.replace("/", ".")))
 
-    def __init__(self, meter: Any) -> None:
-        self._meter = meter
-        self._gauges: dict[str, Any] = {}
-
-    def __call__(self, values: Mapping[str, float], step: int) -> None:
+    def write(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            if name not in self._gauges:
-                self._gauges[name] = self._meter.create_gauge(name.replace("/", "."))
-            self._gauges[name].set(value)
+            gauge(name).set(value)
+
+    return write
 
 
 def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpex.engine.engine import Engine
+from dpex.loader.sizing import Sizing
 
 
 def iterator_of(loader: Any) -> Any:
@@ -104,3 +105,13 @@ def engines_of(tuner: Any) -> list[Any]:
     """The engines that a tuner watches, the latest last."""
     engines: list[Any] = tuner._engines
     return engines
+
+
+def tuner_of(loader: Any) -> Any:
+    """The tuner of a loader; None if nothing is tuned."""
+    return Sizing(loader).tuner()
+
+
+def settings_of(loader: Any) -> Any:
+    """The settings with which the next epoch of a loader begins."""
+    return Sizing(loader).current()

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, get_worker_info
 from dpex.cache.encoding import Encoded, decoded, encoded, is_same
 from dpex.cache.files import aside, folder_of, memory_folder, path_of, room
 from dpex.cache.fingerprint import digest, fingerprint
-from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again, random_place
+from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again
 from dpex.cache.store import MemoryStore, Store, Stored
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
@@ -85,10 +85,9 @@ def cached(
         version: Give another value whenever the samples change: other code, other files, other settings. If an old
             version is given for new samples, the old ones are read. With neither ``name`` nor ``disk`` no other
             training can join, and it has no effect.
-        on_random: What happens when a sample turns out to be random. "raise": CacheError, which names the step. "skip":
-            a warning, and nothing is cached; the samples on disk are set aside. No sample may draw from a global
-            generator. The first samples of each process, and one in a thousand later, are prepared twice under
-            different seeds.
+        on_random: What happens when a sample turns out to be random. "raise": CacheError. "skip": a warning, and
+            nothing is cached; the samples on disk are set aside. No sample may draw from a global generator. The first
+            samples of each process, and one in a thousand later, are prepared twice under different seeds.
         paths: Files and folders that the samples are made from, or one of them. Trainings for which their sizes or
             times of change differ share no cache.
 
@@ -374,17 +373,12 @@ class CachedDataset(Dataset[Any]):
     def __tell_unkept(self, where: str, store: Store, place: int, nbytes: int) -> None:
         stored, label = store.stored(), self.__options.label
         goes_on = "read from disk" if where == "memory" and "disk" in self.__stores else "prepared each time"
-        if not store.why_full:
-            logger.warning(
-                "sample %s of %s has %s bytes, for which its cache (%s, %s bytes) has no room: it is %s, and smaller "
-                "ones are kept", place, label, f"{nbytes:,}", where, f"{stored.budget:,}", goes_on
-            )  # fmt: skip
-            return
+        why = f"no more: {store.why_full}" if store.why_full else f"not sample {place}, of {nbytes:,} bytes"
         logger.warning(
-            "the cache of %s in %s keeps %s of %s samples, in %s of %s bytes, and no more: %s. All would take about %s "
-            "bytes. The others are %s",
+            "the cache of %s in %s keeps %s of %s samples, in %s of %s bytes, and %s. All would take about %s bytes. "
+            "Samples that it does not keep are %s",
             *(label, store.path, stored.kept, stored.samples, f"{stored.nbytes:,}", f"{stored.budget:,}"),
-            *(store.why_full, f"{stored.nbytes * stored.samples // max(1, stored.kept):,}", goes_on),
+            *(why, f"{stored.nbytes * stored.samples // max(1, stored.kept):,}", goes_on),
         )
 
     # -- samples -------------------------------------------------------------------------------------------------------
@@ -412,23 +406,23 @@ class CachedDataset(Dataset[Any]):
             again = zip(due, prepared_again(partial(make, due), self.dataset), strict=True)
             differing = [place for place, other in again if not is_same(made[places.index(place)], other)]
         if is_random or differing:
-            self.__end_caching((differing or places)[0], in_bulk=in_bulk)
+            self.__end_caching((differing or places)[0])
             return made
         cost_us = min(int(took_s / len(places) * 1e6), 2**32 - 1)
         for place, each in zip(places, made, strict=True):
             self.__keep(place, each, cost_us)
         return made
 
-    def __end_caching(self, place: int, *, in_bulk: bool) -> None:
+    def __end_caching(self, place: int) -> None:
         """Raise CacheError for a random sample, or have nothing cached any more."""
-        label = self.__options.label
-        step = random_place(self.dataset, place, in_bulk=in_bulk)
-        why = step or "put what is random into a dataset around the cached one"
+        label, remedy = self.__options.label, "put what is random into a dataset around the cached one"
         if self.__options.on_random == "raise":
-            raise CacheError(f"sample {place} of {label} is random, so it cannot be cached: {why}, or on_random='skip'")
+            raise CacheError(
+                f"sample {place} of {label} is random, so it cannot be cached: {remedy}, or on_random='skip'"
+            )
         first = {where: store.is_first("is_random") for where, store in self.__stores.items()}
         if any(first.values()):
-            logger.warning("%s is not cached, as its sample %s is random: %s", label, place, why)
+            logger.warning("%s is not cached, as its sample %s is random: %s", label, place, remedy)
         if first.get("disk"):
             self.__stores["disk"].set_aside()
 

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import rebuild_typed_storage
 
 from dpex.errors import CacheError
-from dpex.transport.pickling import is_plain
+from dpex.transport.pickling import is_plain, reduce_storage
 
 ALIGNMENT = 64
 """Bytes. It suits all types of NumPy and torch, and the vector instructions of today's CPUs."""
@@ -105,13 +104,8 @@ class SamplePickler(pickle.Pickler):
         super().__init__(stream, 5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.UntypedStorage):
-            array: Any = torch.empty(0, dtype=torch.uint8).set_(obj.cpu()).numpy()
-            return _storage, (pickle.PickleBuffer(array),)
-        if isinstance(obj, torch.TypedStorage):
-            return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
         if not is_plain(obj):
-            return NotImplemented
+            return reduce_storage(obj)
         strides = obj.stride()
         order = sorted(range(obj.dim()), key=lambda dim: -strides[dim])
         flat: Any = obj.permute(order).contiguous().view(-1).view(torch.uint8) if obj.numel() else _EMPTY
@@ -127,11 +121,6 @@ def _dense_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order
         return torch.empty(shape, dtype=dtype)
     laid_out = torch.frombuffer(_writable(buffer), dtype=dtype).view([shape[dim] for dim in order])
     return laid_out.permute([order.index(dim) for dim in range(len(order))])
-
-
-def _storage(buffer: Any) -> torch.UntypedStorage:
-    memory = torch.frombuffer(_writable(buffer), dtype=torch.uint8) if len(buffer) else _EMPTY.clone()
-    return memory.untyped_storage()
 
 
 def _writable(buffer: Any) -> Any:

@@ -1,11 +1,7 @@
-"""Prepare samples of a dataset, and find out if that is random: by draws from known generators, and by a second time.
-
-A random step is looked for in the Compose of the dataset: any object with a list ``transforms``, such as torchvision's.
-"""
+"""Prepare samples, and find out if they are random: by draws from known generators, and by a second preparation."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,18 +9,17 @@ from torch.utils.data import Dataset, IterableDataset
 
 from dpex.cache.encoding import is_same
 from dpex.errors import CacheError
-from dpex.profile.call_timer import StepWatch
-from dpex.profile.live_timer import label, labels, watch_of
+from dpex.profile.live_timer import label, labels
 from dpex.system.clock import monotonic
 from dpex.worker import sample_guard
 from dpex.worker.batch_seeding import call_seeded
-from dpex.worker.draws import GeneratorDraws, global_marks
+from dpex.worker.draws import global_marks
 from dpex.worker.own_generators import OwnGenerators
 
 Result = TypeVar("Result")
 _ATTRIBUTES = ("transform", "transforms")
-SEEDS = (0x1234_5678_5EED_0001, 0x2345_6789_5EED_0002)
-"""Seeds of all generators: while a random step is looked for, and while a sample is prepared again."""
+SEED = 0x2345_6789_5EED_0002
+"""The seed of all generators while a sample is prepared again."""
 
 
 def prepared(prepare: Callable[[], Result], prepared_by: Any = None) -> tuple[Result, float, bool]:
@@ -47,26 +42,7 @@ def prepared_again(prepare: Callable[[], Result], prepared_by: Any) -> Result:
     """
     if sample_guard.watch_of_process is not None:
         sample_guard.watch_of_process.begin_again()
-    return call_seeded(SEEDS[1], lambda _: prepare(), None, OwnGenerators(prepared_by, None))
-
-
-def _watched(dataset: Any, index: int, *, in_bulk: bool = False) -> StepWatch | None:
-    """Prepare a sample and return the watch that has seen which steps draw; None if the dataset cannot be watched.
-
-    All generators are afterwards as they were.
-    """
-
-    def prepare(_: None) -> StepWatch | None:
-        watch = watch_of(dataset, time.thread_time, GeneratorDraws)
-        if watch is None or not watch.start():
-            return None
-        try:
-            dataset.__getitems__([index]) if in_bulk else dataset[index]
-        finally:
-            watch.stop()
-        return watch
-
-    return call_seeded(SEEDS[0], prepare, None, OwnGenerators(dataset, None))
+    return call_seeded(SEED, lambda _: prepare(), None, OwnGenerators(prepared_by, None))
 
 
 def step_labels(dataset: Any) -> tuple[str, ...] | None:
@@ -74,8 +50,8 @@ def step_labels(dataset: Any) -> tuple[str, ...] | None:
     the dataset."""
     if not is_cachable(dataset):
         return None
-    path, compose = _compose_of(dataset)
-    return (label(compose), *labels(compose.transforms)) if path else ()
+    compose = _compose_of(dataset)
+    return () if compose is None else (label(compose), *labels(compose.transforms))
 
 
 def is_cachable(dataset: Any) -> bool:
@@ -107,29 +83,11 @@ def has_getitem(dataset: Any) -> bool:
     return own is not None and own is not Dataset.__getitem__
 
 
-def random_place(dataset: Any, index: int, *, in_bulk: bool = False) -> str:
-    """Return the first random step of a dataset's Compose in words, and a remedy; "" without a random step."""
-    path, compose = _compose_of(dataset)
-    watch = _watched(dataset, index, in_bulk=in_bulk) if path else None
-    if watch is None:
-        return ""
-    drawing = {name for step in watch.drawing for name in step}
-    names = labels(compose.transforms)
-    number = next((number for number, name in enumerate(names) if name in drawing), None)
-    if number is None:
-        return ""
-    return (
-        f"step {number + 1} of its {path[-1]}, {names[number]}, is random: cache a dataset that makes the part before "
-        "it, and transform in another one around it"
-    )
-
-
-def _compose_of(dataset: Any) -> tuple[list[str], Any]:
-    """Return the attributes that lead to the Compose of a dataset, or of one within it, and the Compose."""
+def _compose_of(dataset: Any) -> Any:
+    """Return the Compose of a dataset, or of one within it: any object with a list ``transforms``. None without one."""
     for attribute in _ATTRIBUTES:
         value = getattr(dataset, "__dict__", {}).get(attribute)
         if isinstance(getattr(value, "transforms", None), (list, tuple)):
-            return [attribute], value
+            return value
     within = getattr(dataset, "dataset", None)
-    path, compose = ([], None) if within is None else _compose_of(within)
-    return ["dataset", *path] if path else [], compose
+    return None if within is None else _compose_of(within)

@@ -368,13 +368,8 @@ def _spawning_pickler(base: Any) -> Any:
 def _dataset_pickler(base: Any) -> Any:
     class DatasetPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
-                flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj, 0, (obj.nbytes(),), (1,))
-                array: Any = flat.numpy()
-                return _as_storage, (pickle.PickleBuffer(array),)
-            if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
-                return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
-            return super().reducer_override(obj)
+            reduced = reduce_storage(obj)
+            return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     return DatasetPickler
 
@@ -391,6 +386,16 @@ def _batch_pickler(base: Any) -> Any:
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     return RemoteBatchPickler
+
+
+def reduce_storage(obj: Any) -> Any:
+    """Return the reduction of a storage on the CPU, whose memory is left to ``buffer_callback``, or NotImplemented."""
+    if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+        flat: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj, 0, (obj.nbytes(),), (1,)).numpy()
+        return _as_storage, (pickle.PickleBuffer(flat),)
+    if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
+        return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
+    return NotImplemented
 
 
 def _as_storage(buffer: Any) -> torch.UntypedStorage:

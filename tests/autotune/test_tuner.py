@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from decisions import a_decision
 from families import Augmented, assert_same, seeded, stacked, train_until
-from inspection import engine_of
+from inspection import engine_of, settings_of, tuner_of
 from waiting import ManualClock, until
 
 from dpex import AutotuneConfig, DpexDataLoader
@@ -119,19 +119,19 @@ def test_frozen(options: dict[str, Any]) -> None:
         for _ in loader:
             assert not tuner_threads()
         assert loader.decisions == []
-        assert loader._current_settings() == Settings(local=loader.num_workers, prefetch=2 * loader.num_workers)
+        assert settings_of(loader) == Settings(local=loader.num_workers, prefetch=2 * loader.num_workers)
 
 
 def test_auto_with_worker_seeds_is_a_number() -> None:
     loader = DpexDataLoader([1, 2], num_workers="auto", seeding="worker", autotune=False)
-    assert loader._tuning() is None
-    assert loader._current_settings().local == loader.num_workers
+    assert tuner_of(loader) is None
+    assert settings_of(loader).local == loader.num_workers
 
 
 def test_what_was_fixed_by_resize_stays_so_in_a_copy() -> None:
     loader = DpexDataLoader([1, 2], num_workers="auto")
     loader.resize(local=5)
-    assert pickle.loads(pickle.dumps(loader))._current_settings().local == 5
+    assert settings_of(pickle.loads(pickle.dumps(loader))).local == 5
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_room_on_the_cluster(
 
 
 def test_a_budget_of_the_loader_is_its_tuners() -> None:
-    tuner = DpexDataLoader([1, 2], num_workers="auto", worker_config=WorkerConfig(memory_budget=2_000))._tuning()
+    tuner = tuner_of(DpexDataLoader([1, 2], num_workers="auto", worker_config=WorkerConfig(memory_budget=2_000)))
     assert tuner is not None
     assert tuner._limits.batch_budget == 2_000
 

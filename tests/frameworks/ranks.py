@@ -29,6 +29,7 @@ import dpex
 from dpex import DpexDataLoader, loader_behind
 from dpex.run.install import RunOptions, install
 from tests.frameworks import lightning_parts, stream_ways
+from tests.inspection import tuner_of
 from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -211,7 +212,7 @@ def seen(framework: str, way: str) -> Seen:
     with below_dpex_run(way):
         behind = loader_behind(FRAMEWORKS[framework](way, batches))
     found = {
-        "is_tuned": behind is not None and behind._tuning() is not None,
+        "is_tuned": behind is not None and tuner_of(behind) is not None,
         "verdict": "" if behind is None else behind.diagnose().verdict.title,
         "counted": 0 if behind is None else behind.stats().batches,
     }

@@ -5,6 +5,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from inspection import tuner_of
 from packages import need
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -33,7 +34,7 @@ def test_what_is_prepared_is_served_like_the_own_loader() -> None:
     assert loader_behind(prepared) is behind
     assert [total(prepared), total(prepared)] == [64, 64]
     assert (behind._is_auto, behind.name, behind.worker_config.memory_budget) == (True, "train", 1 << 20)
-    assert (behind.stats().batches, behind._tuning() is not None) == (16, True)
+    assert (behind.stats().batches, tuner_of(behind) is not None) == (16, True)
     assert "diagnosis of train" in str(behind.diagnose())
     rest = accelerator.skip_first_batches(prepared, 10)
     of_rest = serve(rest, like=loader)

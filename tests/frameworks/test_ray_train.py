@@ -37,6 +37,7 @@ def check(folder: str) -> None:
 
     import dpex
     from dpex import DpexDataLoader
+    from dpex.loader.sizing import Sizing
 
     class Rows(Dataset[Any]):
         def __len__(self) -> int:
@@ -70,7 +71,7 @@ def check(folder: str) -> None:
         "persistent": behind_fixed.persistent_workers,
         "indices": indices(batches(tuned)) == indices(expected),
         "options": [behind._is_auto, behind.name, behind.worker_config.memory_budget],
-        "shown": [behind_fixed.stats().batches, behind.stats().batches, behind._tuning() is not None],
+        "shown": [behind_fixed.stats().batches, behind.stats().batches, Sizing(behind).tuner() is not None],
         "verdict": behind.diagnose().verdict.title,
     }
     log(0)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from inspection import settings_of, tuner_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -69,7 +70,7 @@ def test_all_options_come_from_like(how: str) -> None:
     del loader
     assert sorted(numbers(plain)) == sorted(numbers(plain)) == list(range(60))
     assert {name: getattr(behind, name) for name in options} == options
-    assert (behind.multiprocessing_context.get_start_method(), behind._current_settings().prefetch) == ("fork", 10)
+    assert (behind.multiprocessing_context.get_start_method(), settings_of(behind).prefetch) == ("fork", 10)
     assert (behind.name, behind.timeout, behind.worker_config.memory_budget) == ("train", 30, 1 << 20)
     behind.close()
 
@@ -164,7 +165,7 @@ def test_streams_stay_as_many_when_a_framework_wraps_the_dataset() -> None:
     behind = serve(plain, like=loader)
     assert sorted(int(number) for number in plain) == sorted(loader.num_workers * list(range(10)))
     assert behind.num_workers == loader.num_workers > 1
-    assert behind._tuning() is not None
+    assert tuner_of(behind) is not None
 
 
 class Wrapper:

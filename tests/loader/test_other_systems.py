@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, seeded
+from inspection import settings_of
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
@@ -36,4 +37,4 @@ def test_a_resize_that_nobody_would_carry_out_is_refused(seeding: Any) -> None:
             loader.resize(**sizes)
     if seeding == "batch":
         loader.resize(local=0, remote=2)
-        assert loader._current_settings().remote == 2
+        assert settings_of(loader).remote == 2

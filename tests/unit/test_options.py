@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inspection import settings_of, tuner_of
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
@@ -307,11 +308,11 @@ def test_a_number_that_is_set_later_is_a_whole_one(count: Any) -> None:
 
 def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:
     loader = DpexDataLoader(DATA, num_workers="auto")
-    assert loader._tuning() is not None
+    assert tuner_of(loader) is not None
     with pytest.warns(UserWarning, match=r"num_workers=1 was assigned .*AutotuneConfig\(max_local=1\)") as caught:
         loader.num_workers = 1
     assert caught[0].filename == __file__
-    assert (loader._tuning(), loader._current_settings().local, loader._is_auto) == (None, 1, False)
+    assert (tuner_of(loader), settings_of(loader).local, loader._is_auto) == (None, 1, False)
 
 
 def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
@@ -319,12 +320,12 @@ def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
     loader.resize(local=3)
     with pytest.warns(UserWarning, match="nothing is tuned any more"):
         loader.num_workers = 2
-    assert (loader._current_settings().local, loader.autotune) == (2, False)
+    assert (settings_of(loader).local, loader.autotune) == (2, False)
     loader.resize(local=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader.num_workers = 1
-    assert loader._current_settings().local == 1
+    assert settings_of(loader).local == 1
 
 
 def test_an_option_set_later_is_checked_as_in_the_constructor() -> None:
@@ -343,7 +344,7 @@ def test_auto_is_an_option_that_a_framework_copies(config: AutotuneConfig | None
     loader = DpexDataLoader(DATA, num_workers="auto", autotune=config)
     again: Any = DpexDataLoader(DATA, num_workers=loader.num_workers, autotune=loader.autotune, seeding=loader.seeding)
     assert again.autotune == (config or AutotuneConfig())
-    assert (again.num_workers, again.seeding, again._tuning() is not None) == (loader.num_workers, "batch", True)
+    assert (again.num_workers, again.seeding, tuner_of(again) is not None) == (loader.num_workers, "batch", True)
     loader.autotune = None
     assert loader.autotune == AutotuneConfig()
     assert DpexDataLoader(DATA, num_workers="auto", autotune=False).autotune is False
@@ -405,8 +406,8 @@ def test_a_second_loader_wants_the_same_workers_and_prefetch(
 ) -> None:
     """A prefetch that was not asked for must not become one that the engine keeps to the letter."""
     loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=prefetch_factor)
-    found = HOWS[how](loader)._current_settings()
-    assert found == loader._current_settings()
+    found = settings_of(HOWS[how](loader))
+    assert found == settings_of(loader)
     assert (found.prefetch, found.is_prefetch_fixed) == (prefetch, prefetch_factor is not None)
 
 
