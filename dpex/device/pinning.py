@@ -48,7 +48,6 @@ class _Job:
         self.epoch = epoch
         self._taken = taken
         self.finished: threading.Event = threading.Event()
-        self.queued = False
         self._payload = payload
         self._value: Any = None
         self._error: Exception | None = None
@@ -144,34 +143,28 @@ class Pinner:
         delivery = schedule.peek()
         if delivery is None:
             return None
-        job = self._job(schedule, delivery)
-        if not job.queued:
-            self._queue([job])
+        job = delivery.payload if isinstance(delivery.payload, _Job) else self._queue(schedule, delivery)
         self._is_short = self.is_low and (schedule.ready > len(self._stock) or not self._is_watching)
         return job
 
     def hand_over(self, schedule: Schedule, most: int) -> None:
         """Queue the ``most`` batches that are next in turn; in the thread, under the engine's lock."""
-        jobs = [self._job(schedule, delivery) for delivery in schedule.upcoming(most)]
-        self._queue([job for job in jobs if not job.queued])
+        for delivery in schedule.upcoming(most):
+            if not isinstance(delivery.payload, _Job):
+                self._queue(schedule, delivery)
 
-    def _job(self, schedule: Schedule, delivery: MadeBatch) -> _Job:
-        job = delivery.payload
-        if not isinstance(job, _Job):
-            epoch = -1 if self._feed is None else self._feed.epoch
-            job = _Job(delivery.payload, delivery.number, epoch, partial(self._taken, self._stock))
-            schedule.replace(delivery.number, job)
-            self._ahead.saw(delivery.nbytes)
-        return job
-
-    def _queue(self, jobs: list[_Job]) -> None:
-        for job in jobs:
-            job.open()
-            self._jobs.append(job)
-            self._stock.add(job.number)
-            job.queued = True
-        if jobs and threading.current_thread() is not self._thread:
+    def _queue(self, schedule: Schedule, delivery: MadeBatch) -> _Job:
+        """Decode a batch, and hand it over to the thread."""
+        epoch = -1 if self._feed is None else self._feed.epoch
+        job = _Job(delivery.payload, delivery.number, epoch, partial(self._taken, self._stock))
+        schedule.replace(delivery.number, job)
+        self._ahead.saw(delivery.nbytes)
+        job.open()
+        self._jobs.append(job)
+        self._stock.add(job.number)
+        if threading.current_thread() is not self._thread:
             self._wakeup.ring()
+        return job
 
     def _taken(self, stock: set[int], number: int) -> None:
         """Note that the consumer has taken a batch of the pass of this stock."""

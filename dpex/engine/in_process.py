@@ -1,6 +1,6 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
-A batch that a KeyboardInterrupt breaks off is made again by the next call of ``next()``. An Exception stands in place
+A batch that Ctrl-C or a time limit breaks off is made again by the next call of ``next()``. An error stands in place
 of the batch, as with torch. Of a stream, what was read for that batch is lost, as with torch.
 
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.

@@ -219,19 +219,6 @@ def test_ctrl_c_interrupts_the_wait_and_loses_nothing(accelerator: Accelerator) 
     assert stacked(iterator)[:, 0].tolist() == list(range(6))
 
 
-class Interrupted:
-    """A payload that Ctrl-C strikes the first time it is read."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self) -> Any:
-        self.calls += 1
-        if self.calls == 1:
-            raise KeyboardInterrupt
-        return torch.tensor(3)
-
-
 def nothing() -> Any:
     return []
 
@@ -242,20 +229,6 @@ def with_one_batch(payload: Callable[[], Any]) -> Schedule:
     schedule.take(1)
     schedule.done(0, payload)
     return schedule
-
-
-def test_a_batch_whose_reading_was_interrupted_is_read_again(accelerator: Accelerator) -> None:
-    payload = Interrupted()
-    pinner, schedule = Pinner("cuda"), with_one_batch(payload)
-    pinner.start(nothing)
-    with pytest.raises(KeyboardInterrupt):
-        pinner.first(schedule)
-    job = pinner.first(schedule)
-    assert job is not None
-    assert pinner.wait(job, float("inf"))
-    assert int(job()) == 3
-    assert payload.calls == 2
-    pinner.close(nothing)
 
 
 def test_no_thread_is_left_when_it_still_had_work(accelerator: Accelerator) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import kept
@@ -27,7 +28,7 @@ class Augmented(Dataset[Any]):
         return SIZE
 
     def __getitem__(self, index: int) -> Any:
-        return index, random.random()
+        return index, random.random(), np.random.rand(), torch.rand(()).item()
 
 
 class Numbered(Augmented):

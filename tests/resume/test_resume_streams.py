@@ -226,22 +226,6 @@ def test_the_rest_comes_once_whoever_decodes(dataset: Any) -> None:
     assert following != batches, "the next epoch has draws of its own"
 
 
-def test_a_resumed_run_resumes_in_a_second_persistent_epoch() -> None:
-    with split_loader(StatefulShards(), persistent_workers=True) as loader:
-        next(iter(loader))
-        list(loader)
-        batches, states = recorded(loader)
-    with split_loader(StatefulShards(), persistent_workers=True) as second:
-        second.load_state_dict(loaded(states[2]))
-        resumed = iter(second)
-        assert [next(resumed) for _ in range(3)] == batches[2:5]
-        state = second.state_dict()
-    assert state["read"]["epoch"] == state["epoch"] == 2
-    with split_loader(StatefulShards(), persistent_workers=True) as third:
-        third.load_state_dict(state)
-        assert list(third) == batches[5:]
-
-
 @pytest.mark.filterwarnings("ignore:.*Training continues:RuntimeWarning")
 def test_a_stream_with_state_survives_its_readers_death() -> None:
     with split_loader(StatefulShards()) as loader:

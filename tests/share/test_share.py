@@ -13,10 +13,10 @@ import pytest
 import torch
 from families import is_alive
 from torch.utils.data import ChainDataset
-from trainings import BATCH, SAMPLES, SHARE, Noted, Seen, Training, alone, loader_of, notes_in, seen
+from trainings import BATCH, SAMPLES, SHARE, Noted, Seen, Training, alone, loader_of, notes_in
 from waiting import until
 
-from dpex import DpexDataLoader, IteratorInterruptedError, OptionError, ShareError, WorkerDiedError
+from dpex import DpexDataLoader, OptionError, ShareError, WorkerDiedError
 from dpex.options import WorkerConfig
 from dpex.pools.share import nodes, opening
 from dpex.pools.share.meeting import MeetingPlace
@@ -237,29 +237,6 @@ def test_loader_without_workers_does_not_share(notes: Path) -> None:
 def test_streams_are_not_shared() -> None:
     with pytest.raises(OptionError, match="IterableDataset"):
         DpexDataLoader(ChainDataset([]), num_workers=2, worker_config=WorkerConfig(share=SHARE))
-
-
-def test_interrupt_in_the_middle_of_a_message_loses_nothing(
-    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a signal handler's exception would, where it hurts most."""
-    copied, interrupts = nodes.copied, iter([False, False, True])
-
-    def breaks(*places: Any) -> Any:
-        if next(interrupts, False):
-            raise KeyboardInterrupt
-        return copied(*places)
-
-    monkeypatch.setattr(nodes, "copied", breaks)
-    with loader_of(Noted(notes)) as loader:
-        batches, got = iter(loader), list[Any]()
-        with pytest.raises(KeyboardInterrupt):
-            got.extend(map(seen, batches))
-        with pytest.raises(IteratorInterruptedError):
-            next(batches)
-        loader.load_state_dict(loader.state_dict())
-        got.extend(map(seen, loader))
-    assert got == _expected(tmp_path)
 
 
 def test_training_without_a_producer_says_why(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,6 @@ The model: batch *i* of an epoch is made of what the sampler gave as its *i*-th 
 and, with logical workers, by logical worker ``i % count``, whose random state is the number of tickets it made before.
 """
 
-import dis
-import sys
-from collections.abc import Callable
-from itertools import chain, count
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,51 +16,8 @@ from pool_rules import PoolMachine
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 ROOM = 1_000_000
-NEVER = 1_000_000
-"""A place that no change reaches. Python 3.13 traces the opcodes of a function from its second call on."""
 ROUNDS = 10
 """More than there are workers to die one after the other."""
-
-
-class TornError(Exception):
-    """Comes out of any place where CPython runs signal handlers."""
-
-
-NAMES = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
-LOOKS = {dis.opmap[name] for name in NAMES if name in dis.opmap}
-FIRST = dis.opmap.get("RESUME")
-"""The first opcode of a function. Python 3.12 and later do not report it."""
-
-
-def torn(change: Callable[[], None], at: int) -> bool:
-    """Return True if ``change`` was broken off, at the ``at``-th place in dpex where CPython runs handlers."""
-    left, former = at, {}
-
-    def local(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if event == "opcode":
-            code = frame.f_code.co_code[frame.f_lasti]
-            left -= former.get(frame, FIRST) in LOOKS and code not in LOOKS
-            former[frame] = code
-            if not left:
-                raise TornError
-        return local
-
-    def trace(frame: FrameType, _event: str, _: Any) -> Any:
-        if "/dpex/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return local
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        change()
-    except TornError:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 class EngineMachine(PoolMachine):
@@ -133,13 +85,6 @@ class EngineMachine(PoolMachine):
         self.driver.state.schedule.max_tries = 1_000_000
         self.widest = max(self.widest, self.driver.state.schedule.prefetch, len(point.ahead) + self.widest)
 
-    @rule(at=st.integers(1, 150), step=st.sampled_from(["work", "work", "fill", "resize"]), local=st.integers(0, 3))
-    def an_exception_tears_a_change_apart(self, at: int, step: str, local: int) -> None:
-        """The pass goes on with a new state and new workers, by the point of the torn one."""
-        steps = {"work": self.driver.work, "fill": lambda: self.driver.fill(starving=True)}
-        if torn(steps.get(step, lambda: self.driver.resize(2, 1)), at):
-            self.resume_elsewhere(local=local, remote=1)
-
     @rule(times=st.integers(1, 4))
     def take(self, times: int) -> None:
         for _ in range(times):
@@ -206,27 +151,3 @@ class EngineMachine(PoolMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"in_order": False}, {"logicals": 2}], ids=["in order", "out of order", "worker"]
-)
-def test_a_pass_goes_on_wherever_a_change_is_torn_apart(options: dict[str, Any]) -> None:
-    """Two batches are delivered, then results are taken in, and the tickets behind them drawn and sent."""
-    places = 0
-    for at in chain([NEVER], count(1)):
-        driver = Driver(local=2, prefetch=4, **options)
-        driver.begin(12)
-        driver.work()
-        numbers = [driver.take().number, driver.take().number]
-        was_torn = torn(lambda driver=driver: (driver.work(), driver.fill(starving=True)), at)  # type: ignore[misc]
-        places += was_torn
-        point = driver.state.point()
-        other = Driver(local=1, prefetch=4, **options)
-        other.begin(12, point)
-        rest = other.finish()
-        assert sorted([*numbers, *(batch.number for batch in rest)]) == list(range(12))
-        assert all(batch.state in (None, batch.number // 2) for batch in rest)
-        if not was_torn and at != NEVER:
-            break
-    assert places > 20
