@@ -208,11 +208,13 @@ def test_ctrl_c_interrupts_the_wait_and_loses_nothing(accelerator: Accelerator) 
 
     def pin(_: Any) -> None:
         if not gate.is_set():
+            until(lambda: engine._tally.blocked_at and not engine._is_changing)  # the consumer waits
             signal.pthread_kill(consumer, signal.SIGINT)
             gate.wait(60.0)
 
     accelerator.before = pin
     iterator = iter(pinning(Augmented(6)))
+    engine = engine_of(iterator)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     gate.set()
