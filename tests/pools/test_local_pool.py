@@ -587,7 +587,7 @@ class AppliesLate(IterableDataset[int]):
         self.begin = state
 
 
-def test_a_dataset_that_was_given_its_state_is_asked_after_its_next_batch() -> None:
+def test_a_dataset_given_its_state_is_asked_after_its_next_batch() -> None:
     given = pack_state(LogicalState(dataset=DatasetState(dataset=5)))
     with driven(1, shared_queue=False, dataset=AppliesLate(), iterable=True, snapshot_every=1) as driver:
         (worker,) = driver.pool.workers()
