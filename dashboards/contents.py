@@ -155,7 +155,7 @@ WHY = Row(
         graph(
             title="What the wait is for",
             description=about("dpex_wait_seconds_total")
-            + " read: dataset[i] without computing; transform: dataset[i] computing; transit: on the network; "
+            + " read: the part of loading that waits; transform: the part that computes; transit: on the network; "
             "straggler: later batches were ready; startup: the first batch, or workers still to come; sampler: drawing "
             "from the sampler; dispatch: handing out work.",
             queries=(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpex.cache.dataset import cached
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
-    from dpex.diagnose.facts import Facts, TransformFacts
+    from dpex.diagnose.facts import CallFacts, Facts
     from dpex.diagnose.verdict import Evidence, Verdict
     from dpex.diagnose.what_if import Prediction
     from dpex.errors import (
@@ -68,7 +68,7 @@ _NAMES = {
     "dpex.cache.dataset": ("cached",),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),
-    "dpex.diagnose.facts": ("Facts", "TransformFacts"),
+    "dpex.diagnose.facts": ("CallFacts", "Facts"),
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
     "dpex.diagnose.what_if": ("Prediction",),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
@@ -91,6 +91,7 @@ __all__ = [
     "AutotuneConfig",
     "BatchTimeoutError",
     "CacheError",
+    "CallFacts",
     "CapturedGraphError",
     "ClusterConfig",
     "ClusterError",
@@ -125,7 +126,6 @@ __all__ = [
     "TLSConfig",
     "TooManySampleErrors",
     "TraceError",
-    "TransformFacts",
     "Verdict",
     "WorkerConfig",
     "WorkerDiedError",

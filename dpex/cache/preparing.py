@@ -9,7 +9,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from dpex.cache.encoding import is_same
 from dpex.errors import CacheError
-from dpex.profile.live_timer import label, labels
 from dpex.system.clock import monotonic
 from dpex.worker import sample_guard
 from dpex.worker.batch_seeding import call_seeded
@@ -17,7 +16,6 @@ from dpex.worker.draws import global_marks
 from dpex.worker.own_generators import OwnGenerators
 
 Result = TypeVar("Result")
-_ATTRIBUTES = ("transform", "transforms")
 SEED = 0x2345_6789_5EED_0002
 """The seed of all generators while a sample is prepared again."""
 
@@ -43,15 +41,6 @@ def prepared_again(prepare: Callable[[], Result], prepared_by: Any) -> Result:
     if sample_guard.watch_of_process is not None:
         sample_guard.watch_of_process.begin_again()
     return call_seeded(SEED, lambda _: prepare(), None, OwnGenerators(prepared_by, None))
-
-
-def step_labels(dataset: Any) -> tuple[str, ...] | None:
-    """Return the label of the dataset's Compose, and those of its steps; () without one; None if `dpex.cached` refuses
-    the dataset."""
-    if not is_cachable(dataset):
-        return None
-    compose = _compose_of(dataset)
-    return () if compose is None else (label(compose), *labels(compose.transforms))
 
 
 def is_cachable(dataset: Any) -> bool:
@@ -81,13 +70,3 @@ def has_getitem(dataset: Any) -> bool:
     """Return True if a dataset has a ``__getitem__`` of its own: that of torch's base class only raises an error."""
     own = getattr(type(dataset), "__getitem__", None)
     return own is not None and own is not Dataset.__getitem__
-
-
-def _compose_of(dataset: Any) -> Any:
-    """Return the Compose of a dataset, or of one within it: any object with a list ``transforms``. None without one."""
-    for attribute in _ATTRIBUTES:
-        value = getattr(dataset, "__dict__", {}).get(attribute)
-        if isinstance(getattr(value, "transforms", None), (list, tuple)):
-            return value
-    within = getattr(dataset, "dataset", None)
-    return None if within is None else _compose_of(within)

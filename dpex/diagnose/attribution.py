@@ -196,7 +196,7 @@ def _computing(facts: Facts, left: Seconds) -> Seconds:
 
 def _queueing(facts: Facts, left: Seconds) -> Seconds:
     """Waits of the workers for a CPU, among all that is no CPU time."""
-    load, collate = _queueing_parts(facts)
+    load, collate = queueing_parts(facts)
     return {"read": left["read"] * load, "collate": left["collate"] * collate}
 
 
@@ -219,7 +219,7 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
 # -- waiting for a CPU -------------------------------------------------------------------------------------------------
 
 
-def _queueing_parts(facts: Facts) -> tuple[float, float]:
+def queueing_parts(facts: Facts) -> tuple[float, float]:
     """Parts, 0 to 1, of what is no CPU time in loading and in collating that workers spent on run queues."""
     load_s, collate_s, load_wait_s, collate_wait_s = 0.0, 0.0, 0.0, 0.0
     for name, pool in facts.pools.items():

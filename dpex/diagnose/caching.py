@@ -1,10 +1,12 @@
-"""The part of a sample that `dpex.cached` can keep, as far as the timed steps show. Pure."""
+"""The part of a sample that `dpex.cached` can keep, as far as the timed calls show. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpex.diagnose.facts import WITHIN, Facts
+from dpex.diagnose.facts import Facts
+from dpex.diagnose.hot_calls import CallBranch, trees
+from dpex.measure.batch_times import OWN_CODE
 from dpex.measure.readable import percent
 
 
@@ -26,36 +28,29 @@ class CachablePart:
 
 
 def cachable(facts: Facts) -> CachablePart | None:
-    """Return what a cache can keep: all before the first part that draws random numbers. A part is a step of the
-    dataset's Compose, or another step of the dataset. None: nothing, or no batch was timed to see what draws."""
-    steps = {_path(one.name): one for one in facts.transforms if not one.is_collating}
-    drawing = [path for path, one in steps.items() if one.drawing]
-    if facts.compose is None or () not in steps or () in drawing:
+    """Return what a cache can keep: all that ends before the first call that draws random numbers. None: nothing, or no
+    batch was timed to see what draws."""
+    root = next((one for one in trees(facts) if not one.fact.is_collating), None)
+    if not facts.is_cachable or root is None:
         return None
-    compose = facts.compose[:1]
-
-    def part(path: tuple[str, ...]) -> tuple[str, ...]:
-        return path[:2] if path[:1] == compose else path[:1]
-
-    heads = [path[:1] for path in steps]
-    parts = sorted(dict.fromkeys(map(part, steps)), key=lambda one: heads.index(one[:1]))
-    first = min((parts.index(part(path)) for path in drawing), default=len(parts))
-    kept = parts[:first]
-    if drawing and kept[-1] and kept[-1] == compose == parts[first][:1]:  # of which no step is left
-        kept.pop()
-    known = [one for path, one in steps.items() if part(path) in kept]
-    wall_s, cpu_s = sum(one.all_wall_s for one in known), sum(one.all_cpu_s for one in known)
-    if not drawing:
-        return CachablePart(change="`dpex.cached(dataset)`", wall_s=wall_s, cpu_s=cpu_s)
-    dataset = f"of the steps up to `{kept[-1][-1]}`" if kept[-1] else "without its transforms"
-    share = percent(wall_s / max(1e-12, sum(one.all_wall_s for one in steps.values())))
-    change = f"`dpex.cached` around a dataset {dataset} ({share} of a sample), and the rest in another around it"
+    rows = list(root.walk())
+    first = next((one for one in rows if one.fact.drawing), None)
+    if first is None:
+        return CachablePart(change="`dpex.cached(dataset)`", wall_s=root.all_wall_s, cpu_s=root.all_cpu_s)
+    around = list(first.around)
+    kept = [one for one in rows[: rows.index(first)] if one not in around and not _is_own_code(one, around)]
+    if not kept:
+        return None
+    wall_s, cpu_s = sum(one.fact.all_wall_s for one in kept), sum(one.fact.all_cpu_s for one in kept)
+    at = next(one for one in reversed(around) if not any(one in each.around for each in kept))
+    share = percent(wall_s / max(1e-12, root.all_wall_s))
+    change = (
+        f"`dpex.cached` around a dataset that ends before `{at.name}`{f' {at.place}' if at.is_of_user else ''} "
+        f"({share} of a sample), and the rest in another around it"
+    )
     return CachablePart(change=change, wall_s=wall_s, cpu_s=cpu_s, is_divided=True)
 
 
-def _path(name: str) -> tuple[str, ...]:
-    """Return the names of a step and of those around it, without the datasets that they lie in."""
-    within = name.split(WITHIN)[1:]
-    while within and ".__" in within[0]:
-        within.pop(0)
-    return tuple(within)
+def _is_own_code(one: CallBranch, around: list[CallBranch]) -> bool:
+    """Return True for the code of a function in which the first draw lies: part of it may follow the draw."""
+    return one.name == OWN_CODE and one.caller in around

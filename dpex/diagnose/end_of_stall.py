@@ -16,11 +16,11 @@ _TOLD = 0.05
 _ENOUGH = 0.05
 """CPUs that miss less than this part of what is needed are enough: measurements are no better."""
 _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
-"""Stages of a batch in words. All other keys are names of transforms."""
+"""Stages of a batch in words. All other keys are calls in words."""
 
 
 def stage_name(name: str) -> str:
-    return _STAGES.get(name, f"`{name}`")
+    return _STAGES.get(name, name)
 
 
 def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:

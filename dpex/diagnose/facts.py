@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision
 from dpex.diagnose.copies import HeldObjects
+from dpex.measure.batch_times import COLLATE, WITHIN
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.sums import NodeStats, PoolStats, StepSums, Sums
+from dpex.measure.sums import CallSums, NodeStats, PoolStats, Sums
 from dpex.schedule.names import LOCAL, REMOTE
 
-WITHIN = " > "
-COLLATE = "collate"
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
 _KNOWN = 0.5
@@ -28,10 +28,10 @@ _NO_POOL = PoolStats()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformFacts(StepSums):
-    """A transform, or another step of the dataset or of the collate function; "a > b" is step b within a.
+class CallFacts(CallSums):
+    """The calls of a function from one place; "load > a > b" is the call of b in a while samples are loaded.
 
-    Calls, wall and CPU seconds are those of the timed batches, without the steps within.
+    Calls, wall and CPU seconds are those of the timed batches. No seconds include those of the calls within.
     """
 
     name: str
@@ -39,18 +39,8 @@ class TransformFacts(StepSums):
     all_cpu_s: float = counter("CPU seconds of all batches.", "seconds")
 
     @property
-    def short(self) -> str:
-        """The name without those of the steps around it."""
-        return self.name.rpartition(WITHIN)[2]
-
-    @property
-    def is_within(self) -> bool:
-        """True for a step of the dataset or of the collate function, and False for these two."""
-        return WITHIN in self.name
-
-    @property
     def is_collating(self) -> bool:
-        """True for the collate function and its steps."""
+        """True for the collate function and its calls."""
         return self.name.partition(WITHIN)[0] == COLLATE
 
 
@@ -63,8 +53,7 @@ class Subject:
         rank: The rank of this process.
         dataset: The name of the dataset's class.
         batch_size: The batch size, as text.
-        compose: The names of the dataset's Compose and of its steps; () without a Compose; None if `dpex.cached`
-            refuses the dataset.
+        is_cachable: True if `dpex.cached` takes the dataset.
         is_tuned: True if the tuner sets workers and prefetch.
         config: The tuner's limits, else the defaults. Predictions respect them.
         keeps_workers: True if the number of workers determines the samples, so that it must not change.
@@ -77,7 +66,7 @@ class Subject:
         decisions: The tuner's decisions, with their expected and actual effects.
         gpu_use: NVML's readings of the GPU during tuning, or None.
         note: The reason for missing measurements, for a loader without a counted batch.
-        untimed: The reason why single transforms are never timed, or "".
+        untimed: The reason why calls are never timed, or "".
         is_torchs: True if PyTorch's own iterators make the batches. dpex does not count these.
         held: The Python objects of the dataset.
         private_bytes: Private memory that most local workers exceed; 0: no worker runs, or unknown.
@@ -90,7 +79,7 @@ class Subject:
     rank: int = 0
     dataset: str = ""
     batch_size: str = ""
-    compose: tuple[str, ...] | None = None
+    is_cachable: bool = False
     is_tuned: bool = False
     config: AutotuneConfig = field(default_factory=AutotuneConfig)
     keeps_workers: bool = False
@@ -236,12 +225,12 @@ class Facts(Sums, Subject):
         made = self.tickets * self.samples / max(1, self.batches)
         return sum(pool.load_s for pool in self.pools.values()) / made if made else 0.0
 
-    @property
-    def transforms(self) -> tuple[TransformFacts, ...]:
-        """Steps of the dataset and of the collate function, in the order in which they were first met."""
-        found: dict[str, TransformFacts] = {}
+    @cached_property
+    def calls(self) -> tuple[CallFacts, ...]:
+        """Calls of the dataset and of the collate function, in the order in which they were first recorded."""
+        found: dict[str, CallFacts] = {}
         for pool in self.pools.values():
-            for one in _transforms(pool):
+            for one in _calls(pool):
                 found[one.name] = found[one.name].plus(one) if one.name in found else one
         return tuple(found.values())
 
@@ -278,15 +267,20 @@ def queueing_s(sums: PoolStats | NodeStats) -> float | None:
     return queued_s * busy_s / known_s if known_s > _KNOWN * busy_s else None
 
 
-def _transforms(pool: PoolStats) -> Iterator[TransformFacts]:
-    """A pool's steps. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
-    timed = [step.narrowed(TransformFacts, name=name) for name, step in pool.steps.items() if step.calls > 0]
+def _calls(pool: PoolStats) -> Iterator[CallFacts]:
+    """A pool's calls. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
+    timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
+    ratios = {}
+    for is_collating, wall_s, cpu_s in (
+        (False, pool.load_s, pool.load_cpu_s),
+        (True, pool.collate_s, pool.collate_cpu_s),
+    ):
+        stage = [one for one in timed if one.is_collating == is_collating]
+        timed_s = sum(one.wall_s for one in stage), sum(one.cpu_s for one in stage)
+        ratios[is_collating] = wall_s / max(1e-12, timed_s[0]), cpu_s / max(1e-12, timed_s[1])
     for one in timed:
-        stage = [other for other in timed if other.is_collating == one.is_collating]
-        wall_s, cpu_s = (pool.collate_s, pool.collate_cpu_s) if one.is_collating else (pool.load_s, pool.load_cpu_s)
-        all_wall_s = wall_s * one.wall_s / max(1e-12, sum(other.wall_s for other in stage))
-        all_cpu_s = cpu_s * one.cpu_s / max(1e-12, sum(other.cpu_s for other in stage))
-        yield replace(one, all_wall_s=all_wall_s, all_cpu_s=min(all_wall_s, all_cpu_s))
+        wall, cpu = ratios[one.is_collating]
+        yield replace(one, all_wall_s=wall * one.wall_s, all_cpu_s=min(wall * one.wall_s, cpu * one.cpu_s))
 
 
 def _gaps(facts: Facts) -> Iterator[str]:
@@ -301,13 +295,9 @@ def _gaps(facts: Facts) -> Iterator[str]:
         yield "waiting for a CPU on other machines: their kernels do not report it"
     if facts.others is None:
         yield "CPU time of other programs: a CPU quota applies, or the system does not report it"
-    steps = facts.transforms
-    if not any(one.is_within for one in steps):
+    if not facts.calls:
         why = "no batch was timed yet; from the second of a worker on one is now and then"
-        if steps:
-            seen = "an attribute that can be called and is named for a transform, or holds a list of transforms"
-            why = f"the dataset has none that can be seen ({seen}); what its own methods take is together"
-        yield f"single transforms: {facts.untimed or why}"
+        yield f"single calls: {facts.untimed or why}"
     if facts.tickets and not facts.slow_samples:
         none = f"not where they take under {1e6 * SAMPLE_S:.0f} µs, in streams, with __getitems__ or batch_size=None"
         yield f"slowest samples: none was timed alone ({none})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpex.diagnose import work
+from dpex.diagnose import hot_calls, work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts, queueing_s
@@ -27,11 +27,11 @@ COLUMNS = 100
 too."""
 _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
-VERSION = 4
+VERSION = 5
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
-_CALCULATED = ("wall_s", "wait_s", "wait_ratio", "held_ratio", "gpu_stall_ratio", "others", "transforms", "unmeasured")
+_CALCULATED = ("wall_s", "wait_s", "wait_ratio", "held_ratio", "gpu_stall_ratio", "others", "calls", "unmeasured")
 """Properties of `Facts` that `plain` has beside the counts."""
 _SHOWN = 0.01
 """A part of the time below this is left out of the evidence."""
@@ -86,6 +86,8 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
         each_s, cpu_s = facts.busy_s / facts.tickets, facts.cpu_s / facts.tickets
         made = f"A batch takes {duration(each_s)} to make, {duration(cpu_s)} of it on a CPU"
         yield f"{made}; {who} {rounded(facts.rate)} batches/s."
+        if told := hot_calls.sentence(facts):
+            yield told
         if facts.why_streams:
             yield facts.why_streams
         used = ", ".join(f"{name} {count:.2g}" for name, count in work.cpus_used(facts).items() if count >= 0.05)
@@ -204,7 +206,7 @@ def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
     facts = found.facts
     evidence = tuple((one.name, measure(one), one.how) for one in found.verdict.evidence)
     how = ReportSection(title="How do we know", header=("what", "measured", "how"), rows=evidence)
-    made = [how, _stages(facts), _transforms(facts), _slow_samples(facts), _machines(facts.nodes)]
+    made = [how, _stages(facts), _calls(facts), _slow_samples(facts), _machines(facts.nodes)]
     if found.verdict.cause not in (TOO_EARLY.key, STEP.key):
         made.append(_changes(found.predictions))
     missing = facts.unmeasured or ("nothing that matters here",)
@@ -256,22 +258,23 @@ def _stage_rows(pool: PoolStats) -> Iterator[tuple[str, ...]]:
             yield stage, duration(wall_s / pool.tickets), cpu, fine_percent(wall_s / total)
 
 
-def _transforms(facts: Facts) -> ReportSection:
-    known = sorted(facts.transforms, key=lambda one: -one.all_wall_s)
-    total = max(1e-12, sum(one.all_wall_s for one in known))
+def _calls(facts: Facts) -> ReportSection:
     rows = tuple(
         (
-            one.name,
-            str(one.calls),
-            duration(one.wall_s / max(1, one.calls)),
-            duration(one.cpu_s / max(1, one.calls)),
-            fine_percent(one.all_wall_s / total),
+            "· " * (len(list(one.around)) - 1) + f"{one.name} {one.place}".rstrip(),
+            str(one.fact.calls),
+            duration(one.wall_s / one.fact.calls),
+            duration(one.cpu_s / one.fact.calls),
+            fine_percent(one.all_wall_s / max(1e-12, facts.busy_s)),
         )
-        for one in known
+        for root in hot_calls.trees(facts)
+        for one in root.walk()
     )
-    header = ("transform", "calls timed", "time per call", "CPU per call", "share")
-    how = "Timed in some of the batches; a transform's time leaves out the transforms that it calls."
-    return ReportSection(title="Transforms", header=header, rows=rows, lines=(how,))
+    header = ("call", "calls timed", "time per call", "CPU per call", "share")
+    how = (
+        "Timed in some of the batches. A call's time includes the calls below it; those of less than 2 % are left out."
+    )
+    return ReportSection(title="Calls", header=header, rows=rows, lines=(how,))
 
 
 def _machines(nodes: Mapping[str, NodeStats]) -> ReportSection:
@@ -330,6 +333,7 @@ def plain(found: Diagnosis) -> dict[str, Any]:
         "advice": advice(found),
         "held_back": found.held_back,
         "end_of_stall": found.end_of_stall,
+        "hot_calls": _plain(hot_calls.hot_calls(facts)),
         "recommendation": _plain(found.recommendation),
         "beyond": _plain(found.beyond),
         "predictions": _plain(found.predictions),
@@ -405,6 +409,7 @@ def _summary(found: Diagnosis) -> str:
         f"<p>{escape(verdict.sentence)}</p>",
         f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))} {escape(facts.why_streams)}</p>',
         f'<p class="first"><strong>First:</strong> {escape(advice(found))}</p>',
+        *(f"<p>{escape(line)}</p>" for line in [hot_calls.sentence(facts)] if line),
         *(end if found.end_of_stall else ()),
         *(f'<p class="warning"><strong>Warning:</strong> {escape(line)}</p>' for line in failures(facts)),
         _bar(facts, verdict),

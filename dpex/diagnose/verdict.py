@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from dpex.diagnose import work
 from dpex.diagnose.attribution import STREAM, LostTime, is_tiny
 from dpex.diagnose.causes import CAUSES
-from dpex.diagnose.facts import Facts, TransformFacts, queueing_s
+from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.hot_calls import HotCall, is_blocking, of_cause
 from dpex.measure.readable import duration, percent, rounded
 
 ENOUGH_BATCHES = 50
@@ -49,7 +50,7 @@ ALONE = 2.0
 SURE = 0.6
 """Confidence from which on the user may act on a verdict without another measurement."""
 MOST = 0.5
-"""A transform with that share of the computing, or waiting, is named."""
+"""A call with that share of the computing, or waiting, of its stage is named in the verdict."""
 BUSY = 0.9
 """A GPU that runs kernels for that share of the time lacks no CPU."""
 APART = 4.0
@@ -199,7 +200,7 @@ def _culprit(facts: Facts) -> str:
 
 
 def _place(facts: Facts, found: LostTime, cause: str) -> str:
-    """Return the costliest place with its costliest transform, or the sample that delays other batches."""
+    """Return the costliest place with its costliest call, or the sample that delays other batches."""
     if cause == "straggler":
         return _culprit(facts)
     if cause in ("sampler", "dispatch"):
@@ -208,13 +209,11 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
     step = dominant(facts, cause)
     if not place or step is None or STREAM in place or " and " in place:
         return place
-    if step[0].is_collating != (place == "the collate function"):
-        return place
     one, share = step
-    which = f"the transform {one.short}" if one.is_within else "its own code, beside its transforms"
-    if facts.is_asynchronous and cause == "storage" and one.is_within:
-        which = f"{one.short}, which blocks the event loop, so that the other samples of the worker cannot go on"
-    return f"{place}, {percent(share)} of it in {which}"
+    if one.is_collating != (place == "the collate function"):
+        return place
+    blocks = ", which blocks the event loop, so that the other samples of the worker cannot go on"
+    return f"{place}, {percent(share)} of it in {one.title}{blocks if is_blocking(facts, one) else ''}"
 
 
 def _each_batch(facts: Facts, cause: str) -> str:
@@ -223,20 +222,17 @@ def _each_batch(facts: Facts, cause: str) -> str:
     return f"{1e3 * facts.causes.get(cause, 0.0) / max(1, facts.batches):.2g} ms per batch{to_cluster}"
 
 
-def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
-    """Return the step that takes most of what batches compute ("cpu") or wait ("storage"), and its share of the dataset
-    or of the collate function. None: no step takes `MOST`, or single transforms were not timed."""
-    steps = facts.transforms
-    if cause not in ("cpu", "storage") or not any(one.is_within for one in steps):
+def dominant(facts: Facts, cause: str) -> tuple[HotCall, float] | None:
+    """Return the call that takes most of what batches compute ("cpu") or wait ("storage"), and its share of the dataset
+    or of the collate function. None: no call takes `MOST`, or calls were not timed."""
+    found = of_cause(facts, cause) if cause in ("cpu", "storage") else ()
+    if not found:
         return None
-
-    def seconds(one: TransformFacts) -> float:
-        return one.all_cpu_s if cause == "cpu" else max(0.0, one.all_wall_s - one.all_cpu_s)
-
-    dearest = max(steps, key=seconds)
-    stage = [one for one in steps if one.is_collating == dearest.is_collating]
-    share = seconds(dearest) / max(1e-12, sum(map(seconds, stage)))
-    return (dearest, share) if share >= MOST and any(one.is_within for one in stage) else None
+    (dearest, seconds), calls = found[0], facts.calls
+    stage = [one for one in calls if one.is_collating == dearest.is_collating]
+    all_s = sum(one.all_cpu_s if cause == "cpu" else max(0.0, one.all_wall_s - one.all_cpu_s) for one in stage)
+    share = min(1.0, seconds / max(1e-12, all_s))
+    return (dearest, share) if share >= MOST else None
 
 
 def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: list[str]) -> str:

@@ -19,7 +19,8 @@ from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.caching import cachable
 from dpex.diagnose.end_of_stall import MATTERS, stage_name
 from dpex.diagnose.facts import Facts
-from dpex.diagnose.verdict import TRANSFORM, dominant, waited_for
+from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
+from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural
 from dpex.schedule.names import lanes
 from dpex.schedule.prefetch import Settings
@@ -332,9 +333,17 @@ class Run:
         )
 
     def _cheaper(self) -> Iterator[Prediction]:
-        """The costliest part of a batch at half its cost, and samples that need not be waited for."""
-        stage = self.model.to_end_stall().stage
-        if stage is not None and stage[1] >= MATTERS:
+        """The costliest call, or else part of a batch, at half its cost, and samples that need not be waited for."""
+        facts, stage = self.facts, self.model.to_end_stall().stage
+        hot = next(iter(hot_calls(facts)), None)
+        if hot is not None:
+            change = f"{hot.title}, which waits for {hot.waits_for}, at half its wait"
+            wall, cpu = 1.0 - HALF * hot.share, 1.0 - HALF * _part(hot.cpu_s, facts.cpu_s)
+            told = (
+                (change, wall, 1.0) if hot.waits_for else (f"{hot.title}, which computes, at half its cost", wall, cpu)
+            )
+            yield self._costing("cheaper", *told)
+        elif stage is not None and stage[1] >= MATTERS:
             left = 1.0 - HALF * stage[1]
             yield self._costing("cheaper", f"{stage_name(stage[0])} at half its cost", left, left)
         yield from self._cached()
@@ -358,17 +367,14 @@ class Run:
         yield self.predicted("awaited", change, chosen, model=quicker, condition=condition)
 
     def _unblocked(self) -> Iterator[Prediction]:
-        """The step that blocks the event loop most, awaited: as many of them wait at the same time as threads can."""
+        """The call that blocks the event loop most, awaited: as many of them wait at the same time as threads can."""
         facts, share = self.facts, self.model.cpu_share
-        step = dominant(facts, "storage")
-        if step is None or not step[0].is_within or not facts.concurrency:
+        call, waits_s = next(iter(of_cause(facts, "storage")), (None, 0.0))
+        if call is None or not is_blocking(facts, call) or not facts.concurrency:
             return
         at_once = min(facts.concurrency, _THREADS, int(facts.cpus) + 4)
-        blocked = max(0.0, step[0].all_wall_s - step[0].all_cpu_s) / max(1e-9, facts.busy_s)
-        left = max(share, 1.0 - blocked * (1.0 - 1.0 / at_once))
-        yield self._costing(
-            "awaited", f"`await asyncio.to_thread(...)` around the call that blocks in {step[0].short}", left, 1.0
-        )
+        left = max(share, 1.0 - waits_s / max(1e-9, facts.busy_s) * (1.0 - 1.0 / at_once))
+        yield self._costing("awaited", f"`await asyncio.to_thread(...)` around {call.title}", left, 1.0)
 
     def _cached(self) -> Iterator[Prediction]:
         """Samples from `dpex.cached`, as far as nothing random was drawn for them."""

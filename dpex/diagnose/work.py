@@ -11,6 +11,7 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.sums import PoolStats
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 from dpex.schedule.prefetch import Settings
@@ -159,13 +160,12 @@ def _start(facts: Facts, now: Settings) -> Start | None:
 
 
 def _stages(facts: Facts) -> Mapping[str, float]:
-    """Parts of the time of a batch, by transform where these are known."""
+    """Parts of the time of a batch: its stages, and apart from them the calls that are known to cost most."""
     pools = facts.pools.values()
     seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in ("load", "collate", "encode")}
-    steps = facts.transforms
-    if any(one.is_within for one in steps):
-        seconds = {"encode": seconds["encode"]}
-        for one in steps:
-            seconds[one.short] = seconds.get(one.short, 0.0) + one.all_wall_s
+    for one in hot_calls(facts):
+        stage = "collate" if one.is_collating else "load"
+        seconds[stage] = max(0.0, seconds[stage] - one.wall_s)
+        seconds[one.title] = seconds.get(one.title, 0.0) + one.wall_s
     total = sum(seconds.values())
     return {name: each / total for name, each in seconds.items()} if total > 0 else {}

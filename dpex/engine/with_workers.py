@@ -146,7 +146,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             base_seed=int(self._base_seed),
             per_batch_seed=per_batch,
             own_workers=(1 if loader._is_auto else self._num_workers) if per_batch else None,
-            times_steps=is_switched_on(os.environ),
+            times_calls=is_switched_on(os.environ),
             snapshot_every=loader.worker_config.snapshot_every_n_steps,
             samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,

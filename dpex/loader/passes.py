@@ -181,7 +181,7 @@ def diagnosis_source(loader: DpexDataLoader[Any]) -> DiagnosisSource:
         rank=rank(os.environ),
         dataset=encodable(type(loader.dataset).__name__),
         batch_size=str(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)),
-        compose=_step_labels(loader.dataset),
+        is_cachable=_is_cachable(loader.dataset),
         is_tuned=runtime.tuner is not None,
         keeps_workers=sizing.is_iterable,
         streams=loader.num_workers if sizing.reads_streams else 0,
@@ -201,15 +201,13 @@ def diagnosis_source(loader: DpexDataLoader[Any]) -> DiagnosisSource:
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)
 
 
-def _step_labels(dataset: Any) -> tuple[str, ...] | None:
-    """Return the steps between which a cache can divide the dataset; see `Subject.compose`."""
-    from dpex.cache.preparing import step_labels
+def _is_cachable(dataset: Any) -> bool:
+    from dpex.cache.preparing import is_cachable
 
     try:
-        found = step_labels(dataset)
+        return is_cachable(dataset)
     except Exception:  # of an object that stands for another, and cannot load it here
-        return None
-    return None if found is None else tuple(map(encodable, found))
+        return False
 
 
 def _is_torchs(sizing: Sizing) -> bool:

@@ -13,10 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from dpex.measure.sums import STEP_BUCKETS, LinkSums, NodeStats, PoolStats, StageSums, StepSums
+from dpex.measure.sums import STEP_BUCKETS, CallSums, LinkSums, NodeStats, PoolStats, StageSums
 
-StepRow = tuple[str, int, float, float, int]
-"""A step: its name, and the fields of `StepSums` in their order; "a > b" is step b within a."""
+CallRow = tuple[str, int, float, float, int]
+"""A call: its path, and the fields of `CallSums` in their order."""
+WITHIN = " > "
+"""Joins the names of a path: "a > b" is the call of b in a. The first name is `LOAD` or `COLLATE`."""
+LOAD, COLLATE = "load", "collate"
+OWN_CODE = "own code"
+"""The name of a function's time in no call: operators, loops, and functions of C that tell no profile function."""
 
 
 class BatchTimes(NamedTuple):
@@ -26,7 +31,7 @@ class BatchTimes(NamedTuple):
 
     Attributes:
         samples: Samples in the batch.
-        steps: Transforms and other steps, if dpex timed them in this batch.
+        calls: Calls of the dataset and of the collate function, if dpex timed them in this batch; 64 at most.
         slowest: Seconds and position of the slowest sample, or empty.
         failed: Index and error text of each sample that failed to load.
         encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative.
@@ -39,7 +44,7 @@ class BatchTimes(NamedTuple):
     load_cpu_s: float = 0.0
     collate_s: float = 0.0
     collate_cpu_s: float = 0.0
-    steps: tuple[StepRow, ...] = ()
+    calls: tuple[CallRow, ...] = ()
     slowest: tuple[()] | tuple[float, int] = ()
     failed: tuple[tuple[str, str], ...] = ()
     cache_hits: int = 0
@@ -114,7 +119,9 @@ SUMMED = tuple(name for name in BatchTimes._fields if name in StageSums.declared
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
 _NOTHING = (*(NO_TIMES[at] for at in _PLACES), 0)
-_NO_CALLS = StepSums()
+MOST_PATHS = 256
+"""Paths of a pool. A call with a further one counts for its caller."""
+_NO_CALLS = CallSums()
 
 
 class PoolTimes:
@@ -127,17 +134,17 @@ class PoolTimes:
         shared: Batches among ``tickets`` for another training.
         services_s: Wall seconds of the latest `KEPT` batches.
         services: Histogram of wall seconds (`STEP_BUCKETS`).
-        steps: Timed transforms and steps.
+        calls: Timed calls by path.
         nodes: Sums by machine.
     """
 
-    __slots__ = ("_latest", "nodes", "services", "services_s", "shared", "steps")
+    __slots__ = ("_latest", "calls", "nodes", "services", "services_s", "shared")
 
     def __init__(self) -> None:
         self.shared: int = 0
         self.services_s: deque[float] = deque(maxlen=KEPT)
         self.services: list[int] = [0] * (len(STEP_BUCKETS) + 1)
-        self.steps: dict[str, StepSums] = {}
+        self.calls: dict[str, CallSums] = {}
         self.nodes: dict[str, NodeStats] = {}
         self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
         """Sums, and the records that are not in them yet; replaced together."""
@@ -150,14 +157,15 @@ class PoolTimes:
         service_s = times.busy_s
         self.services_s.append(service_s)
         self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
-        if times.steps:
-            self._add_steps(times.steps)
+        if times.calls:
+            self._add_calls(times.calls)
 
-    def _add_steps(self, steps: Sequence[StepRow]) -> None:
-        for name, *values in steps:
-            fields: dict[str, Any] = dict(zip(StepSums.declared(), values, strict=True))
-            new = StepSums(**fields)
-            self.steps[name] = self.steps.get(name, _NO_CALLS).plus(new)
+    def _add_calls(self, calls: Sequence[CallRow]) -> None:
+        for path, *values in calls:
+            while path not in self.calls and len(self.calls) >= MOST_PATHS and WITHIN in path:
+                path = path.rpartition(WITHIN)[0]
+            fields: dict[str, Any] = dict(zip(CallSums.declared(), values, strict=True))
+            self.calls[path] = self.calls.get(path, _NO_CALLS).plus(CallSums(**fields))
 
     def _added(self) -> tuple[Any, ...]:
         """Return the sums over all batches, by `_ADDED`, and their number."""
@@ -191,7 +199,7 @@ class PoolTimes:
             shared=self.shared,
             services=tuple(self.services),
             services_s=tuple(self.services_s),
-            steps=dict(self.steps),
+            calls=dict(self.calls),
             nodes=dict(self.nodes),
             **others,
         )

@@ -87,13 +87,13 @@ class StageSums(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSums(Record):
-    """A transform, or what else the dataset or the collate function does, in the batches in which steps were timed."""
+class CallSums(Record):
+    """The calls of a function from one place, in the batches in which calls were timed."""
 
     calls: int = counter("Calls.")
-    wall_s: float = counter("Wall seconds in these calls, without the steps within.", "seconds")
-    cpu_s: float = counter("CPU seconds in these calls, without the steps within.", "seconds")
-    drawing: int = counter("Batches in which the step itself drew random numbers.")
+    wall_s: float = counter("Wall seconds in these calls, without the calls within.", "seconds")
+    cpu_s: float = counter("Seconds of that in which the thread had a CPU.", "seconds")
+    drawing: int = counter("Batches in which the function itself drew random numbers.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class PoolStats(StageSums, LinkSums):
     queue_known_s: float = counter(
         "Seconds of ``load_s`` for which the kernel reports run queues; all of them on most kernels.", "seconds"
     )
-    steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
+    calls: Mapping[str, CallSums] = by_name("Calls by path, of the batches in which calls were timed.")
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
     failed_nodes: Sequence[str] = few_of_many(
         "The reasons why nodes of the cluster were excluded.", lambda one, other: tuple(dict.fromkeys([*one, *other]))

@@ -1,1 +1,1 @@
-"""The steps of a dataset, found and timed."""
+"""The calls of a batch, recorded as a tree."""

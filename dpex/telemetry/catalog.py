@@ -84,7 +84,12 @@ OTHERS = "others"
 
 LOADER = Label(name="loader", most=4, help='the loader\'s `name=`, else "loader-1" and so on')
 STATE = Label(name="state", values=STATES, help="exclusive; all three together are the wall time of all epochs")
-CAUSE = Label(name="cause", values=CAUSES, help='exclusive; all of them together are `state="wait"`')
+CAUSE = Label(
+    name="cause",
+    values=CAUSES,
+    help='exclusive; all of them together are `state="wait"`; of loading, `read` is the part that waits and '
+    "`transform` the part that computes",
+)
 POOL = Label(name="pool", values=POOLS, help="where batches are made: the training process, this machine, the cluster")
 WORKER_POOL = Label(name="pool", values=WORKER_POOLS, help="where workers are: this machine, the cluster")
 CLUSTER = Label(name="pool", values=(REMOTE,), help="the cluster, which alone sends batches over a network")

@@ -11,7 +11,6 @@ worker where too few can be started.
 from __future__ import annotations
 
 import random
-import time
 import traceback
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,7 @@ class WorkerCore:
         self.setup = setup
         self.logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
-        self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time, draws_of=GeneratorDraws)
+        self._timer = TicketTimer(is_on=setup.times_calls, draws_of=GeneratorDraws)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own: OwnGenerators | None = None
 

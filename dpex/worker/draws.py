@@ -12,12 +12,12 @@ import ctypes
 import pickle
 import random
 from itertools import islice
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
-from dpex.profile.call_timer import WatchedGenerators
 from dpex.worker.batch_seeding import batch_seed
 from dpex.worker.own_generators import is_own_generator, own_generators
 from dpex.worker.states import GLOBAL
@@ -48,19 +48,22 @@ def global_marks() -> tuple[Any, ...]:
     return tuple(map(state_mark, GLOBAL.values()))
 
 
-class GeneratorDraws(WatchedGenerators):
-    """The generators that a dataset may draw from, and their states at the last comparison."""
+_SOURCES: dict[Any, dict[str, Any]] = {
+    batch_seed.__code__: {},
+    torch.initial_seed.__code__: {},
+    random.Random.seed.__code__: {"a": None},
+}
+"""Codes of functions that give random numbers, with the values of their arguments for which they do."""
 
-    functions: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (batch_seed, {}),
-        (torch.initial_seed, {}),
-        (random.Random.seed, {"a": None}),
-    )
+
+class GeneratorDraws:
+    """The generators that a dataset may draw from, and their states at the last comparison."""
 
     def __init__(self, dataset: Any) -> None:
         found = (*GLOBAL.values(), *(one for _, one in islice(own_generators(dataset, None), _MOST)))
         self._generators: dict[int, Any] = {}
         self._marks: dict[int, Any] = {}
+        self._met: set[CodeType] = set()
         for one in found:
             self._add(one)
 
@@ -70,14 +73,24 @@ class GeneratorDraws(WatchedGenerators):
                 self._marks[id(generator)] = state_mark(generator)
                 self._generators[id(generator)] = generator
 
-    def meet(self, names: tuple[str, ...], values: dict[str, Any]) -> None:
-        """Add the generators among the global variables ``values`` that a function uses by these names."""
-        for name in names:
-            value = values.get(name)
-            if value is not None and is_own_generator(value):
-                self._add(value)
-
-    def moved(self) -> bool:
-        """Return True if a generator has another state than at the call before."""
+    def __call__(self, begins: FrameType | None, compares: bool) -> bool:
+        """Return True if a generator has another state than at the comparison before, or if the call that begins gives
+        the seed of the batch, or seeds a generator from the system's entropy."""
+        is_source = False
+        if begins is not None:
+            named = _SOURCES.get(begins.f_code)
+            is_source = named is not None and all(begins.f_locals.get(name, self) is one for name, one in named.items())
+            self._meet(begins)
+        if not compares:
+            return is_source
         before, self._marks = self._marks, {key: state_mark(one) for key, one in self._generators.items()}
-        return before != self._marks
+        return is_source or any(self._marks[key] != mark for key, mark in before.items())
+
+    def _meet(self, frame: FrameType) -> None:
+        """Add the generators among the global variables that a function uses."""
+        if frame.f_code not in self._met:
+            self._met.add(frame.f_code)
+            for name in frame.f_code.co_names:
+                value = frame.f_globals.get(name)
+                if value is not None and is_own_generator(value):
+                    self._add(value)

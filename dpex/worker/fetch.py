@@ -8,6 +8,7 @@ CPU time is that of the process, which a worker has to itself. So it includes th
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -152,6 +153,7 @@ class Fetcher:
         """True if the stream has no more samples."""
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
+        self._load_s = math.inf
         self._timer = timer or TicketTimer(is_on=False)
         self._clock = SampleClock()
         self._guard = SampleGuard(dataset, setup.samples, setup.base_seed) if setup.samples.is_on else None
@@ -191,13 +193,14 @@ class Fetcher:
         clocked = self._unclocked == 0
         cpu_began = self._cpu() if clocked else 0.0
         began = monotonic()
-        if began >= self._timer.due and self._timer.begin(began, self._dataset):
+        if began >= self._timer.due and self._timer.begin(began, self._dataset, self._load_s):
             return self._fetch_timed(index)
         data = self._from_stream(index) if self.stream is not None else self._from_map(index)
         fetched = monotonic()
         cpu_fetched = self._cpu() if clocked else 0.0
         samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         clock, load_s = self._clock, fetched - began
+        self._load_s = load_s
         slowest = clock.slowest(load_s, samples) if clock.is_on or load_s > SAMPLE_S * samples else ()
         batch = self._collate_fn(data)
         ended = monotonic()
@@ -215,7 +218,7 @@ class Fetcher:
         return batch, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
 
     def _fetch_timed(self, index: Any) -> tuple[Any, BatchTimes]:
-        """Fetch as `fetch` does, and time the transforms."""
+        """Fetch as `fetch` does, and record the calls."""
         timer, collate_fn = self._timer, self._collate_fn
         try:
             self._collate_fn, self._unclocked = partial(timer.collating, collate_fn), 0
@@ -223,7 +226,7 @@ class Fetcher:
         finally:
             self._collate_fn = collate_fn
             timer.end()
-        return batch, timer.finished(self._dataset, times)
+        return batch, timer.finished(times)
 
     def _from_map(self, index: Any) -> Any:
         if self.samples is not None:
@@ -260,22 +263,27 @@ class Fetcher:
         """
         from dpex.worker.async_samples import BatchLoad
 
-        samples, batch = self.samples, BatchLoad(seed, number)
+        samples, batch, timer = self.samples, BatchLoad(seed, number), self._timer
         assert samples is not None
+        now = monotonic()
+        is_timed = now >= timer.due and timer.begin(now, self._dataset, self._load_s)
         try:
             data = await samples.awaited(index, batch)
             began, cpu_began = monotonic(), self._cpu()
             samples.seed(seed)
-            made = self._collate_fn(data)
+            made = timer.collating(self._collate_fn, data) if is_timed else self._collate_fn(data)
         finally:
             samples.end_computing(seed)
+            if is_timed:
+                timer.end()
         ended, cpu_ended = monotonic(), self._cpu()
         load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
-        load_s = max(batch.seconds / samples.slots.most + batch.decode_s, load_cpu_s)
+        self._load_s = load_s = max(batch.seconds / samples.slots.most + batch.decode_s, load_cpu_s)
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and isinstance(index, list) else ()
         loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))
-        return made, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
+        times = batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
+        return made, timer.finished(times) if is_timed else times
 
     def _from_stream(self, index: Any) -> Any:
         if self.has_ended:

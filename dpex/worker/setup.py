@@ -83,7 +83,7 @@ class WorkerSetup:
     Attributes:
         own_workers: The number of workers that the user asked for. An error of ``worker_init_fn`` in one of them ends
             the epoch. A failure of a worker beyond this number only removes that worker. None: no worker is beyond it.
-        times_steps: True if a worker times transforms now and then; see `dpex.profile.live_timer`.
+        times_calls: True if a worker times calls now and then; see `dpex.profile.live_timer`.
         snapshot_every: Batches between two reports of a logical worker's state; None: by time.
         samples: The policy for samples that fail.
         modes: torch's modes for making batches; None: the worker's own, as in torch.
@@ -101,7 +101,7 @@ class WorkerSetup:
     base_seed: int
     per_batch_seed: bool
     own_workers: int | None = None
-    times_steps: bool = True
+    times_calls: bool = True
     snapshot_every: int | None = None
     samples: SamplePolicy = AS_TORCH
     modes: Modes | None = None

@@ -56,8 +56,8 @@ def test_the_cause_is_found(tmp_path: Path) -> None:
     assert found["verdict"]["cause"] == "storage", found
     assert found["facts"]["pools"]["local"]["tickets"] == found["facts"]["batches"]
     assert found["facts"]["batch_bytes"] == 24
-    names = [one["name"] for one in found["facts"]["transforms"]]
-    assert names[:2] == ["Samples.__getitem__", "Samples.__getitem__ > prepared"]
+    names = [one["name"] for one in found["facts"]["calls"]]
+    assert names[:2] == ["load", "load > Samples.__getitem__"]
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import dpex
 from dpex.autotune.law.wording import described
 from dpex.autotune.types import Decision
-from dpex.diagnose import report
+from dpex.diagnose import hot_calls, report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.readable import percent
@@ -108,6 +108,7 @@ class TimedDiagnosis:
                 "sentence": verdict.sentence,
                 "confidence": report.confidence(verdict),
                 "first": found.advice,
+                "hot": hot_calls.sentence(found.facts),
                 "end": found.end_of_stall,
                 "parts": [part._asdict() for part in report.parts(found.facts, verdict)],
                 "sections": [vars(one) for one in report.sections(found)],

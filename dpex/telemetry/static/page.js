@@ -161,6 +161,7 @@ function undiagnosed() {
   put("verdict-title", "No batch has been delivered yet");
   put("verdict-text", "The training loop is waiting for its first batch.");
   put("verdict-about", "");
+  put("hot-calls", "");
   $("first").hidden = $("evidence").hidden = true;
   showParts([]);
 }
@@ -175,6 +176,7 @@ function showDiagnosis(one) {
   put("verdict-title", shown.title);
   put("verdict-text", unbroken(shown.sentence));
   const end = shown.end ? [element("br", ""), element("b", "", "To end the stall: "), unbroken(shown.end)] : [];
+  put("hot-calls", unbroken(shown.hot));
   $("first").replaceChildren(element("b", "", "First: "), unbroken(shown.first), ...end);
   $("first").hidden = one.level === "early";
   const about = one.is_whole ? (stretch === "run" ? "About the whole run" : "About the whole run so far, which is short")

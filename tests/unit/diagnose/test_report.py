@@ -15,7 +15,7 @@ from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.report import COLUMNS, sections, text
 from dpex.diagnose.report import page as html
 from dpex.measure.sampling import FailedSample, SlowIndex
-from dpex.measure.sums import PoolStats, StepSums
+from dpex.measure.sums import CallSums, PoolStats
 from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"
@@ -26,7 +26,7 @@ VOID = {"meta", "br", "img", "link"}
 def full() -> Diagnosis:
     """With everything that may be there."""
     facts = PLANTED["reading"][2]
-    timed = replace(facts.pools["local"], steps={HOSTILE: StepSums(calls=10, wall_s=0.5, cpu_s=0.1)})
+    timed = replace(facts.pools["local"], calls={HOSTILE: CallSums(calls=10, wall_s=0.5, cpu_s=0.1)})
     facts = replace(
         facts,
         name=HOSTILE,
@@ -72,7 +72,7 @@ def test_text_and_data_of_every_verdict(name: str) -> None:
     assert ("What would change it" in text) == (is_to_change and bool(diagnosis.predictions))
     assert "First: " in text
     data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
-    assert data["version"] == 4
+    assert data["version"] == 5
     assert data["verdict"]["cause"] == diagnosis.verdict.cause
     assert data["facts"]["batches"] == diagnosis.facts.batches
     assert len(data["predictions"]) == len(diagnosis.predictions)
@@ -99,7 +99,7 @@ def test_what_users_named_is_escaped(full: Diagnosis) -> None:
 def test_everything_there_is_told(full: Diagnosis) -> None:
     text = full.full
     assert "rank 3" in text
-    for title in ("Transforms", "Slowest samples"):
+    for title in ("Calls", "Slowest samples"):
         assert title in text
     assert re.search(r"1\.2 s +96 +2$", text, re.MULTILINE)
 

@@ -15,7 +15,7 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.sums import StepSums
+from dpex.measure.sums import CallSums
 from dpex.schedule.prefetch import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
@@ -29,7 +29,7 @@ def waiting(step_s: float, workers: int = 4, making_s: float = 0.1, batches: int
         load_s=batches * making_s,
         running=workers,
         services_s=(making_s,) * 64,
-        steps={"Images": StepSums(calls=50, wall_s=1.0)},
+        calls={"load": CallSums(calls=50, wall_s=1.0)},
     )
     return facts(
         {"read": batches * (period_s - step_s)},
@@ -38,22 +38,25 @@ def waiting(step_s: float, workers: int = 4, making_s: float = 0.1, batches: int
         work_s=batches * step_s,
         prefetch=2 * workers,
         trainer_cpu_s=0.0,
-        compose=(),
+        is_cachable=True,
     )
 
 
-def timed(steps: dict[str, float], *drawing: str) -> dict[str, StepSums]:
-    """Steps by their seconds; those whose names end in this way draw random numbers."""
+def timed(calls: dict[str, float], *drawing: str) -> dict[str, CallSums]:
+    """Calls of a sample by their seconds; those whose names begin so draw random numbers."""
     return {
-        name: StepSums(calls=50, wall_s=s, cpu_s=s, drawing=int(name.endswith(drawing))) for name, s in steps.items()
-    }
+        f"load > D.__getitem__ > {name}".removesuffix(" > "): CallSums(
+            calls=50, wall_s=s, cpu_s=s, drawing=int(name.rpartition(" > ")[2].startswith(drawing or ("-",)))
+        )
+        for name, s in {"": 0.0, **calls}.items()
+    } | {"load": CallSums(calls=50)}
 
 
 def saturated(**changes: Any) -> Facts:
     """16 CPUs, all busy with 16 workers; a GPU that could take 33.5 batches/s and gets 12."""
     count, work_s = 240, 240 / 33.5
     wait_s = 20.0 - work_s
-    steps = {"Images": 0.1, "Images > Compose": 0.0, "Images > Compose > decode": 0.61, "Images > Compose > blur": 0.29}
+    calls = {"own code (d.py:2-9)": 0.1, "decode (d.py:3)": 0.61, "blur (d.py:4)": 0.29}
     made = pool(
         tickets=count,
         running=16,
@@ -63,10 +66,10 @@ def saturated(**changes: Any) -> Facts:
         encode_cpu_s=count * 0.02,
         queued_s=count * 0.15,
         services_s=(1.27,) * 64,
-        steps=timed(steps, "blur"),
+        calls=timed(calls, "blur"),
     )
     values = {
-        "compose": ("Compose", "decode", "blur"),
+        "is_cachable": True,
         "batches": count,
         "samples": 128 * count,
         "work_s": work_s,
@@ -124,17 +127,17 @@ def test_a_waiting_dataset_gets_a_prediction_for_coroutines() -> None:
     assert not any(one.kind == "awaited" for one in diagnose(busy).predictions)
 
 
-def test_a_step_that_blocks_the_event_loop_is_named() -> None:
-    steps = {"Files": 0.02, "Files > Files.read after its await in line 7": 0.08}
-    rows = {name: StepSums(calls=400, wall_s=s) for name, s in steps.items()}
+def test_a_call_that_blocks_the_event_loop_is_named() -> None:
+    seconds = {"load": 0.02, "load > Files.read": 0.0, "load > Files.read > socket.recv (f.py:7)": 0.08}
+    rows = {name: CallSums(calls=400, wall_s=s) for name, s in seconds.items()}
     measured = replace(waiting(step_s=0.001), is_asynchronous=True, concurrency=64)
-    measured = replace(measured, pools={"local": replace(measured.pools["local"], steps=rows)})
+    measured = replace(measured, pools={"local": replace(measured.pools["local"], calls=rows)})
     found = diagnose(measured)
     assert (
-        "(the dataset, 80 % of it in Files.read after its await in line 7, which blocks the event loop, so that the "
-        "other samples of the worker cannot go on)"
+        "(the dataset, 80 % of it in `socket.recv` (f.py:7), which blocks the event loop, so that the other samples of "
+        "the worker cannot go on)"
     ) in found.verdict.sentence
-    awaited = named(found, "`await asyncio.to_thread(...)` around the call that blocks in Files.read after its await")
+    awaited = named(found, "`await asyncio.to_thread(...)` around `socket.recv` (f.py:7)")
     assert awaited.rate == pytest.approx(measured.rate / (1.0 - 0.8 * (1.0 - 1.0 / 12)), rel=0.02)
     assert not any("AsyncDataset" in one.change for one in found.predictions)
     sync = diagnose(replace(measured, is_asynchronous=False))
@@ -195,7 +198,7 @@ def test_rate_step_and_wait_of_each_prediction_agree(
 ) -> None:
     """A batch takes a step and a wait."""
     made = pool(running=workers, **times, load_cpu_s=computing * times["load_s"], queued_s=queued * times["load_s"])
-    measured = facts(causes, made, **loop, **subject, compose=())
+    measured = facts(causes, made, **loop, **subject, is_cachable=True)
     assert measured.rate * measured.step_s + measured.wait_ratio == pytest.approx(1.0)
     found = diagnose(measured)
     for one in (*found.predictions, *filter(None, [found.beyond, found.predict(Settings(local=3, prefetch=6))])):
@@ -232,11 +235,15 @@ def test_nothing_is_predicted_from_nothing() -> None:
     assert (found.predictions, found.predict(Settings(local=2, prefetch=4))) == ((), None)
 
 
-COMPOSE = ("Compose", "decode", "RandomCrop", "normalise")
-SECONDS = {"D.__getitem__": 0.2, **{f"D.__getitem__ > {name}": 0.0 for name in ("Compose", "target")}}
-SECONDS |= {
-    f"D.__getitem__ > Compose > {name}": s
-    for name, s in (("decode", 0.3), ("RandomCrop", 0.4), ("RandomCrop > at", 0.0), ("normalise", 0.1))
+SECONDS = {
+    "own code (d.py:1-9)": 0.1,
+    "open (d.py:2)": 0.2,
+    "Compose.__call__ (d.py:3)": 0.0,
+    "Compose.__call__ (d.py:3) > Decode.__call__ [c.py:5]": 0.2,
+    "Compose.__call__ (d.py:3) > Crop.__call__ [c.py:5]": 0.3,
+    "Compose.__call__ (d.py:3) > Crop.__call__ [c.py:5] > randint [c.py:9]": 0.0,
+    "Compose.__call__ (d.py:3) > Normalize.__call__ [c.py:5]": 0.1,
+    "target (d.py:4)": 0.1,
 }
 
 
@@ -244,18 +251,16 @@ SECONDS |= {
     ("drawing", "changes", "line", "part"),
     [
         ((), {}, "`dpex.cached(dataset)`", 1.0),
-        (("> RandomCrop",), {}, "of the steps up to `decode` (50 %", 0.5),
-        (("> at",), {}, "of the steps up to `decode` (50 %", 0.5),
-        (("> decode",), {}, "without its transforms (20 %", 0.2),
-        (("> Compose",), {}, "without its transforms (20 %", 0.2),
-        (("> RandomCrop",), {"compose": ()}, "without its transforms (20 %", 0.2),
-        (("> RandomCrop",), {"compose": ("Compose", "decode", "RandomCrop", "decode #2")}, "up to `decode` (50 %", 0.5),
-        (("> target",), {}, "of the steps up to `normalise` (100 %", 1.0),
-        (("> RandomCrop", "> target"), {}, "of the steps up to `decode` (50 %", 0.5),
-        (("__getitem__",), {}, None, 0.0),
-        (("__getitem__", "> RandomCrop"), {}, None, 0.0),
-        ((), {"compose": None}, None, 0.0),
-        ((), {"steps": {}}, None, 0.0),
+        (("Crop",), {}, "that ends before `Crop.__call__` (40 %", 0.4),
+        (("randint",), {}, "that ends before `Crop.__call__` (40 %", 0.4),
+        (("Decode",), {}, "that ends before `Compose.__call__` (d.py:3) (20 %", 0.2),
+        (("Compose",), {}, "that ends before `Compose.__call__` (d.py:3) (20 %", 0.2),
+        (("target",), {}, "that ends before `target` (d.py:4) (80 %", 0.8),
+        (("Crop", "target"), {}, "that ends before `Crop.__call__` (40 %", 0.4),
+        (("open",), {}, None, 0.0),
+        (("",), {}, None, 0.0),
+        ((), {"is_cachable": False}, None, 0.0),
+        ((), {"calls": {}}, None, 0.0),
         ((), {"cache_hits": 5}, None, 0.0),
         ((), {"cache_misses": 5}, None, 0.0),
     ],
@@ -263,11 +268,10 @@ SECONDS |= {
 def test_a_cache_is_predicted_for_what_draws_nothing(
     drawing: tuple[str, ...], changes: dict[str, Any], line: str | None, part: float
 ) -> None:
-    steps = timed(SECONDS, *drawing)
-    compose = changes.pop("compose", COMPOSE)
-    values = {"tickets": 100, "running": 1, "load_s": 10.0, "load_cpu_s": 10.0, "steps": steps, **changes}
-    made = pool(services_s=(0.1,) * 64, **values)
-    found = diagnose(facts({"transform": 10.0}, made, batches=100, work_s=0.1, cpus=1.0, prefetch=2, compose=compose))
+    given = {"tickets": 100, "running": 1, "load_s": 10.0, "load_cpu_s": 10.0, "calls": timed(SECONDS, *drawing)}
+    loop = {"batches": 100, "work_s": 0.1, "cpus": 1.0, "prefetch": 2, "is_cachable": changes.pop("is_cachable", True)}
+    made = pool(services_s=(0.1,) * 64, **{**given, **changes})
+    found = diagnose(facts({"transform": 10.0}, made, **loop))
     lines = [one for one in found.predictions if one.kind in ("cached", "divided")]
     assert [one.kind for one in lines] == ([] if line is None else ["divided" if "%" in line else "cached"])
     for one in lines:
@@ -279,29 +283,32 @@ def test_a_cache_is_predicted_for_what_draws_nothing(
 def test_an_argument_is_advised_before_other_code() -> None:
     """Workers that wait, and could be twice as many; a cache makes more, and needs another dataset."""
     measured = waiting(step_s=0.003, workers=1)
-    drawn = {"D": 0.9, "D > Compose": 0.0, "D > Compose > Crop": 0.1}
-    made = replace(measured.pools["local"], steps=timed(drawn, "Crop"))
-    found = diagnose(replace(measured, pools={"local": made}, compose=("Compose", "Crop")))
+    made = replace(measured.pools["local"], calls=timed({"open (d.py:2)": 0.9, "crop (d.py:3)": 0.1}, "crop"))
+    found = diagnose(replace(measured, pools={"local": made}))
     assert found.recommendation is not None
     assert found.recommendation.kind == "workers"
     assert found.advice.startswith("num_workers=16 instead of 1: 160 batches/s")
     assert found.beyond is not None
     assert found.beyond.rate > found.recommendation.rate
-    assert "Beyond that: `dpex.cached` around a dataset without its transforms (90 % of a sample)" in found.advice
+    assert (
+        "Beyond that: `dpex.cached` around a dataset that ends before `crop` (d.py:3) (90 % of a sample)"
+        in found.advice
+    )
     assert f"instead of {found.recommendation.rate:.3g}" in found.advice
     assert [one.kind for one in found.predictions][:2] == ["workers", "divided"]
 
 
 def test_a_second_worker_is_advised_before_a_cache_on_two_cpus() -> None:
-    """Random transforms that are called by name, one worker, and a CPU that is idle."""
-    drawn = {"Photos": 3.0, "Photos > Compose": 0.0, "Photos > Compose > Crop": 0.5, "Photos > Compose > Flip": 0.0}
-    made = pool(
-        tickets=120, running=1, load_s=6.7, load_cpu_s=6.7, services_s=(0.056,) * 64, steps=timed(drawn, "Crop")
-    )
+    """Samples that are random at their end, one worker, and a CPU that is idle."""
+    calls = timed({"open (d.py:2)": 3.0, "crop (d.py:3)": 0.5}, "crop")
+    made = pool(tickets=120, running=1, load_s=6.7, load_cpu_s=6.7, services_s=(0.056,) * 64, calls=calls)
     values: dict[str, Any] = {"batches": 120, "work_s": 0.6, "cpus": 2.0, "prefetch": 2, "trainer_cpu_s": 0.1}
-    found = diagnose(facts({"transform": 6.1}, made, compose=("Compose", "Crop", "Flip"), **values))
+    found = diagnose(facts({"transform": 6.1}, made, is_cachable=True, **values))
     assert found.advice.startswith("num_workers=2 instead of 1: ")
-    assert "Beyond that: `dpex.cached` around a dataset without its transforms (86 % of a sample)" in found.advice
+    assert (
+        "Beyond that: `dpex.cached` around a dataset that ends before `crop` (d.py:3) (86 % of a sample)"
+        in found.advice
+    )
     assert found.predictions[0].kind == "workers"
 
 
@@ -317,10 +324,10 @@ def test_a_saturated_machine_gets_no_more_workers() -> None:
     found = diagnose(saturated())
     assert found.verdict.cause == "cpu"
     assert {one.kind for one in found.predictions} == {"divided", "cheaper", "machines"}
-    assert named(found, "`decode` at half its cost").rate == pytest.approx(17, abs=0.5)
-    assert found.advice.startswith("`dpex.cached` around a dataset of the steps up to `decode` (71 % of a sample)")
-    assert "instead of 12, and a wait of about 0 %" in found.advice
-    assert found.end_of_stall.endswith("would end the stall. The costliest part is `decode` (60 %).")
+    assert named(found, "`decode` (d.py:3), which computes, at half its cost").rate == pytest.approx(17, abs=0.5)
+    assert found.advice.startswith("`dpex.cached` around a dataset that ends before `blur` (d.py:4) (61 % of a sample)")
+    assert "instead of 12, and a wait of about 19 %" in found.advice
+    assert found.end_of_stall.endswith("would end the stall. The costliest part is `decode` (d.py:3) (60 %).")
 
 
 @pytest.mark.parametrize(("workers", "others", "queued_s"), [(16, 0.0, 36.0), (16, 15.0, None), (24, 4.0, 36.0)])
@@ -391,7 +398,7 @@ def beside_others(**changes: Any) -> Facts:
     made = pool(tickets=63, running=2, load_s=22.5, load_cpu_s=2.6, queued_s=19.0, services_s=(0.357,) * 63)
     causes = {"startup": 0.35, "transform": 0.7, "read": 4.5, "unknown": 0.15}
     values = {"batches": 63, "work_s": 6.1, "trainer_cpu_s": 0.71, "trainer_queued_s": 5.0, "cpus": 2.0, "prefetch": 4}
-    return facts(causes, made, **{**values, "others_s": 17.0, "compose": None, **changes})
+    return facts(causes, made, **{**values, "others_s": 17.0, **changes})
 
 
 def test_other_programs_come_first_and_the_range_holds() -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Sample
-from dpex.diagnose.facts import TransformFacts
+from dpex.diagnose.facts import CallFacts
 from dpex.measure.batch_times import RECENT, SUMMED, BatchTimes, PoolTimes
 from dpex.measure.consumer_time import Times
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.samples import GpuUse, PoolSample
-from dpex.measure.sums import NodeStats, PoolStats, StageSums, StepSums, Sums
+from dpex.measure.sums import CallSums, NodeStats, PoolStats, StageSums, Sums
 from dpex.telemetry.catalog import BY_NAME, STAGES
 
-RECORDS = (Sums, PoolStats, NodeStats, StepSums, StageSums, Times, PoolSample, GpuUse)
+RECORDS = (Sums, PoolStats, NodeStats, CallSums, StageSums, Times, PoolSample, GpuUse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
     ("smaller", "larger", "own"),
     [
         (PoolSample, PoolStats, {"room", "unplaced", "granted"}),
-        (TransformFacts, StepSums, {"name", "all_wall_s", "all_cpu_s"}),
+        (CallFacts, CallSums, {"name", "all_wall_s", "all_cpu_s"}),
         (Times, Sample, set()),
     ],
 )
@@ -137,13 +137,13 @@ def test_a_smaller_value_keeps_the_field_names_of_the_record(smaller: Any, large
 
 def test_what_a_pool_counts_is_told() -> None:
     times = PoolTimes()
-    first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, steps=(("load", 3, 0.5, 0.25, 1),))
+    first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, calls=(("load", 3, 0.5, 0.25, 1),))
     times.count(BatchTimes(*first.encoded(0.25, 0.5, 100, 3.0)))
-    times.count(BatchTimes(4, 1.0, steps=(("load", 1, 0.5, 0.25, 1),)))
+    times.count(BatchTimes(4, 1.0, calls=(("load", 1, 0.5, 0.25, 1),)))
     pool = times.sums(running=2)
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
     assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
-    assert pool.steps == {"load": StepSums(calls=4, wall_s=1.0, cpu_s=0.5, drawing=2)}
+    assert pool.calls == {"load": CallSums(calls=4, wall_s=1.0, cpu_s=0.5, drawing=2)}
     assert (pool.running, sum(pool.services), pool.services_s) == (2, 2, (1.75, 1.0))
 
 

@@ -1,0 +1,226 @@
+"""The calls that cost most of making a batch, with the lines of the user's code that lead to them. Pure.
+
+A call is named where its time divides. The deepest call of at least `LEAST` of a batch is found. It is named after the
+outermost call that does hardly anything else, up to a call in the user's own code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dpex.diagnose.attribution import queueing_parts
+from dpex.diagnose.facts import CallFacts, Facts
+from dpex.measure.batch_times import COLLATE, LOAD, OWN_CODE, WITHIN
+from dpex.measure.readable import percent
+
+LEAST = 0.1
+"""A call with a smaller share of making a batch is not named."""
+_NEARLY_ALL, _SAME, _SAME_FUNCTION = 0.85, 0.97, 0.8
+"""Shares of a caller's time. From the first on a call of a library is followed. From the second on the caller names the
+call. The third replaces the second for the innermost call, which is often a function of C behind a method."""
+_HALF = 0.5
+AWAIT = "await"
+_PLACED = re.compile(r"(.*) ([(\[].+:[\d-]+[)\]])")
+
+
+class CallBranch:
+    """A row of the tree with the rows within.
+
+    Attributes:
+        fact: The row.
+        name, place: The function, and the place of the call as `dpex.profile.call_names.place` shows it.
+        all_wall_s, all_cpu_s: Seconds of all batches, the calls within included.
+        wall_s, cpu_s: The same of the timed batches.
+        leads_to_user: This call, or one within, is in the user's own code.
+    """
+
+    def __init__(self, fact: CallFacts, caller: CallBranch | None) -> None:
+        self.fact, self.caller = fact, caller
+        shown = fact.name.rpartition(WITHIN)[2]
+        placed = _PLACED.fullmatch(shown)
+        self.name, self.place = (placed[1], placed[2]) if placed else (shown, "")
+        self.within: list[CallBranch] = []
+        self.all_wall_s, self.all_cpu_s = fact.all_wall_s, fact.all_cpu_s
+        self.wall_s, self.cpu_s = fact.wall_s, fact.cpu_s
+        self.leads_to_user: bool = self.is_of_user
+
+    def add(self, one: CallBranch) -> None:
+        """Add the seconds of a branch within, which has the seconds of its own branches."""
+        self.all_wall_s, self.all_cpu_s = self.all_wall_s + one.all_wall_s, self.all_cpu_s + one.all_cpu_s
+        self.wall_s, self.cpu_s = self.wall_s + one.wall_s, self.cpu_s + one.cpu_s
+        self.leads_to_user |= one.leads_to_user
+
+    def walk(self) -> Iterator[CallBranch]:
+        """Yield this row and those within, in the order of their first calls."""
+        yield self
+        for one in self.within:
+            yield from one.walk()
+
+    @property
+    def is_of_user(self) -> bool:
+        """True if the call is in the user's own code."""
+        return self.place.startswith("(")
+
+    @property
+    def around(self) -> Iterator[CallBranch]:
+        """Yield this row and the rows around it, the nearest first."""
+        one: CallBranch | None = self
+        while one is not None:
+            yield one
+            one = one.caller
+
+
+def trees(facts: Facts) -> tuple[CallBranch, ...]:
+    """Return the trees of loading and of collating, as far as calls were timed."""
+    known: dict[str, CallBranch] = {}
+    for fact in sorted(facts.calls, key=lambda one: one.name.count(WITHIN)):
+        caller = known.get(fact.name.rpartition(WITHIN)[0])
+        known[fact.name] = CallBranch(fact, caller)
+        if caller is not None:
+            caller.within.append(known[fact.name])
+    for one in reversed(known.values()):
+        if one.caller is not None:
+            one.caller.add(one)
+    return tuple(one for one in known.values() if one.caller is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotCall:
+    """A call that costs much of making a batch.
+
+    Attributes:
+        name: The function that is called.
+        caller: The function of the user's own code that calls it, or that leads to it; "" without one.
+        line: The file and the line of that call, or of a function's own code; "" if unknown.
+        share: The share of making a batch, 0 to 1.
+        wall_s, cpu_s: Seconds of all batches.
+        waits_for: What the call waits for, if it waits for most of its time; else "".
+        is_awaited: The event loop does other work meanwhile.
+        is_own_code: It is a function's own code, beside its calls.
+        is_collating: It is a call of the collate function.
+    """
+
+    name: str
+    caller: str = ""
+    line: str = ""
+    share: float
+    wall_s: float
+    cpu_s: float
+    waits_for: str = ""
+    is_awaited: bool = False
+    is_own_code: bool = False
+    is_collating: bool = False
+
+    @property
+    def title(self) -> str:
+        """The call with its line."""
+        if self.name == COLLATE:
+            return "the collate function"
+        line = f" ({self.line})" if self.line else ""
+        return f"the own code of `{self.name}`{line}" if self.is_own_code else f"`{self.name}`{line}"
+
+    @property
+    def placed(self) -> str:
+        """The call with its caller and its line."""
+        is_inside = self.caller and not self.is_own_code
+        return f"`{self.name}`, called in `{self.caller}` ({self.line})" if is_inside else self.title
+
+
+def hot_calls(facts: Facts) -> tuple[HotCall, ...]:
+    """Return the calls of at least `LEAST` of making a batch, the costliest first. None contains another."""
+    least_s = LEAST * max(1e-12, facts.busy_s)
+    found = [_hot(facts, leaf) for root in trees(facts) for leaf in _leaves(root, least_s)]
+    named = [one for one in found if one.name != LOAD and one.share >= LEAST]
+    return tuple(sorted(named, key=lambda one: -one.wall_s))
+
+
+def _leaves(branch: CallBranch, least_s: float) -> Iterator[CallBranch]:
+    """Yield the deepest calls within that take ``least_s`` and that the user has chosen.
+
+    The inner calls of a library are left out, except a call that takes nearly all of the time, and the steps of a
+    pipeline. A pipeline is one line that calls several functions, as in a ``Compose``.
+    """
+    large = [one for one in branch.within if one.all_wall_s >= least_s]
+    is_library = any(one.is_of_user for one in branch.around) and not any(one.leads_to_user for one in branch.within)
+    if is_library:
+        sites = Counter(one.place for one in branch.within)
+        steps = [one for one in large if sites[one.place] > 1]
+        large = steps or [one for one in large if one.all_wall_s >= _NEARLY_ALL * branch.all_wall_s]
+    for one in large:
+        yield from _leaves(one, least_s)
+    if not large:
+        yield branch
+
+
+def _hot(facts: Facts, leaf: CallBranch) -> HotCall:
+    one = leaf
+    same = _SAME if leaf.name == OWN_CODE else _SAME_FUNCTION
+    while not one.is_of_user and one.caller is not None and one.caller.caller is not None:
+        if one.all_wall_s < same * one.caller.all_wall_s:
+            break
+        one, same = one.caller, _SAME
+    one = _innermost_of_object(one, leaf)
+    is_own = one.name == OWN_CODE
+    users = next((each for each in one.around if each.is_of_user), None)
+    named = one.caller if is_own and one.caller is not None else one
+    inside = users.caller if users is not None else None
+    collates = one.fact.is_collating
+    return HotCall(
+        name=named.name,
+        caller=inside.name if inside is not None and inside.caller is not None else "",
+        line=users.place[1:-1] if users is not None else one.place[1:-1],
+        share=one.all_wall_s / max(1e-12, facts.busy_s),
+        wall_s=one.all_wall_s,
+        cpu_s=one.all_cpu_s,
+        waits_for=_waits_for(facts, one, leaf),
+        is_awaited=leaf.name == AWAIT,
+        is_own_code=is_own,
+        is_collating=collates,
+    )
+
+
+def _innermost_of_object(one: CallBranch, leaf: CallBranch) -> CallBranch:
+    """Return the last of the methods of one object that call each other, such as the ``forward`` of a module."""
+    for inner in reversed(list(leaf.around)[: list(leaf.around).index(one)]):
+        owner, _, method = one.name.rpartition(".")
+        if (
+            not method
+            or not owner
+            or inner.name.rpartition(".")[0] != owner
+            or inner.all_wall_s < _SAME * one.all_wall_s
+        ):
+            break
+        one = inner
+    return one
+
+
+def _waits_for(facts: Facts, one: CallBranch, leaf: CallBranch) -> str:
+    queued = 0.0 if facts.is_asynchronous else queueing_parts(facts)[int(one.fact.is_collating)]
+    if (one.all_wall_s - one.all_cpu_s) * (1.0 - queued) < _HALF * one.all_wall_s:
+        return ""
+    return "other threads" if leaf.name.startswith("_thread.") else "data"
+
+
+def sentence(facts: Facts) -> str:
+    """Return the costliest calls in words; "" if no calls were timed or none stands out."""
+    told: list[str] = []
+    for one in hot_calls(facts)[:3]:
+        of = "of making a batch " if not told else ""
+        waits = f", which waits for {one.waits_for}" if one.waits_for else ""
+        blocks = f"{waits} and blocks the event loop" if waits and is_blocking(facts, one) else waits
+        told.append(f"{percent(one.share)} {of}is {one.placed if not told else one.title}{blocks}")
+    return f"{'; '.join(told)}." if told else ""
+
+
+def is_blocking(facts: Facts, one: HotCall) -> bool:
+    """Return True if the call keeps the event loop from the other samples of the worker while it waits."""
+    return facts.is_asynchronous and bool(one.waits_for) and not one.is_awaited
+
+
+def of_cause(facts: Facts, cause: str) -> Sequence[tuple[HotCall, float]]:
+    """Return the calls with their seconds of computing ("cpu") or waiting ("storage"), the most first."""
+    seconds = [(one, one.cpu_s if cause == "cpu" else max(0.0, one.wall_s - one.cpu_s)) for one in hot_calls(facts)]
+    return sorted(seconds, key=lambda pair: -pair[1])

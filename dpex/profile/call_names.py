@@ -1,0 +1,54 @@
+"""The names of calls, and of places in code: "(train.py:31)" in the user's own code, relative to the working directory,
+and "[PIL/Image.py:2342]" in an installed package or in Python's library, relative to its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+_PYTHONS = {path for known in [sysconfig.get_path("stdlib")] for path in (known, os.path.realpath(known))}
+_LIBRARY = re.compile(
+    "|".join(["<frozen ", r".*/(site|dist)-packages/", *(f"{re.escape(path)}/" for path in _PYTHONS)])
+)
+_LONGEST = 80  # letters of a name: tables stay readable
+
+
+@lru_cache(4096)
+def place(file: str, lines: int | str) -> str:
+    """Return a place in code; see the module. ``lines``: a number, or "first-last"."""
+    if library := _LIBRARY.match(file):
+        return f"[{file[library.end() :]}:{lines}]"
+    return f"({file.removeprefix(f'{Path.cwd()}{os.sep}')}:{lines})"
+
+
+def lines_of(code: CodeType) -> str:
+    """Return the lines of a function, as `place` takes them."""
+    last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
+    return f"{code.co_firstlineno}-{last}"
+
+
+def label_of_code(code: CodeType, owner: type | None) -> str:
+    """Return the name of a function. A method is named after the class of its object, the ``owner``."""
+    if owner is not None:
+        return f"{owner.__name__}.{code.co_name}"[:_LONGEST]
+    name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has none
+    return name.rpartition("<locals>.")[2][-_LONGEST:]
+
+
+def label_of_c(function: Any) -> str:
+    """Return the name of a function of C, after its module or the class of its object."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType):
+        module: Any = getattr(owner, "__name__", None) or getattr(function, "__module__", None) or "builtins"
+        around = "" if module == "builtins" else module.rpartition(".")[2].lstrip("_")
+    else:
+        kind = owner if isinstance(owner, type) else type(owner)
+        around = kind.__name__ if not kind.__name__.startswith("_") else kind.__module__.partition(".")[0]
+        around = f"_thread.{around}" if kind.__module__ == "_thread" else around
+    return f"{around}.{function.__name__}".lstrip(".")[:_LONGEST]
