@@ -1,12 +1,59 @@
-"""The causes of a wait and all other verdicts, each once, with every text about it. Pure.
+"""The causes of a wait and all other verdicts, each once: what measures it, what is told, and what would end it. Pure.
 
-`dpex.diagnose.attribution` has the rule that gives a cause its seconds. A new cause takes a record here and a rule
-there. The verdict, the report, its page, the live page and ``docs/how-to/gpu-starves.md`` read this table.
+`dpex.measure.consumer_time` gives each second of the wait a name when it is measured: the stage of a batch, the order,
+the start, or what ``next()`` did. Each cause in `WAITS` takes seconds of these names from what the causes before it
+have left. The last one takes the rest. So the seconds add up to the wait.
+
+Sums know better than single waits:
+
+1. A wait behind a slow batch comes from the order only as far as other workers were idle meanwhile. While all are busy
+   they make batches as fast as they can, and the wait is that of their stages.
+
+2. Wall time that is no CPU time is waiting for data only if it was not spent on a run queue.
+
+3. While workers are idle and nothing is ready, too few batches may be in flight.
+
+4. Batches that take less than `TINY_S` to make cost more to dispatch and receive than to make. The stages then account
+   for the share of the time in which workers were busy. The rest is dispatch.
+
+5. Time of the training thread on a run queue, while it draws or dispatches, is a lack of CPUs.
+
+A new cause takes a record here, and its name where it is timed. The verdict, the predictions, the report, its page, the
+live page and ``docs/how-to/gpu-starves.md`` read this table.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dpex.diagnose.facts import Facts, queueing_s
+from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
+from dpex.measure.sums import PoolStats
+from dpex.schedule.names import INLINE
+
+Seconds = Mapping[str, float]
+"""Seconds by what was measured: the names of `dpex.measure.consumer_time.CAUSES`, and `TAKING_IN`."""
+Rule = Callable[[Facts, Seconds], Seconds]
+"""The seconds that a cause takes from those that are left."""
+
+TAKING_IN = "taking batches in"
+STREAM = "the stream"
+"""The place of reading where other workers decode: their times say nothing of it."""
+_PLACES = {
+    **dict.fromkeys(("read", "transform"), "the dataset"),
+    "collate": "the collate function",
+    "encode": "serialisation",
+    "transit": "the network",
+    "h2d": "host-to-device",
+    "stream": STREAM,
+    TAKING_IN: TAKING_IN,
+}
+"""The part of the work by what was measured."""
+TINY_S = 0.0005
+"""Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
+_AT_HAND = 4.0
+"""Times the prefetch that a larger ``memory_budget`` may reasonably allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +68,14 @@ class Cause:
         evidence: The measurement.
         advice: The remedy.
         colour: The CSS colour.
+        takes: The rules that give it its seconds, in order; () for a verdict without seconds.
+        cheaper: Of work in ``next()``: the kind of prediction, the change in words, and the part that it saves.
+        is_own: The training thread's own work in ``next()``, which is timed there under the key.
+        is_loop: The training thread's time, which no worker makes shorter.
+        is_order: The cost of the order, which a larger prefetch ends.
+        is_apart: No part of the loss that decides whether loading is the limit.
+        is_making: The time of making batches, which single calls can account for.
+        has_places: Its seconds are told by place.
     """
 
     key: str
@@ -30,97 +85,244 @@ class Cause:
     evidence: str = ""
     advice: str = ""
     colour: str = "#b0b4ba"
+    takes: tuple[Rule, ...] = ()
+    cheaper: tuple[str, str, float] | None = None
+    is_own: bool = False
+    is_loop: bool = False
+    is_order: bool = False
+    is_apart: bool = False
+    is_making: bool = False
+    has_places: bool = False
 
 
-STARTUP = Cause(
-    key="startup",
-    title="start-up",
-    part="starting",
-    explanation="the first batch of each epoch takes long",
-    evidence="the first batch of each epoch, and waits while no worker ran",
-    advice="Keep the workers between epochs (`persistent_workers=True`).",
-    colour="#a7953a",
-)
-STRAGGLER = Cause(
-    key="straggler",
-    title="straggler-bound",
-    part="single slow batches",
-    explanation="single slow batches delay finished later batches, while workers are idle",
-    evidence="waits while later batches were ready, as far as other workers were idle",
-    advice="Use a larger `prefetch_factor`, and look at the slowest samples.",
-    colour="#3f7fb5",
-)
-MEMORY = Cause(
-    key="memory",
-    title="memory-bound",
-    part="too few batches in flight",
-    explanation="too few batches may be in flight, so that workers idle",
-    evidence="waits while workers were idle because no more batches may be in flight",
-    advice="Allow more batches in flight (`memory_budget`, `prefetch_factor`), or make them smaller.",
-    colour="#b5588f",
-)
-CROWDING = Cause(
-    key="crowding",
-    title="too few CPUs for the training loop",
-    part="next() waiting for a CPU",
-    explanation="other programs or workers use the CPUs that the training loop itself needs",
-    evidence="the training thread's run queue inside next(), from the kernel's schedstat",
-    advice="Use fewer workers, or run fewer other programs.",
-    colour="#7a4a3a",
-)
-DISPATCH = Cause(
-    key="dispatch",
-    title="dispatch-bound",
-    part="dispatching work and receiving batches",
-    explanation="dispatching work to the workers and receiving what they report keeps the training loop itself busy",
-    evidence="timed around messages in next(); of tiny batches also waits while workers were idle",
-    advice="Use larger batches, workers on this machine, or `num_workers=0` where batches are tiny.",
-    colour="#7d8794",
-)
-SAMPLER = Cause(
-    key="sampler",
-    title="sampler-bound",
-    part="drawing from the sampler",
-    explanation="drawing from the sampler takes long, and the training loop does it in next()",
-    evidence="timed around drawing from the sampler in next()",
-    advice="Use a faster sampler, which draws the indices of an epoch at once.",
-    colour="#5d8f5a",
-)
-TRANSFER = Cause(
-    key="transfer",
-    title="transfer-bound",
-    part="moving batches",
-    explanation="moving batches takes long",
-    evidence="waits, by serialising and transit of the batch waited for; pinning; taking batches in",
-    advice="Use smaller types (`uint8` until the device, with a device transform), and tensors instead of objects.",
-    colour="#8a63b8",
-)
-CPU = Cause(
-    key="cpu",
-    title="CPU-bound preprocessing",
-    part="computing batches",
-    explanation="making batches takes CPU time",
-    evidence="waits, by the CPU time and run queues of the stages of the batch waited for",
-    advice="Make the transforms cheaper, use more workers while CPUs are idle, or the CPUs of a cluster.",
-    colour="#c9574a",
-)
-STORAGE = Cause(
-    key="storage",
-    title="storage-bound reading",
-    part="reading data",
-    explanation="making batches waits for data",
-    evidence="waits, by wall less CPU time and run queues of the stages of the batch waited for",
-    advice="Use more workers, or a cache.",
-    colour="#d08a2e",
-)
-UNKNOWN = Cause(
-    key="unknown",
-    title="cause unknown",
-    part="causes that were not measured",
-    explanation="something in next() takes long that is neither waiting for a batch, nor making one, drawing or "
-    "dispatching",
-    evidence="next(), less all that has a cause",
-    advice="Profile `next()` (py-spy, cProfile).",
+def is_tiny(facts: Facts) -> bool:
+    """Return True if workers get batches that take hardly any time to make."""
+    return facts.workers > 0 and facts.tickets > 0 and facts.busy_s / facts.tickets < TINY_S
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def _all_of(*names: str) -> Rule:
+    return lambda _, left: {name: left[name] for name in names}
+
+
+def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
+    """Return ``seconds`` of these names together, in proportion."""
+    total = sum(left[name] for name in names)
+    part = min(1.0, seconds / total) if total > 0 else 0.0
+    return {name: part * left[name] for name in names}
+
+
+def _behind_one(facts: Facts) -> float:
+    """Return N / (N - 1) for N batches at the same time, since the place of the late batch is not idle behind it."""
+    return facts.at_once / (facts.at_once - 1) if facts.at_once > 1 else 0.0
+
+
+def _narrow(facts: Facts, left: Seconds) -> Seconds:
+    """Workers were idle as fewer batches may be in flight than they can make at the same time.
+
+    What the order costs is in it where ``memory_budget`` keeps the prefetch below what slow batches would take.
+    """
+    if facts.prefetch >= facts.at_once and not facts.is_capped:
+        return {}
+    slowest_s = max(facts.services_s, default=0.0)
+    needed = slowest_s * facts.batches / max(1e-9, facts.wall_s) + facts.at_once
+    order_s = left["straggler"] if facts.is_capped and needed <= _AT_HAND * facts.prefetch else 0.0
+    return {**_part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts)), "straggler": order_s}
+
+
+def _crowded(facts: Facts, left: Seconds) -> Seconds:
+    """The training thread was on a run queue in ``next()``.
+
+    Taking in and making batches there queue as well. That is their time, as it would go if they took none.
+    """
+    busy_s = sum(left[name] for name in OWN)
+    total_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolStats()).busy_s
+    if is_tiny(facts) or total_s <= 0:
+        return {}
+    return _part_of(left, OWN, busy_s * min(1.0, facts.loop_queued_s / total_s))
+
+
+def _dispatch(facts: Facts, left: Seconds) -> Seconds:
+    """Dispatching; of tiny batches also the stages while workers were not busy, and what has no other cause."""
+    if not is_tiny(facts):
+        return {"dispatch": left["dispatch"]}
+    running_s = facts.workers * max(1e-9, facts.wall_s - facts.causes.get("startup", 0.0))
+    busy = min(1.0, (facts.busy_s + sum(pool.transit_s for pool in facts.pools.values())) / running_s)
+    idle = {name: (1.0 - busy) * left[name] for name in STAGE_CAUSES}
+    return idle | {name: left[name] for name in ("dispatch", "unknown", TAKING_IN)}
+
+
+def _computing(facts: Facts, left: Seconds) -> Seconds:
+    """CPU time of the dataset, of the collate function, and of readers whose samples other workers decode."""
+    wall_s, cpu_s = (
+        sum(getattr(pool, name) for pool in facts.pools.values()) for name in ("collate_s", "collate_cpu_s")
+    )
+    return {
+        "transform": left["transform"],
+        "collate": left["collate"] * (_part(cpu_s, wall_s) if wall_s > 0 else 1.0),
+        "stream": left["stream"] * _part(facts.read_cpu_s, facts.read_s),
+    }
+
+
+def _queueing(facts: Facts, left: Seconds) -> Seconds:
+    """Waits of the workers for a CPU, among all that is no CPU time."""
+    load, collate = queueing_parts(facts)
+    return {"read": left["read"] * load, "collate": left["collate"] * collate}
+
+
+# -- waiting for a CPU -------------------------------------------------------------------------------------------------
+
+
+def queueing_parts(facts: Facts) -> tuple[float, float]:
+    """Parts, 0 to 1, of what is no CPU time in loading and in collating that workers spent on run queues."""
+    load_s, collate_s, load_wait_s, collate_wait_s = 0.0, 0.0, 0.0, 0.0
+    for name, pool in facts.pools.items():
+        load_wait_s += max(0.0, pool.load_s - pool.load_cpu_s)
+        collate_wait_s += max(0.0, pool.collate_s - pool.collate_cpu_s)
+        queued_s = _queued(facts, name, pool) / max(1e-9, pool.cpu_s)
+        load_s += queued_s * pool.load_cpu_s
+        collate_s += queued_s * pool.collate_cpu_s
+    return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s)
+
+
+def _queued(facts: Facts, name: str, pool: PoolStats) -> float:
+    """A pool's seconds on run queues, 0 if unknown; of the training thread's, what falls on batches made there."""
+    queued_s = queueing_s(pool)
+    if queued_s is not None or name != INLINE or facts.trainer_queued_s is None:
+        return queued_s or 0.0
+    total_s = pool.busy_s + facts.work_s
+    return facts.trainer_queued_s * pool.busy_s / total_s if total_s > 0 else 0.0
+
+
+def _part(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 0.0
+
+
+# -- the table, in the order in which causes take their seconds --------------------------------------------------------
+
+WAITS: tuple[Cause, ...] = (
+    Cause(
+        key="startup",
+        title="start-up",
+        part="starting",
+        explanation="the first batch of each epoch takes long",
+        evidence="the first batch of each epoch, and waits while no worker ran",
+        advice="Keep the workers between epochs (`persistent_workers=True`).",
+        colour="#a7953a",
+        takes=(_all_of("startup"),),
+        is_apart=True,
+    ),
+    Cause(
+        key="memory",
+        title="memory-bound",
+        part="too few batches in flight",
+        explanation="too few batches may be in flight, so that workers idle",
+        evidence="waits while workers were idle because no more batches may be in flight",
+        advice="Allow more batches in flight (`memory_budget`, `prefetch_factor`), or make them smaller.",
+        colour="#b5588f",
+        takes=(_narrow,),
+        is_order=True,
+    ),
+    Cause(
+        key="straggler",
+        title="straggler-bound",
+        part="single slow batches",
+        explanation="single slow batches delay finished later batches, while workers are idle",
+        evidence="waits while later batches were ready, as far as other workers were idle",
+        advice="Use a larger `prefetch_factor`, and look at the slowest samples.",
+        colour="#3f7fb5",
+        takes=(_all_of("straggler"),),
+        is_order=True,
+    ),
+    Cause(
+        key="crowding",
+        title="too few CPUs for the training loop",
+        part="next() waiting for a CPU",
+        explanation="other programs or workers use the CPUs that the training loop itself needs",
+        evidence="the training thread's run queue inside next(), from the kernel's schedstat",
+        advice="Use fewer workers, or run fewer other programs.",
+        colour="#7a4a3a",
+        takes=(_crowded,),
+        is_apart=True,
+    ),
+    Cause(
+        key="dispatch",
+        title="dispatch-bound",
+        part="dispatching work and receiving batches",
+        explanation="dispatching work to the workers and receiving what they report keeps the training loop itself "
+        "busy",
+        evidence="timed around messages in next(); of tiny batches also waits while workers were idle",
+        advice="Use larger batches, workers on this machine, or `num_workers=0` where batches are tiny.",
+        colour="#7d8794",
+        takes=(_dispatch,),
+        cheaper=("larger", "batches of four times the size, counted as four each", 0.75),
+        is_own=True,
+        is_loop=True,
+    ),
+    Cause(
+        key="sampler",
+        title="sampler-bound",
+        part="drawing from the sampler",
+        explanation="drawing from the sampler takes long, and the training loop does it in next()",
+        evidence="timed around drawing from the sampler in next()",
+        advice="Use a faster sampler, which draws the indices of an epoch at once.",
+        colour="#5d8f5a",
+        takes=(_all_of("sampler"),),
+        cheaper=("cheaper", "the sampler at half its cost", 0.5),
+        is_own=True,
+        is_loop=True,
+    ),
+    Cause(
+        key="transfer",
+        title="transfer-bound",
+        part="moving batches",
+        explanation="moving batches takes long",
+        evidence="waits, by serialising and transit of the batch waited for; pinning; taking batches in",
+        advice="Use smaller types (`uint8` until the device, with a device transform), and tensors instead of objects.",
+        colour="#8a63b8",
+        takes=(_all_of("encode", "transit", "h2d", TAKING_IN),),
+        cheaper=("narrow", "a quarter of the bytes (uint8 until the device)", 0.75),
+        is_loop=True,
+        has_places=True,
+    ),
+    Cause(
+        key="cpu",
+        title="CPU-bound preprocessing",
+        part="computing batches",
+        explanation="making batches takes CPU time",
+        evidence="waits, by the CPU time and run queues of the stages of the batch waited for",
+        advice="Make the transforms cheaper, use more workers while CPUs are idle, or the CPUs of a cluster.",
+        colour="#c9574a",
+        takes=(_computing, _queueing),
+        is_making=True,
+        has_places=True,
+    ),
+    Cause(
+        key="storage",
+        title="storage-bound reading",
+        part="reading data",
+        explanation="making batches waits for data",
+        evidence="waits, by wall less CPU time and run queues of the stages of the batch waited for",
+        advice="Use more workers, or a cache.",
+        colour="#d08a2e",
+        takes=(_all_of("read", "collate", "stream"),),
+        is_making=True,
+        has_places=True,
+    ),
+    Cause(
+        key="unknown",
+        title="cause unknown",
+        part="causes that were not measured",
+        explanation="something in next() takes long that is neither waiting for a batch, nor making one, drawing or "
+        "dispatching",
+        evidence="next(), less all that has a cause",
+        advice="Profile `next()` (py-spy, cProfile).",
+        takes=(lambda _, left: left,),
+        is_own=True,
+        is_loop=True,
+    ),
 )
 STEP = Cause(
     key="consumer",
@@ -130,7 +332,9 @@ STEP = Cause(
     advice="Look at the training step.",
     colour="#4a8f5a",
 )
-HELD = Cause(key="held", title=CROWDING.title, part="the step waiting for a CPU", colour="#9a5a44")
+HELD = Cause(
+    key="held", title="too few CPUs for the training loop", part="the step waiting for a CPU", colour="#9a5a44"
+)
 MIXED = Cause(
     key="mixed",
     title="mixed",
@@ -143,8 +347,80 @@ TOO_EARLY = Cause(
     explanation="too few batches were measured",
     advice="Let training run for longer, and ask again.",
 )
-
-WAITS = (STARTUP, STRAGGLER, MEMORY, CROWDING, DISPATCH, SAMPLER, TRANSFER, CPU, STORAGE, UNKNOWN)
-"""The causes of a wait."""
 CAUSES = {one.key: one for one in (STEP, *WAITS, MIXED, TOO_EARLY)}
 """All verdicts by key."""
+OWN = tuple(cause.key for cause in WAITS if cause.is_own)
+"""Names of the training thread's work in ``next()`` beside making batches and taking them in."""
+
+
+# -- seconds -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostTime:
+    """Seconds of the wait by the key of their cause.
+
+    Attributes:
+        places: For each cause, its seconds by place.
+        queued_s: The part of "cpu" in which workers waited for a CPU.
+    """
+
+    by_cause: Mapping[str, float]
+    places: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    queued_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.by_cause.values())
+
+    @property
+    def ranked(self) -> list[tuple[str, float]]:
+        """Keys and seconds, the largest first."""
+        return sorted(self.by_cause.items(), key=lambda pair: -pair[1])
+
+    def flagged_s(self, flag: str) -> float:
+        """Return the seconds of all causes with a flag, such as "is_order"."""
+        return sum(self.by_cause[cause.key] for cause in WAITS if getattr(cause, flag))
+
+    def place(self, cause: str) -> str:
+        """Return where most of it is, and where else if that is not nearly all; "" if unknown."""
+        places = sorted(self.places.get(cause, {}).items(), key=lambda pair: -pair[1])
+        total = sum(seconds for _, seconds in places)
+        return " and ".join(name for name, seconds in places if seconds >= 0.3 * total) if total > 0 else ""
+
+
+def losses(facts: Facts) -> LostTime:
+    """Attribute the wait; see the module."""
+    left, queued_s = _measured(facts), 0.0
+    taken: dict[str, dict[str, float]] = {cause.key: {} for cause in WAITS}
+    for key, rule in ((cause.key, rule) for cause in WAITS for rule in cause.takes):
+        seconds = {name: min(left[name], most) for name, most in rule(facts, left).items()}
+        left = {name: known - seconds.get(name, 0.0) for name, known in left.items()}
+        for name, each in seconds.items():
+            taken[key][name] = taken[key].get(name, 0.0) + each
+        queued_s = sum(seconds.values()) if rule is _queueing else queued_s
+    return LostTime(
+        by_cause={key: sum(seconds.values()) for key, seconds in taken.items()},
+        places={cause.key: _by_place(taken[cause.key]) for cause in WAITS if cause.has_places},
+        queued_s=queued_s,
+    )
+
+
+def _measured(facts: Facts) -> Seconds:
+    """The wait as it was measured, with waits behind a slow batch put down to the stages while workers were busy."""
+    found = {**dict.fromkeys((*STAGE_CAUSES, "h2d", "straggler", "startup", "stream", *OWN), 0.0), **facts.causes}
+    order_s = min(found["straggler"], facts.head_idle_s * _behind_one(facts))
+    rest_s, found["straggler"] = found["straggler"] - order_s, order_s
+    made = [sum(stage) for stage in zip(*(by_stage(pool) for pool in facts.pools.values()), strict=True)]
+    for name, seconds in zip(STAGE_CAUSES, made, strict=False):
+        found[name] += rest_s * seconds / sum(made) if sum(made) > 0 else 0.0
+    if not sum(made) > 0:
+        found["unknown"] += rest_s
+    return {**found, TAKING_IN: facts.transfer_s}
+
+
+def _by_place(seconds: Seconds) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for name, each in seconds.items():
+        found[_PLACES[name]] = found.get(_PLACES[name], 0.0) + each
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpex.diagnose import report, what_if, work
-from dpex.diagnose.attribution import losses
+from dpex.diagnose.causes import losses
 from dpex.diagnose.end_of_stall import end_of_stall
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge

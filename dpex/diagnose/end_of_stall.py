@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dpex.autotune.law.model import EndOfStall, Model
-from dpex.diagnose.attribution import LostTime
+from dpex.diagnose.causes import CAUSES, LostTime
 from dpex.diagnose.facts import Facts
 from dpex.measure.readable import percent, plural, rounded
 
@@ -28,14 +28,14 @@ def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
 
     "" where nothing stalls, where it needs neither, or where too little is known.
     """
-    end, first = model.to_end_stall(), found.ranked[0][0]
+    end, first = model.to_end_stall(), CAUSES[found.ranked[0][0]]
     if max(facts.running_wait_ratio, facts.held_ratio) < MATTERS:
         return ""
-    if first in ("transfer", "sampler", "dispatch", "unknown"):
+    if first.is_loop:
         return ""
     if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
         needs = _cpus(facts, end)
-    elif first in ("cpu", "storage") and end.workers > model.now.workers:
+    elif first.is_making and end.workers > model.now.workers:
         what = "stream" if facts.keeps_workers else "worker"
         named = f", of {plural(facts.shards, 'shard')}" if facts.keeps_workers and facts.shards else ""
         needs = f"That needs {plural(end.workers, what)}; {model.now.workers or 'none'} ran{named}."

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dpex.diagnose.attribution import queueing_parts
+from dpex.diagnose.causes import queueing_parts
 from dpex.diagnose.facts import CallFacts, Facts
 from dpex.measure.batch_times import COLLATE, LOAD, OWN_CODE, WITHIN
 from dpex.measure.readable import percent

@@ -9,7 +9,7 @@ Rules, first match:
    for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
    GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
    has `LIMIT`.
-4. The largest cause of the wait (`dpex.diagnose.attribution`), if it is at least `ALONE` times the second; else
+4. The largest cause of the wait (`dpex.diagnose.causes`), if it is at least `ALONE` times the second; else
    "mixed".
 
 Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause a from the second b,
@@ -25,8 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpex.diagnose import work
-from dpex.diagnose.attribution import STREAM, LostTime, is_tiny
-from dpex.diagnose.causes import CAUSES
+from dpex.diagnose.causes import CAUSES, STREAM, WAITS, LostTime, is_tiny
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.hot_calls import HotCall, is_blocking, of_cause
 from dpex.measure.readable import duration, percent, rounded
@@ -177,7 +176,7 @@ def _lost_to_loading(facts: Facts, found: LostTime) -> float:
     lost = max(0.0, lost - found.by_cause["crowding"] / facts.wall_s)
     if lost >= SMALL:
         return lost
-    dearest_s = max(s for name, s in found.by_cause.items() if name not in ("startup", "crowding"))
+    dearest_s = max(found.by_cause[one.key] for one in WAITS if not one.is_apart)
     return min(lost, dearest_s / facts.wall_s)
 
 
@@ -203,7 +202,7 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
     """Return the costliest place with its costliest call, or the sample that delays other batches."""
     if cause == "straggler":
         return _culprit(facts)
-    if cause in ("sampler", "dispatch"):
+    if CAUSES[cause].is_own and CAUSES[cause].cheaper:
         return "" if cause == "dispatch" and is_tiny(facts) else _each_batch(facts, cause)
     place = found.place(cause)
     step = dominant(facts, cause)
@@ -225,7 +224,7 @@ def _each_batch(facts: Facts, cause: str) -> str:
 def dominant(facts: Facts, cause: str) -> tuple[HotCall, float] | None:
     """Return the call that takes most of what batches compute ("cpu") or wait ("storage"), and its share of the dataset
     or of the collate function. None: no call takes `MOST`, or calls were not timed."""
-    found = of_cause(facts, cause) if cause in ("cpu", "storage") else ()
+    found = of_cause(facts, cause) if CAUSES[cause].is_making else ()
     if not found:
         return None
     (dearest, seconds), calls = found[0], facts.calls

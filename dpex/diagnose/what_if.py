@@ -2,7 +2,7 @@
 
 A run takes ``start + order + batches / rate`` seconds: its starts, the cost of the order, and its batches at the rate
 of the model. The predictions include the error of this formula at the present setting. A change outside the model saves
-the seconds of its cause (`dpex.diagnose.attribution`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
+the seconds of its cause (`dpex.diagnose.causes`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
 1 in each prediction. Changes that need no other code (`AT_HAND`) come first, and each group is in order of the rate.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law.model import Model, PoolCost
 from dpex.diagnose import work
-from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.caching import cachable
+from dpex.diagnose.causes import TAKING_IN, WAITS, LostTime
 from dpex.diagnose.end_of_stall import MATTERS, stage_name
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
@@ -390,19 +390,16 @@ class Run:
 
     def _in_next(self) -> Iterator[Prediction]:
         """Less work of the training loop in ``next()``."""
-        narrow = "a quarter of the bytes (uint8 until the device)"
-        if self.found.place("transfer") == "taking batches in":  # views of tensors take none of it
-            narrow = "tensors instead of Python objects, at a quarter of the time"
-        fewer = "batches of four times the size, counted as four each"
-        known: tuple[tuple[str, str, str, float], ...] = (
-            ("sampler", "cheaper", "the sampler at half its cost", HALF),
-            ("transfer", "narrow", narrow, 1.0 - QUARTER),
-            ("dispatch", "larger", fewer, 1.0 - QUARTER),
-        )
-        for cause, kind, change, part in known:
-            seconds = self.found.by_cause[cause]
-            if seconds > MATTERS * self.facts.wall_s and not (cause == "transfer" and waited_for(self.facts)):
-                yield self._quicker(kind, change, part * seconds)
+        for cause in WAITS:
+            seconds = self.found.by_cause[cause.key]
+            if cause.cheaper is None or seconds <= MATTERS * self.facts.wall_s:
+                continue
+            kind, change, part = cause.cheaper
+            if kind == "narrow" and waited_for(self.facts):
+                continue
+            if self.found.place(cause.key) == TAKING_IN:  # views of tensors take none of it
+                change = "tensors instead of Python objects, at a quarter of the time"
+            yield self._quicker(kind, change, part * seconds)
 
     def _on_device(self) -> Iterator[Prediction]:
         """Cheaper copies or a cheaper transform on the device, for which the steps wait."""

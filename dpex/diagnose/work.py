@@ -9,7 +9,7 @@ from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
-from dpex.diagnose.attribution import LostTime
+from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.sums import PoolStats
@@ -59,7 +59,7 @@ def is_full(facts: Facts) -> bool:
 
 def order_s(found: LostTime) -> float:
     """Seconds lost as too few batches were in flight, or the next in turn was late."""
-    return found.by_cause["straggler"] + found.by_cause["memory"]
+    return found.flagged_s("is_order")
 
 
 def stream_s(facts: Facts) -> float:
@@ -111,7 +111,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
 def _free_step_s(facts: Facts) -> float:
     """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
     waited for page-locked memory, which no worker makes shorter."""
-    busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in ("sampler", "dispatch", "unknown", "h2d"))
+    busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in (*OWN, "h2d"))
     loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * busy_s, busy_s - facts.loop_queued_s)
     if facts.gpu_running_stall_s is None:
         return loop_s

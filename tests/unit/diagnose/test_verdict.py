@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.diagnose.attribution import losses
+from dpex.diagnose.causes import losses
 from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import SURE, Verdict
