@@ -25,7 +25,7 @@ AS_IT_IS = "as it is"
 HEAD = """
 # Constants of the law
 
-This page is for maintainers of the tuner. It lists the 24 constants of [the law](../explanation/tuning.md) that tunes
+This page is for maintainers of the tuner. It lists the constants of [the law](../explanation/tuning.md) that tunes
 `num_workers="auto"`, and the regret without each. No user needs to set them: [`AutotuneConfig`](python.md) has what a
 user may want to change. Its `headroom=1` instead of 1.2 has regrets of 2.09 % and 8.54 % in the worlds below
 (`correlated-wait-strong`: 5.31 % instead of 0.58 %), and `wait_goal=0.001` instead of 0.01 has one of 2.09 %.
@@ -33,7 +33,8 @@ user may want to change. Its `headroom=1` instead of 1.2 has regrets of 2.09 % a
 *Regret* is the share of the batches that was lost against the best fixed setting. It is a mean over simulated worlds:
 60 worlds from all sets, and 22 worlds in which growth may fail. In each row one constant is replaced by the value
 *instead*, and all others stay. It was measured shortly before the last small changes of the law, except for
-`uneven_room` and `latest`, which were measured after them. `times` and `apart` came later and have no figures.
+`uneven_room` and `latest`, which were measured after them. `times` and `apart` came later and have no figures. A row
+that says "measured with" dates from when these constants were one: all of them were replaced together.
 
 <!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/constants.py; do not edit. -->
 
@@ -52,6 +53,7 @@ def _rows(regrets: Regrets) -> Iterator[str]:
         yield f"| all as they are | | | | {_told(regrets[AS_IT_IS])} | |"
     for name, meaning in meanings().items():
         found = regrets.get(name, {})
+        meaning += f" Measured with {found['with']}." if "with" in found else ""
         first = f"| `{name}` | {getattr(CONSTANTS, name):g} | {meaning} | {found.get('instead', '')}"
         yield f"{first} | {_told(found)} | {found.get('world', '')} |"
 

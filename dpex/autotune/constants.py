@@ -12,8 +12,10 @@ from dataclasses import dataclass
 class Constants:
     """Each with its unit; times and sizes of the work itself are measured."""
 
-    start: int = 8
+    start_workers: int = 8
     """Workers at the start, at most; half of them where memory may be short."""
+    start_depth: float = 2.0
+    """Batches in flight per worker at the start."""
     start_each: float = 1.0
     """Time of a start that each worker for each CPU adds, as a part of the time that does not depend on workers.
     On two cores the first batch came after 0.11 s with 2 workers, 0.15 s with 4 and 0.25 s with 14, which is 0.3."""
@@ -21,41 +23,65 @@ class Constants:
     """Bytes of free memory for each worker at the start, as long as nothing is known of what it takes."""
     uneven_room: float = 0.1
     """Memory for batches that wait for slow ones, as a share of each worker's own memory."""
+    computes_from: float = 0.5
+    """CPU time of a batch over its time in a worker, from which CPUs and not workers are the limit."""
     jump: float = 4.0
     """Growth of the number of workers in one decision, at most, as a factor, where work mostly waits."""
+    jump_floor: int = 16
+    """Workers that one decision may start in any case, where work mostly waits."""
     depth: float = 8.0
     """Batches in flight per worker."""
     most_depth: float = 32.0
     """Batches in flight per worker where batches in turn are late, at most."""
-    uneven: float = 2.0
+    depth_by_slowest: float = 2.0
     """Batches in flight per worker, as a multiple of the slowest batch over the mean."""
-    step: float = 1.3
+    least_prefetch_change: float = 1.3
+    """Growth of the prefetch alone, as a factor, below which it stays."""
+    is_uneven_from: float = 2.0
+    """The slowest batch over the mean, above which workers that exceed the memory for their batches are ended."""
+    probe_factor: float = 1.3
     """Growth of the number of workers in a probe, as a factor."""
-    least: int = 3
+    give_back_factor: float = 1.3
+    """Shrinkage of the number of local workers that take the training thread's CPU, at most, as a factor."""
+    enough_windows: int = 3
     """Windows under a setting before its rate counts."""
+    enough_batches: int = 8
+    """Batches that are a sample: fewer give neither a rate nor a slow quantile."""
     times: float = 3.0
     """Times of a batch that windows cover before their rate counts. Workers that began together finish together: a
     shorter time holds their batches without the time in which they were made, or that time without the batches."""
-    longest: int = 8
+    trial_windows: int = 8
     """Windows after which a trial is decided by the measurements so far."""
     pause: float = 3.0
     """Time without trials after a failed trial, as a multiple of the trial's time; each failure doubles it."""
-    part: float = 0.5
+    exponent: float = 0.5
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     early: float = 2.0
     """Growth of the number of workers, as a factor, from which a trial may end before its batches are there."""
     apart: float = 2.0
-    """Times of the latest batches over nine in ten of those before, beyond the growth of workers, from which the work
-    is another at once."""
+    """Times of the latest batches over the slow quantile of those before, beyond the growth of workers, from which the
+    work is another at once."""
+    slow_quantile: float = 0.9
+    """Quantile of the times of batches that `apart` compares with."""
     alarm: float = 5.0
     """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
     drift: float = 1.0
     """Deviation that is no change, in standard deviations."""
-    same: float = 0.02
-    """Relative difference of rates or times that counts as equal, share."""
+    cusum_from: int = 3
+    """Windows under a condition before a deviation from their mean counts."""
+    cusum_memory: int = 16
+    """Windows over which the mean and the variance of a CUSUM are taken."""
+    least_sigma: float = 0.02
+    """The smallest relative standard deviation that a CUSUM divides by."""
+    equal_rates: float = 0.02
+    """Relative difference of rates, or of times of a pass, that counts as equal."""
+    memory_slack: float = 0.02
+    """Part by which the prefetch may exceed the limit of the memory, as free memory is not known better."""
     patience_s: float = 30.0
     """Workers that have not started by then are not waited for, seconds."""
-    queued: float = 0.9
+    most_settling_s: float = 30.0
+    """Time of a batch that windows after a change leave out, at most, seconds."""
+    most_queued: float = 0.9
     """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""

@@ -208,7 +208,7 @@ class Run:
     def _settings(self) -> Iterator[Prediction]:
         """The law's own choice, and with it the prefetch alone."""
         facts, model, now = self.facts, self.model, self.model.now
-        depth = max(CONSTANTS.depth, min(CONSTANTS.uneven * model.unevenness, CONSTANTS.most_depth))
+        depth = max(CONSTANTS.depth, min(CONSTANTS.depth_by_slowest * model.unevenness, CONSTANTS.most_depth))
         is_late = work.order_s(self.found) > MATTERS * facts.wall_s
         local, remote = model.best(facts.config.headroom)
         if local + remote < now.workers and model.start is None:

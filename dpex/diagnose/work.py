@@ -135,7 +135,7 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
 
 def _limits(facts: Facts, now: Settings, here: PoolCost) -> Limits:
     """Return the limits of advice: one jump of the tuner, on this machine or on the cluster."""
-    soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
+    soon = int(max(CONSTANTS.jump_floor, CONSTANTS.jump * now.workers))
     most = min(facts.config.max_waiting, soon)
     local = 0 if now.remote and not now.local else most
     if here.cpu_s > _COMPUTES * here.service_s:

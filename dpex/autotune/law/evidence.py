@@ -11,6 +11,9 @@ from dpex.autotune.types import Sample
 from dpex.measure.samples import PoolSample
 from dpex.schedule.names import WORKER_POOLS
 
+_SENDS, _IDLE = 0.9, 0.5
+"""Shares of a window: a full link sends for at least the first, and workers behind it work for less than the second."""
+
 
 class Mean:
     """Seconds per batch over the latest windows."""
@@ -55,13 +58,13 @@ class Cusum:
         k, x = CONSTANTS, math.log(seconds)
         count, mean, up, down = self._sums.get(under, (0, x, 0.0, 0.0))
         apart = x - mean
-        if count >= k.least:
-            z = apart / max(k.same, math.sqrt(self._variance))
+        if count >= k.cusum_from:
+            z = apart / max(k.least_sigma, math.sqrt(self._variance))
             up, down = (max(0.0, each + min(way, k.alarm) - k.drift) for each, way in ((up, z), (down, -z)))
         if count:
             self._seen += 1
-            self._variance += (apart * apart - self._variance) / min(self._seen, 2 * k.longest)
-        self._sums[under] = count + 1, mean + apart / min(count + 1, 2 * k.longest), up, down
+            self._variance += (apart * apart - self._variance) / min(self._seen, k.cusum_memory)
+        self._sums[under] = count + 1, mean + apart / min(count + 1, k.cusum_memory), up, down
         return max(up, down) > k.alarm
 
 
@@ -101,9 +104,9 @@ class ServiceTimes:
     @property
     def most_s(self) -> float:
         """The time within which nine in ten of the latest batches were made; infinite while few are known."""
-        if len(self._latest) < CONSTANTS.start:
+        if len(self._latest) < CONSTANTS.enough_batches:
             return math.inf
-        return sorted(self._latest)[int(CONSTANTS.queued * len(self._latest))]
+        return sorted(self._latest)[int(CONSTANTS.slow_quantile * len(self._latest))]
 
     @property
     def net_s(self) -> float:
@@ -117,7 +120,7 @@ class ServiceTimes:
 
 def _net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
     """Seconds without queueing for a CPU; at least the CPU time."""
-    least_s = max(min(cpu_s, wall_s), (1.0 - CONSTANTS.queued) * wall_s)
+    least_s = max(min(cpu_s, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
     return max(wall_s - queued_s, least_s)
 
 
@@ -219,15 +222,15 @@ class WorkEstimate:
 
 def is_link_full(sample: Sample) -> bool:
     """Return True if machines of the cluster sent all the time while most of their workers were idle."""
-    there, k = sample.remote, CONSTANTS
-    sends = there.sending_s >= k.queued * there.links * sample.seconds
-    return bool(there.links) and sends and there.busy_s < k.part * there.running * sample.seconds
+    there = sample.remote
+    sends = there.sending_s >= _SENDS * there.links * sample.seconds
+    return bool(there.links) and sends and there.busy_s < _IDLE * there.running * sample.seconds
 
 
 def steps(sample: Sample) -> tuple[tuple[float, float], int]:
     """Return the seconds of steps and those in which the training thread waited for a CPU, and the number of steps."""
     total_s = sample.work_s + sample.busy_s
-    queued = min(CONSTANTS.queued, (sample.machine.trainer_queued_s or 0.0) / max(1e-9, total_s))
+    queued = min(CONSTANTS.most_queued, (sample.machine.trainer_queued_s or 0.0) / max(1e-9, total_s))
     count = sample.batches
     if sample.steps is not None:
         total_s, count = sample.steps_s + sample.busy_s, sample.steps

@@ -28,9 +28,9 @@ GROW, PROBE, BACK, GIVE_BACK = "grow", "probe", "back", "give back"
 
 def start(limits: Limits, cpus: float, *, memory: float | None = None) -> Settings:
     """The setting to begin with, on ``cpus`` CPUs and ``memory`` free bytes that are granted to this rank."""
-    room = math.inf if memory is None else max(CONSTANTS.start // 2, memory // CONSTANTS.worker_bytes)
-    workers = limits.clip(Settings(local=int(min(CONSTANTS.start, max(1, int(cpus)), room))))
-    return limits.clip(replace(workers, prefetch=int(CONSTANTS.uneven * workers.workers)))
+    room = math.inf if memory is None else max(CONSTANTS.start_workers // 2, memory // CONSTANTS.worker_bytes)
+    workers = limits.clip(Settings(local=int(min(CONSTANTS.start_workers, max(1, int(cpus)), room))))
+    return limits.clip(replace(workers, prefetch=int(CONSTANTS.start_depth * workers.workers)))
 
 
 @dataclass(kw_only=True)
@@ -152,7 +152,7 @@ class Law:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
         inside = self.limits.clip_change(sample, sample.settings)
         if inside.prefetch >= inside.workers:
-            most = (1.0 + CONSTANTS.same) * inside.prefetch  # what is free is not known better than that
+            most = (1.0 + CONSTANTS.memory_slack) * inside.prefetch  # what is free is not known better than that
             is_near = inside.workers == sample.settings.workers and most >= sample.settings.prefetch
             return sample.settings if is_near else inside
         hard = self.limits.in_window(sample)
@@ -167,7 +167,7 @@ class Law:
             return self._judge(sample, trial) if self._is_slow(trial, sample) else None
         made = sum(pool.times.count for pool in self._work.pools.values())
         waits = sample.wait_s > self.config.wait_goal * sample.seconds
-        is_known = self._work.step.count and made >= min(CONSTANTS.start, self._running)
+        is_known = self._work.step.count and made >= min(CONSTANTS.enough_batches, self._running)
         if not self._is_fresh or not waits or not is_known:
             return None
         self.model = self._known(sample)
@@ -197,7 +197,7 @@ class Law:
 
     def _is_steady(self, sample: Sample) -> bool:
         """Return True if all batches of the window were begun under the workers that run."""
-        since = min(self._work.service_s(LOCAL), CONSTANTS.patience_s)
+        since = min(self._work.service_s(LOCAL), CONSTANTS.most_settling_s)
         running = sample.local.running + sample.remote.running
         return running == self._running and sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
 
@@ -264,7 +264,7 @@ class Law:
     def _unload(self, sample: Sample) -> Decision | None:
         """Keep only the remote workers that fill the link. Batches of further workers would wait for the link."""
         assert self.model is not None
-        if len(self._record) < CONSTANTS.least or not is_link_full(sample):
+        if len(self._record) < CONSTANTS.enough_windows or not is_link_full(sample):
             return None
         now, remote = sample.settings, self.model.best(self.config.headroom, self._most())[1]
         if remote >= now.remote:
@@ -298,8 +298,8 @@ class Law:
         if not self.decisions:  # memory is known now
             usual = start(self.limits, model.cpus).local
             wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.limits.most_local(model.unevenness)))
-        soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
-        if model.cpu_share > 0.5:  # the CPUs are the limit, which are known; remote workers have their own
+        soon = max(math.ceil(k.jump * now.workers), k.jump_floor)
+        if model.cpu_share > k.computes_from:  # the CPUs are the limit, which are known; remote workers have their own
             soon = MOST_WORKERS
         most = dict.fromkeys(WORKER_POOLS, soon)
         for name, count in zip(WORKER_POOLS, self._failed or (), strict=False):
@@ -318,10 +318,10 @@ class Law:
         """More batches in flight, or a probe."""
         assert self.model is not None
         k, record, now, model = CONSTANTS, self._record, sample.settings, self.model
-        if len(record) < k.least:
+        if len(record) < k.enough_windows:
             return None
         fit = model.limits.most_local(model.unevenness)
-        if record.is_late and now.local > fit and model.unevenness > k.uneven:
+        if record.is_late and now.local > fit and model.unevenness > k.is_uneven_from:
             return self._change(sample, fit, now.remote, "limit", None)  # their memory is worth more as prefetch
         if record.is_late or now.workers * model.step_s > model.local.service_s:
             self._depth = k.most_depth
@@ -338,7 +338,7 @@ class Law:
         for name in WORKER_POOLS if self._turn % 2 == 0 else reversed(WORKER_POOLS):
             have = getattr(now, name)
             sizes = {LOCAL: now.local, REMOTE: now.remote}
-            sizes[name] = min(most[name], max(have + 1, math.ceil(have * k.step)))
+            sizes[name] = min(most[name], max(have + 1, math.ceil(have * k.probe_factor)))
             if sizes[name] > have and sum(sizes.values()) <= model.limits.most_prefetch(sizes[LOCAL]):
                 return self._change(sample, sizes[LOCAL], sizes[REMOTE], "explore", PROBE)
         return None
@@ -348,11 +348,11 @@ class Law:
         take the training thread's CPU."""
         assert self.model is not None
         k, now, record, least = CONSTANTS, sample.settings, self._record, self.model.limits
-        if sample.at < self._try_at or len(record) * k.longest < k.least * self._shrink_after:
+        if sample.at < self._try_at or len(record) * k.trial_windows < k.enough_windows * self._shrink_after:
             return None
         local, remote = self._target(sample)
         if record.queued > self.config.wait_goal and now.local > local:
-            to = max(local, math.floor(now.local / k.step)), max(now.remote, remote)
+            to = max(local, math.floor(now.local / k.give_back_factor)), max(now.remote, remote)
             return self._change(sample, *to, "too many", GIVE_BACK)
         if record.is_draining(self.config.headroom) or record.calm < self._shrink_after:
             return None
@@ -370,7 +370,7 @@ class Law:
         way done now: that shows before they are. Smaller growth cannot do much harm meanwhile."""
         running = sample.local.running
         times = running / max(1, trial.old.local)
-        if trial.kind != GROW or times < CONSTANTS.early or trial.windows < CONSTANTS.least:
+        if trial.kind != GROW or times < CONSTANTS.early or trial.windows < CONSTANTS.enough_windows:
             return False
         return trial.worker_s > times * trial.wall_s * (trial.made + sample.lanes * running)
 
@@ -382,7 +382,7 @@ class Law:
             return None
         is_slow = self._is_slow(trial, sample)
         result = self._result(sample, trial)
-        if not is_slow and not result.is_sure and len(self._record) < CONSTANTS.longest:
+        if not is_slow and not result.is_sure and len(self._record) < CONSTANTS.trial_windows:
             return None
         is_bad = is_slow or result.is_bad
         if trial.kind == BACK:
@@ -401,10 +401,10 @@ class Law:
     def _has_changed_instead(self, trial: Trial) -> bool:
         """Return True if batches are as slow after growth was taken back: not the growth but the work made them so."""
         record, grown, k = self._record, trial.reverted, CONSTANTS
-        if grown is None or len(record) < k.least or record.times.count < 2 * k.start:
+        if grown is None or len(record) < k.enough_windows or record.times.count < 2 * k.enough_batches:
             return False
         ratio = trial.old.workers / max(1, grown.old.workers)
-        return bool(record.times.median_s > ratio**k.part * grown.median_s)
+        return bool(record.times.median_s > ratio**k.exponent * grown.median_s)
 
     def _result(self, sample: Sample, trial: Trial) -> TrialResult:
         """Judge a change by the windows so far.
@@ -423,15 +423,16 @@ class Law:
         if not is_measured:  # by Little's law, of a few batches
             rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._work.step.value)), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
-        least, is_held_up, is_free = (k.same if trial.kind == PROBE else -k.same), True, False
+        least, is_held_up, is_free = (k.equal_rates if trial.kind == PROBE else -k.equal_rates), True, False
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
-            least = min(ratio, max(1.0, 1.0 / max(1e-9, self._work.step.value * rate0))) ** k.part - 1.0
-            slower, bound = record.times.median_s / trial.median_s, ratio**k.part
-            is_held_up = slower > bound or (gain < -k.same and is_measured)
+            least = min(ratio, max(1.0, 1.0 / max(1e-9, self._work.step.value * rate0))) ** k.exponent - 1.0
+            slower, bound = record.times.median_s / trial.median_s, ratio**k.exponent
+            is_held_up = slower > bound or (gain < -k.equal_rates and is_measured)
             is_free = slower < bound and record.times.count >= now.workers and now.remote <= trial.old.remote
-        is_enough = len(record) >= k.least and record.times.count >= k.start
-        is_fine = len(record) >= k.least and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
+        has_windows = len(record) >= k.enough_windows
+        is_enough = has_windows and record.times.count >= k.enough_batches
+        is_fine = has_windows and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
         return TrialResult(
             gain=gain,
             is_bad=not is_fine and not is_free and gain <= least and is_held_up,
@@ -445,7 +446,7 @@ class Law:
         so it is their number, raised by the relative growth of the rate.
         """
         now, old = sample.settings, trial.old
-        gain = result.gain if result.gain > CONSTANTS.same else 0.0  # noise would add a worker at each trial
+        gain = result.gain if result.gain > CONSTANTS.equal_rates else 0.0  # noise would add a worker at each trial
         fewest = min(now.workers, math.ceil(old.workers * (1.0 + gain)))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
@@ -474,13 +475,13 @@ class Law:
         """Other numbers of workers, with the prefetch for them; of the prefetch alone only if it is worth it."""
         assert self.model is not None
         k, now, model = CONSTANTS, sample.settings, self.model
-        depth = max(self._depth, min(k.uneven * model.unevenness, k.most_depth))
+        depth = max(self._depth, min(k.depth_by_slowest * model.unevenness, k.most_depth))
         wanted = Settings(local=local, remote=remote, prefetch=model.prefetch(local, remote, depth))
         new = self.limits.clip_change(sample, wanted)
         if new == now:
             return None
         if (new.local, new.remote) == (now.local, now.remote):
-            if kind is not None or new.prefetch < k.step * now.prefetch:
+            if kind is not None or new.prefetch < k.least_prefetch_change * now.prefetch:
                 return None
             return self._decided(sample, new, reason)
         if kind is not None:

@@ -227,7 +227,7 @@ class Model:
 
         seconds = {workers: pass_s(workers) for workers in range(1, local + 1)}
         least_s = min(seconds.values())
-        return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.same) * least_s)
+        return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.equal_rates) * least_s)
 
     def prefetch(self, local: int, remote: int, depth: float) -> int:
         """``depth`` batches in flight for each that workers make at the same time, as far as memory allows."""
@@ -268,7 +268,8 @@ class Model:
         """
         alone = replace(self, others=0.0, step_queued_s=0.0)
         if only_cpu:
-            local = replace(self.local, service_s=self.local.cpu_s) if self.cpu_share > 0.5 else self.local
+            computes = self.cpu_share > CONSTANTS.computes_from
+            local = replace(self.local, service_s=self.local.cpu_s) if computes else self.local
             return replace(alone, local=local, step_s=max(_TINY, self.step_cpu_s), measured_rate=None)
         if not self.measured_rate:
             return alone
