@@ -56,8 +56,6 @@ class Constants:
     """Time without trials after a failed trial, as a multiple of the trial's time; each failure doubles it."""
     exponent: float = 0.5
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
-    early: float = 2.0
-    """Growth of the number of workers, as a factor, from which a trial may end before its batches are there."""
     apart: float = 2.0
     """Times of the latest batches over the slow quantile of those before, beyond the growth of workers, from which the
     work is another at once."""

@@ -38,8 +38,8 @@ class Trial:
     """A change of workers that is watched: the number of its decision, and the setting and windows before it.
 
     Times of a batch before it are ``service_s``, the mean without queueing for a CPU, ``wall_s``, that with it, and
-    ``median_s``. Counted since it are batches that workers made and that the loop has taken, seconds of local workers,
-    and windows. ``reverted`` is the growth that it reverts.
+    ``median_s``. Counted since it are batches that workers made and that the loop has taken. ``reverted`` is the growth
+    that it reverts.
     """
 
     kind: str
@@ -53,8 +53,6 @@ class Trial:
     reverted: Trial | None = None
     made: int = 0
     taken: int = 0
-    worker_s: float = 0.0
-    windows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ class Law:
         self._begin = begin
         self._checker, self._clock = SampleChecker(), LossClock()
         self._asked_at = self._settled_at = 0.0
-        self._running, self._before = -1, 0
+        self._running = -1
         self._pass, self._started = (-1, 0.0), 1
         self._shrink_after, self._turn = config.shrink_after, 0
         self._depth = CONSTANTS.depth
@@ -130,10 +128,6 @@ class Law:
         if self._trial is not None:
             self._trial.made += sample.local.tickets
             self._trial.taken += sample.batches
-            self._trial.windows += 1
-            at_work = min(self._before, sample.local.running, sample.settings.prefetch)
-            self._trial.worker_s += at_work * sample.seconds
-        self._before = sample.local.running
         if not self._is_settled(sample):
             return self._decide_early(sample)
         self._record.add(sample, self.config.wait_goal)
@@ -160,11 +154,10 @@ class Law:
         return replace(inside, local=local, prefetch=min(sample.settings.prefetch, hard.most_prefetch(local)))
 
     def _decide_early(self, sample: Sample) -> Decision | None:
-        """Before the setting has been running for the time of a batch: end growth that has gone wrong, or take the
-        first jump since the work became known, which needs no windows to compare with."""
-        trial = self._trial
-        if trial is not None:
-            return self._judge(sample, trial) if self._is_slow(trial, sample) else None
+        """Before the setting has been running for the time of a batch: take the first jump since the work became known,
+        which needs no windows to compare with."""
+        if self._trial is not None:
+            return None
         made = sum(pool.times.count for pool in self._work.pools.values())
         waits = sample.wait_s > self.config.wait_goal * sample.seconds
         is_known = self._work.step.count and made >= min(CONSTANTS.enough_batches, self._running)
@@ -365,28 +358,16 @@ class Law:
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _is_slow(self, trial: Trial, sample: Sample) -> bool:
-        """Return True if growth has made fewer batches than there would have been without it, were all that are under
-        way done now: that shows before they are. Smaller growth cannot do much harm meanwhile."""
-        running = sample.local.running
-        times = running / max(1, trial.old.local)
-        if trial.kind != GROW or times < CONSTANTS.early or trial.windows < CONSTANTS.enough_windows:
-            return False
-        return trial.worker_s > times * trial.wall_s * (trial.made + sample.lanes * running)
-
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
         """End a trial once its effect is known; return a decision if it must be undone."""
         if self._has_changed_instead(trial):
             self._close(sample, trial, kept=False)
             self._forget()
             return None
-        is_slow = self._is_slow(trial, sample)
         result = self._result(sample, trial)
-        if not is_slow and not result.is_sure and len(self._record) < CONSTANTS.trial_windows:
+        if not result.is_sure and len(self._record) < CONSTANTS.trial_windows:
             return None
-        is_bad = is_slow or result.is_bad
-        if trial.kind == BACK:
-            is_bad = is_bad and result.is_sure
+        is_bad = result.is_bad and (trial.kind != BACK or result.is_sure)
         self._close(sample, trial, kept=not is_bad)
         if not is_bad:
             if trial.kind == PROBE and self._failed is not None and sample.settings.workers >= sum(self._failed):
