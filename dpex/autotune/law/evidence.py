@@ -11,9 +11,6 @@ from dpex.autotune.types import Sample
 from dpex.measure.samples import PoolSample
 from dpex.schedule.names import WORKER_POOLS
 
-_SENDS, _IDLE = 0.9, 0.5
-"""Shares of a window: a full link sends for at least the first, and workers behind it work for less than the second."""
-
 
 class Mean:
     """Seconds per batch over the latest windows."""
@@ -160,7 +157,6 @@ class WorkEstimate:
         for each in self._watched.values():
             each.forget()
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
-        self._sent, self._full_s = 0, 0.0
 
     def add(self, sample: Sample) -> None:
         """Take in a window."""
@@ -171,13 +167,6 @@ class WorkEstimate:
         for name, pool in self.pools.items():
             pool.add(getattr(sample, name))
         self._others.append(sample.machine.others)
-        if is_link_full(sample):
-            self._sent, self._full_s = self._sent + sample.remote.tickets, self._full_s + sample.seconds
-
-    @property
-    def link(self) -> float:
-        """Batches per second that come from the cluster while the link is full; infinite if it never was."""
-        return self._sent / self._full_s if self._full_s else math.inf
 
     @property
     def others(self) -> float:
@@ -218,13 +207,6 @@ class WorkEstimate:
         """The slowest batch over the mean, at least 1."""
         slowest_s = max(pool.slowest_s for pool in self.pools.values())
         return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
-
-
-def is_link_full(sample: Sample) -> bool:
-    """Return True if machines of the cluster sent all the time while most of their workers were idle."""
-    there = sample.remote
-    sends = there.sending_s >= _SENDS * there.links * sample.seconds
-    return bool(there.links) and sends and there.busy_s < _IDLE * there.running * sample.seconds
 
 
 def steps(sample: Sample) -> tuple[tuple[float, float], int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law import wording
-from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate, is_link_full
+from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.measured import LossClock, SampleChecker
@@ -218,7 +218,6 @@ class Law:
             error=min(1.0, error / rate) if rate else 1.0,
             start=self._start_of(sample),
             stages={name: seconds / total for name, seconds in stages.items()} if total else {},
-            link=seen.link,
         )
 
     def _start_of(self, sample: Sample) -> Start | None:
@@ -243,9 +242,6 @@ class Law:
         if not self._work.service_s(LOCAL) or not self._work.step.count:
             return None
         self.model = self._known(sample)
-        fewer = self._unload(sample)
-        if fewer is not None:
-            return fewer
         if self._trial is not None:
             decision = self._judge(sample, self._trial)
             if decision is not None or self._trial is not None:
@@ -253,18 +249,6 @@ class Law:
         if self._record.wait <= self.config.wait_goal:
             return self._give_back(sample)
         return self._grow(sample) or self._widen(sample)
-
-    def _unload(self, sample: Sample) -> Decision | None:
-        """Keep only the remote workers that fill the link. Batches of further workers would wait for the link."""
-        assert self.model is not None
-        if len(self._record) < CONSTANTS.enough_windows or not is_link_full(sample):
-            return None
-        now, remote = sample.settings, self.model.best(self.config.headroom, self._most())[1]
-        if remote >= now.remote:
-            return None
-        if self._trial is not None:
-            self._close(sample, self._trial, kept=now.local > self._trial.old.local)
-        return self._change(sample, now.local, remote, "limit", None)
 
     def _grow(self, sample: Sample) -> Decision | None:
         """Towards what the model asks for."""

@@ -5,9 +5,9 @@ takes ``t`` seconds, and ``k`` CPU seconds of the training process::
 
     rate(W) = min(W / s, F / (c + k), 1 / t, limit of memory),   F = max(C - o, C W / (W + o))
 
-The second limit counts only batches of local workers in ``c``. The link limits remote workers. ``F`` is the part that
-other programs leave, or an equal part for each thread that needs a CPU. The present setting corrects the limits of
-workers by the ratio of the measured rate to the predicted rate.
+The second limit counts only batches of local workers in ``c``. ``F`` is the part that other programs leave, or an equal
+part for each thread that needs a CPU. The present setting corrects the limits of workers by the ratio of the measured
+rate to the predicted rate.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ class Model:
         stages: Shares of a batch's time in a worker, by name, which sum to 1.
         limits: Limits of memory, configuration and cluster.
         lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch over ``lanes``.
-        link: Maximum batches per second over the network; infinite until the network was the limit.
     """
 
     now: Settings
@@ -122,7 +121,6 @@ class Model:
     error: float = 0.05
     start: Start | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
-    link: float = math.inf
 
     # -- what a setting gives ------------------------------------------------------------------------------------------
 
@@ -162,7 +160,7 @@ class Model:
         Remote batches cost this machine only what the training process does for them: with ``x`` from local workers
         and ``y`` from remote ones, ``c x + k (x + y)`` CPUs are needed.
         """
-        far = min(self.link, settings.remote / max(_TINY, self.remote.service_s))
+        far = settings.remote / max(_TINY, self.remote.service_s)
         near = settings.local / max(_TINY, self.local.service_s)
         free = self.free_cpus(settings.local) - self.step_cpu_s * min(far, self.demand)
         return max(_TINY, min(near, free / max(_TINY, self._cpu_s))) + far
@@ -209,7 +207,7 @@ class Model:
         spared = 1.0 if limits.remote else None
         local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus(local) / max(_TINY, self._cpu_s))
-        far = min(max(0.0, headroom * self.demand - near), headroom * self.link) * self.remote.service_s
+        far = max(0.0, headroom * self.demand - near) * self.remote.service_s
         remote = min(limits.remote, math.ceil(far - _TINY), max(0, limits.most_prefetch(local) - local))
         local = max(local, limits.least_local, int(not remote))
         return self._quick_to_start(local), max(remote, limits.least_remote)

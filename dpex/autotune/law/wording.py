@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpex.autotune.law.evidence import SettingStats, is_link_full
+from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.model import Model
 from dpex.autotune.types import Decision, Reason, Sample, Signal
 from dpex.measure.readable import duration, percent, plural, rounded, size
@@ -136,8 +136,6 @@ def _limit(old: Settings, new: Settings, sample: Sample) -> str:
     if new.remote < old.remote:
         if remote.granted is not None and remote.granted < old.remote:
             return f"{remote.granted} of the cluster's workers are this loader's share"
-        if is_link_full(sample) and not remote.unplaced:
-            return "the network brings no more batches from the cluster, and most remote workers wait for it"
         return f"the cluster has no room for {plural(old.remote - new.remote, 'remote worker')}"
     if free is not None and free < 0:
         return f"loading takes {size(-free)} more memory than the training process can spare"

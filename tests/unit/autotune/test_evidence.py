@@ -1,7 +1,5 @@
 """Means of the measurements over windows."""
 
-import math
-
 import pytest
 
 from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
@@ -40,22 +38,6 @@ def test_the_median_is_the_mean_where_single_batches_are_unknown() -> None:
     times = ServiceTimes()
     times.add(window(0.0))
     assert times.median_s == pytest.approx(1.0)
-
-
-def from_cluster(*, sending_s: float, busy_s: float, tickets: int = 5) -> Sample:
-    """A window of a second: ``busy_s`` of eight remote workers together, ``sending_s`` of their machine."""
-    there = PoolSample(running=8, requested=8, tickets=tickets, load_s=busy_s, links=1, sending_s=sending_s)
-    return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, remote=8, prefetch=96), batches=45, remote=there)
-
-
-def test_the_link_rate_is_that_of_full_windows_with_idle_workers() -> None:
-    seen = WorkEstimate()
-    seen.add(from_cluster(sending_s=0.5, busy_s=0.5))  # it was not full
-    seen.add(from_cluster(sending_s=1.0, busy_s=8.0))  # no worker waited for it
-    assert seen.link == math.inf
-    seen.add(from_cluster(sending_s=1.0, busy_s=0.5))
-    seen.add(from_cluster(sending_s=1.0, busy_s=0.5, tickets=7))
-    assert seen.link == pytest.approx(6.0)
 
 
 def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Sample:

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.law import Law, start
+from dpex.autotune.law.law import start
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.types import Decision, Sample
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.autotune.types import Decision
 from dpex.schedule.prefetch import Settings
 from tests.unit.autotune.test_tuning import Loader, Machine, run, tuned
 
@@ -68,33 +67,6 @@ def test_other_work_is_met_by_another_jump() -> None:
     few, loader.engine.step_s = loader.workers, 0.005
     most = max(decision.new.local for decision in loader.run(10.0))
     assert few < most <= math.ceil(AutotuneConfig().headroom * 0.1 / 0.005) + 1
-
-
-def test_no_more_remote_workers_than_the_link_keeps_busy() -> None:
-    """The machine of eight remote workers sends all the time, and they wait for it: five batches come in a second."""
-    here = PoolSample(running=4, requested=4, tickets=40, load_s=4.0, cpu_s=4.0)
-    there = PoolSample(running=8, requested=8, tickets=5, load_s=0.5, cpu_s=0.5, links=1, sending_s=1.0, room=0)
-    now = Settings(local=4, remote=8, prefetch=96)
-    law = Law(AutotuneConfig(), now)
-    for second in range(1, 20):
-        sample = Sample(
-            at=float(second),
-            seconds=1.0,
-            settings=now,
-            batches=45,
-            wait_s=0.5,
-            work_s=0.5,
-            local=here,
-            remote=there,
-            machine=MachineSample(cpus=4.0),
-        )
-        decision = law.step(sample)
-        if decision is not None and decision.reason == "limit":
-            break
-        now = now if decision is None else decision.new
-    assert decision is not None
-    assert decision.new.remote == 1
-    assert "the network brings no more batches" in decision.text
 
 
 def test_growth_that_only_makes_batches_slower_is_taken_back() -> None:

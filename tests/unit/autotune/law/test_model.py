@@ -80,12 +80,6 @@ def test_cpus_left_to_workers_say_nothing_of_a_machine_alone() -> None:
     assert waiting.alone().rate(workers(2)).value == pytest.approx(waiting.rate(workers(2)).value)
 
 
-def test_remote_workers_make_no_more_than_the_link_carries() -> None:
-    work = replace(model(step_s=0.001, cpus=4.0, limits=Limits(local=64, remote=64)), link=25.0)
-    assert work.rate(workers(4, 8)).value == pytest.approx(40.0 + 25.0)
-    assert work.best(1.2)[1] == 3  # those keep it full
-
-
 def test_the_interval_grows_with_the_distance() -> None:
     near, far = (model(step_s=0.001).rate(workers(count)) for count in (8, 16))
     assert (near.high - near.low) / near.value < (far.high - far.low) / far.value
