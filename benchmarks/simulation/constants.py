@@ -33,7 +33,7 @@ user may want to change. Its `headroom=1` instead of 1.2 has regrets of 2.09 % a
 *Regret* is the share of the batches that was lost against the best fixed setting. It is a mean over simulated worlds:
 60 worlds from all sets, and 22 worlds in which growth may fail. In each row one constant is replaced by the value
 *instead*, and all others stay. It was measured shortly before the last small changes of the law, except for
-`uneven_room` and `latest`, which were measured after them. `times` and `apart` came later and have no figures. A row
+`uneven_room`, which was measured after them. `times` and `apart` came later and have no figures. A row
 that says "measured with" dates from when these constants were one: all of them were replaced together.
 
 <!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/constants.py; do not edit. -->

@@ -83,8 +83,6 @@ class Constants:
     """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
-    latest: int = 32
-    """Batches whose time counts instead of the mean of all where it is longer."""
     recent: int = 64
     """Windows that are remembered."""
 

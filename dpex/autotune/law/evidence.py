@@ -27,15 +27,6 @@ class Mean:
             self.count = sum(number for _, number in self._rows)
             self.value = sum(total for total, _ in self._rows) / self.count
 
-    def lately(self, least: int) -> float:
-        """The mean over the latest windows that hold ``least`` batches; 0 without a window."""
-        seconds, count = 0.0, 0
-        for total, number in reversed(self._rows):
-            seconds, count = seconds + total, count + number
-            if count >= least:
-                break
-        return seconds / count if count else 0.0
-
 
 class Cusum:
     """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `forget`."""
@@ -107,18 +98,10 @@ class ServiceTimes:
 
     @property
     def net_s(self) -> float:
-        """Seconds of a batch without queueing for a CPU; 0 without a window."""
-        return _net_s(self.wall.value, self.cpu.value, self.queued.value)
-
-    def net_lately_s(self, least: int) -> float:
-        """`net_s` of the latest windows that hold ``least`` batches."""
-        return _net_s(self.wall.lately(least), self.cpu.lately(least), self.queued.lately(least))
-
-
-def _net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
-    """Seconds without queueing for a CPU; at least the CPU time."""
-    least_s = max(min(cpu_s, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
-    return max(wall_s - queued_s, least_s)
+        """Seconds of a batch without queueing for a CPU, at least the CPU time; 0 without a window."""
+        wall_s = self.wall.value
+        least_s = max(min(self.cpu.value, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
+        return max(wall_s - self.queued.value, least_s)
 
 
 @dataclass

@@ -230,7 +230,7 @@ class Law:
 
     def _pool_cost(self, name: str) -> PoolCost:
         pool = self._work.pools[name]
-        service_s = max(self._work.service_s(name), pool.times.net_lately_s(CONSTANTS.latest))
+        service_s = self._work.service_s(name)
         other = self._work.pools[REMOTE if name == LOCAL else LOCAL]
         known = (pool if pool.times.count else other).times
         share = known.cpu.value / max(1e-9, known.net_s)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from benchmarks.simulation.constants import PAGE, WRITE, meanings, page, read
 from dpex.autotune.constants import Constants
 
-MOST = 36
+MOST = 35
 
 
 def test_there_are_few_and_each_says_what_it_means() -> None:
