@@ -374,33 +374,30 @@ class Law:
     def _result(self, sample: Sample, trial: Trial) -> TrialResult:
         """Judge a change by the windows so far.
 
-        Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it. It is
-        bad if the rate does not and the median batch takes longer by more than that root, or batches come more slowly
-        than was measured before. A probe must gain, and any other change must not lose.
+        Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it, or if
+        the median batch takes longer by less than that root. A probe must gain, and any other change must not lose.
         """
         k, record, now, own = CONSTANTS, self._record, sample.settings, self.config
         if not len(record):
             return TrialResult(is_sure=False)
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
-        is_measured = rate0 > 0
         rate0 = min(rate0, own.headroom * trial.old.workers / trial.service_s)  # more were only taken from before
-        if not is_measured:  # by Little's law, of a few batches
+        if not rate0:  # by Little's law, of a few batches
             rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._work.step.value)), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
-        least, is_held_up, is_free = (k.equal_rates if trial.kind == PROBE else -k.equal_rates), True, False
+        least, is_free = (k.equal_rates if trial.kind == PROBE else -k.equal_rates), False
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
             least = min(ratio, max(1.0, 1.0 / max(1e-9, self._work.step.value * rate0))) ** k.exponent - 1.0
             slower, bound = record.times.median_s / trial.median_s, ratio**k.exponent
-            is_held_up = slower > bound or (gain < -k.equal_rates and is_measured)
             is_free = slower < bound and record.times.count >= now.workers and now.remote <= trial.old.remote
         has_windows = len(record) >= k.enough_windows
         is_enough = has_windows and record.times.count >= k.enough_batches
         is_fine = has_windows and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
         return TrialResult(
             gain=gain,
-            is_bad=not is_fine and not is_free and gain <= least and is_held_up,
+            is_bad=not is_fine and not is_free and gain <= least,
             is_sure=is_fine or is_free or (is_enough and abs(gain - least) > wide),
         )
 
