@@ -91,17 +91,11 @@ CONSTANTS = Constants()
 
 # -- what can be a measurement -----------------------------------------------------------------------------------------
 
-LONGEST_S, LEAST_S = 1e6, 1e-9
-"""Eleven days: a sum of times in one window beyond it comes from a clock that jumped. Clocks count nanoseconds."""
 STOPPED_S, STOPPED = 30.0, 10.0
 """Seconds, and times the window before, from which a window was no wait for a batch: no thread read the clock
 meanwhile."""
-MOST_TIMES = 2.0
-"""A call that began before the window adds its rest; times that add up to more are wrong."""
-MOST_WORKERS, MOST_CPUS, MOST_COUNT = 10**5, 1e5, 2**60
-"""More than any cluster, or machine, has, and than any size or count."""
-LEAST_CPUS = 0.01
-"""The smallest share that a container is given."""
+MOST_WORKERS = 10**5
+"""More than any cluster has."""
 LOOK_S = 2.0
 """Seconds under a setting before NVML describes it: dpex reads NVML once a second, and it covers the last second."""
 

@@ -1,19 +1,9 @@
-"""Convert reports of clocks, counters and the system to a sample that the law can judge. PURE.
+"""Drop windows that measured nothing, and judge the others by the best clock that there is. PURE.
 
-A legal sample (`dpex.autotune.types`) may hold nearly any number. `SampleChecker` decides once which of them are
-measurements. Behind it no number but that of free memory is negative, and none is larger than a machine allows.
+`is_legal` refuses a window with an impossible number, such as a time that is negative or not finite. Sums of a record
+never shrink, so only a broken clock or counter gives one.
 
-1. A window whose own times are no times is left out, and so is one in which all stood still. Times that add up to far
-   more than the window become shares of it.
-
-2. A pool whose times are no times has no tickets in that window. Its number of workers is still known.
-
-3. Any other impossible number becomes the value for "unknown": None where the type allows it, else 0. The CPUs stay
-   what they were.
-
-4. Time never goes back. Where the clock does, the window's own length is taken to have passed.
-
-`LossClock` then chooses the clock by which loading is judged, and finds the part of the wait that reaches the GPU. A
+`LossClock` chooses the clock by which loading is judged, and finds the part of the wait that reaches the GPU. A
 loop that does not synchronise runs ahead of the GPU: it may wait in ``next()`` while kernels are queued and lose
 nothing, and its own step may take a tenth of the GPU's. So loading is judged by the best clock there is:
 
@@ -28,110 +18,23 @@ what it waited, ``work_s`` the rest.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
 
-from dpex.autotune.constants import (
-    LEAST_CPUS,
-    LEAST_S,
-    LONGEST_S,
-    LOOK_S,
-    MOST_COUNT,
-    MOST_CPUS,
-    MOST_TIMES,
-    MOST_WORKERS,
-    STOPPED,
-    STOPPED_S,
-)
+from dpex.autotune.constants import LOOK_S
 from dpex.autotune.types import Sample, Signal
 from dpex.measure.readable import remainder
-from dpex.measure.samples import PoolSample
 from dpex.schedule.prefetch import Settings
 
-_WORKERS = frozenset({"local", "remote", "requested", "running", "unplaced", "room", "granted"})
-_Values = TypeVar("_Values")
+_TINY = 1e-9
+_MOST = 1e18
+"""Larger than any time, size or count."""
 
 
-class SampleChecker:
-    """Checks the samples of one run, in their order."""
-
-    def __init__(self) -> None:
-        self._cpus = 1.0
-        self._at = self._offset = self._seconds = 0.0
-
-    def check(self, sample: Sample) -> Sample | None:
-        """Return a sample to calculate with; None if the window measured nothing."""
-        times = (sample.seconds, sample.wait_s, sample.busy_s, sample.work_s)
-        if not all(_is_time(value) for value in times) or sample.seconds < LEAST_S or self._stood_still(sample):
-            return None
-        total_s = sum(times[1:])
-        factor = sample.seconds / total_s if total_s > MOST_TIMES * sample.seconds else 1.0
-        wait_s, busy_s, work_s = (factor * value for value in times[1:])
-        if 0 < sample.machine.cpus < math.inf:
-            self._cpus = min(max(sample.machine.cpus, LEAST_CPUS), MOST_CPUS)
-        found, settings = _checked(sample), _checked(sample.settings)
-        return replace(
-            found,
-            at=self._passed(sample),
-            settings=replace(settings, prefetch=max(1, settings.prefetch)),
-            wait_s=wait_s,
-            busy_s=busy_s,
-            work_s=work_s,
-            steps=found.steps if _is_time(sample.steps_s) else None,
-            steps_s=factor * found.steps_s,
-            straggler_s=min(wait_s, found.straggler_s),
-            local=_pool(sample.local),
-            remote=_pool(sample.remote),
-            machine=replace(_checked(sample.machine), cpus=self._cpus),
-            gpu_steps=found.gpu_steps if _is_time(sample.gpu_step_s) else 0,
-        )
-
-    def _stood_still(self, sample: Sample) -> bool:
-        """Return True if the process, or the whole machine, was stopped in the window."""
-        usual_s, self._seconds = self._seconds, sample.seconds
-        return sample.seconds > max(STOPPED_S, STOPPED * usual_s)
-
-    def _passed(self, sample: Sample) -> float:
-        """Monotonic time of the end of the window, in seconds."""
-        at = sample.at + self._offset
-        if not self._at <= at <= self._at + LONGEST_S:
-            at = self._at + sample.seconds
-            self._offset = at - sample.at if math.isfinite(sample.at) else self._offset
-        self._at = at
-        return at
-
-
-def _is_time(value: float) -> bool:
-    return 0.0 <= value <= LONGEST_S
-
-
-def _pool(pool: PoolSample) -> PoolSample:
-    found = _checked(pool)
-    if not all(_is_time(value) for value in (pool.load_s, pool.collate_s, pool.encode_s, pool.cpu_s)):
-        return replace(
-            found, tickets=0, load_s=0.0, collate_s=0.0, encode_s=0.0, cpu_s=0.0, queued_s=None, services_s=()
-        )
-    return replace(found, services_s=tuple(each for each in pool.services_s if LEAST_S <= each <= LONGEST_S))
-
-
-def _checked(values: _Values) -> _Values:
-    """Return the values with each number within its possible range."""
-    changes: dict[str, Any] = {}
-    for field in fields(values):  # type: ignore[arg-type]
-        value = getattr(values, field.name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            changes[field.name] = _number(field.name, value, None if field.default is None else 0)
-    return replace(values, **changes)  # type: ignore[type-var]
-
-
-def _number(name: str, value: float, unknown: int | None) -> float | None:
-    if isinstance(value, int):
-        least = -MOST_COUNT if name == "memory_free" else 0
-        return max(least, min(value, MOST_WORKERS if name in _WORKERS else MOST_COUNT))
-    if not 0.0 <= value <= (LONGEST_S if name.endswith("_s") else MOST_COUNT):
-        return None if unknown is None else 0.0
-    return value if value >= LEAST_S else 0.0
+def is_legal(sample: Sample) -> bool:
+    """Return True if each number of a window is possible. Only the free memory may be negative."""
+    parts = (sample, sample.local, sample.remote, sample.machine)
+    numbers = (value for part in parts for name, value in vars(part).items() if name != "memory_free")
+    return all(0.0 <= value <= _MOST for value in numbers if isinstance(value, (int, float)))
 
 
 # -- the clock of the loss ---------------------------------------------------------------------------------------------
@@ -190,7 +93,7 @@ def by_events(sample: Sample) -> Sample:
         return sample
     stall_s, step_s = sample.gpu_stall_s, sample.gpu_step_s + sample.feed_wait_s
     if sample.gpu_steps:  # events completed before this window: scale their stall to its length
-        stall_s *= sample.seconds / max(LEAST_S, stall_s + step_s)
+        stall_s *= sample.seconds / max(_TINY, stall_s + step_s)
     return _with_loss(sample, min(stall_s, sample.seconds))
 
 

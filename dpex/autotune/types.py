@@ -1,11 +1,10 @@
 """The values that go in and out of the law, and the room that a cluster has. Times are seconds, sizes bytes, rates per
 second.
 
-A legal sample is whatever clocks, counters and the system may report. Whole numbers and times are 0 or more, and any
-of them may jump from one window to the next. A time may be 0 where a clock stood still, and infinite, negative or NaN
-where one jumped or failed; ``at`` may stand still or go back. An unknown value is 0 where the type does not allow
-None. Memory, room and CPUs may vanish. The law takes any sequence of legal samples: it raises nothing, stays within its
-limits, and proposes settings only on what `dpex.autotune.measured` accepts as measured.
+A legal sample has only possible numbers: finite, and 0 or more except for free memory. ``at`` never goes back. Any
+number may jump from one window to the next, and a time is 0 where a clock stood still. An unknown value is 0 where the
+type does not allow None. Memory and room may vanish. The law takes any sequence of legal samples: it raises nothing and
+stays within its limits.
 """
 
 from __future__ import annotations

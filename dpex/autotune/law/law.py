@@ -11,12 +11,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
+from dpex.autotune.constants import CONSTANTS, MOST_WORKERS, STOPPED, STOPPED_S
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
-from dpex.autotune.measured import LossClock, SampleChecker
+from dpex.autotune.measured import LossClock, is_legal
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
@@ -76,7 +76,7 @@ class Law:
         self.config = config
         self.limits: Limits = limits or Limits.of(config)
         self._begin = begin
-        self._checker, self._clock = SampleChecker(), LossClock()
+        self._clock, self._seconds = LossClock(), 0.0
         self._asked_at = self._settled_at = 0.0
         self._running = -1
         self._pass, self._started = (-1, 0.0), 1
@@ -104,10 +104,11 @@ class Law:
 
     def step(self, sample: Sample) -> Decision | None:
         """Take in a window, any legal one; return a change of settings, or None."""
-        checked = self._checker.check(sample)
-        if checked is None or not (checked.batches or checked.wait_s):
+        usual_s, self._seconds = self._seconds, sample.seconds
+        was_stopped = sample.seconds > max(STOPPED_S, STOPPED * usual_s)
+        if was_stopped or not sample.seconds or not (sample.batches or sample.wait_s) or not is_legal(sample):
             return None
-        judged = self._clock.of(checked)
+        judged = self._clock.of(sample)
         if not judged.is_known:
             return None
         self._signal = judged.signal

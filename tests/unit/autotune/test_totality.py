@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +15,11 @@ from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
-from dpex.autotune.measured import SampleChecker
 from dpex.autotune.types import Decision, Sample
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Settings
 
-ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])
+ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 1e-15, 1e-9, 1e6, 1e300])
 
 
 def number(most: float) -> st.SearchStrategy[float]:
@@ -174,43 +174,31 @@ def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bo
     assert history.rate(180, 240) > 0.9 / 0.0203
 
 
-def sample(**changes: object) -> Sample:
-    return Sample(at=1.0, seconds=1.0, settings=Settings(), wait_s=0.5, work_s=0.5, **changes)  # type: ignore[arg-type]
+def lasting(seconds: float, **changes: Any) -> Sample:
+    """A window in which the loop waits for most of the time."""
+    here = PoolSample(running=2, requested=2, tickets=9, load_s=1.0, cpu_s=0.1, services_s=(0.1,) * 9)
+    times = {"wait_s": max(0.0, seconds - 0.02), "work_s": 0.02}
+    values: dict[str, Any] = {"at": 5000.0, "batches": 9, "local": here, "machine": MachineSample(cpus=4.0)}
+    return Sample(seconds=seconds, settings=Settings(local=2, prefetch=4), **{**values, **times, **changes})
 
 
-def test_time_never_goes_back() -> None:
-    checker, ends = SampleChecker(), []
-    for at in (1.0, 2.0, 2.0, math.nan, 1.5, 2.5, 1e12, 1e12 + 1, 0.0):
-        found = checker.check(replace(sample(), at=at))
-        assert found is not None
-        ends.append(found.at)
-    assert ends == [1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+@pytest.mark.parametrize(
+    ("lasted", "decides"),
+    [([1.0], True), ([1.0, 3600.0], False), ([31.0], False), ([29.0], True), ([29.0, 290.0], True), ([0.0], False)],
+)
+def test_a_window_of_a_suspended_machine_is_left_out(lasted: list[float], decides: bool) -> None:
+    """The law decides on the last window alone: those before it have no batches."""
+    law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
+    for seconds in lasted[:-1]:
+        assert law.step(lasting(seconds, batches=0, wait_s=0.0)) is None
+    assert (law.step(lasting(lasted[-1])) is not None) == decides
 
 
-def test_a_window_of_a_suspended_machine_is_left_out() -> None:
-    checker = SampleChecker()
-    lasted = [1.0, 3600.0, 1.0, 29.0, 290.0, 2901.0, 2901.0]
-    found = [checker.check(replace(sample(), seconds=seconds, busy_s=seconds)) for seconds in lasted]
-    assert [each is not None for each in found] == [True, False, True, True, True, False, True]
-
-
-def test_times_that_exceed_their_window_become_shares_of_it() -> None:
-    found = SampleChecker().check(replace(sample(), seconds=2.0, wait_s=1.0, busy_s=1e6 - 2.0, work_s=1.0))
-    assert found is not None
-    assert found.wait_s + found.busy_s + found.work_s == pytest.approx(2.0)
-    assert found.busy_s > 1.99
-
-
-def test_unknown_machine_figures_keep_their_last_known_values() -> None:
-    checker = SampleChecker()
-    machines = [MachineSample(cpus=cpus, others=math.nan, worker_bytes=math.inf) for cpus in (3.0, 0.0, math.nan)]
-    found = [checker.check(sample(machine=machine)) for machine in machines]
-    assert [(each.machine.cpus, each.machine.others, each.machine.worker_bytes) for each in found if each] == [
-        (3.0, 0, 0)
-    ] * 3
-
-
-def test_a_plausible_sample_stays_as_it_is() -> None:
-    pool = PoolSample(requested=3, running=2, tickets=9, load_s=0.5, cpu_s=0.25, queued_s=0.125, services_s=(0.0625,))
-    given_sample = sample(batches=9, straggler_s=0.25, batch_bytes=1e6, local=pool, remote=pool)
-    assert SampleChecker().check(given_sample) == given_sample
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("name", ["at", "seconds", "wait_s", "work_s", "batch_bytes", "start_s"])
+def test_a_window_with_an_impossible_number_is_left_out(name: str, odd: float) -> None:
+    law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
+    assert law.step(replace(lasting(1.0), **{name: odd})) is None
+    pool = replace(lasting(1.0).local, load_s=odd)
+    assert law.step(lasting(1.0, local=pool)) is None
+    assert law.step(lasting(1.0)) is not None
