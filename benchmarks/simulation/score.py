@@ -20,9 +20,9 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Steering
 from benchmarks.simulation.world import World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import Law
 from dpex.autotune.law.law import start as law_start
 from dpex.autotune.limits import Limits
+from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Sample
 from dpex.schedule.prefetch import Settings
 
@@ -203,7 +203,7 @@ def play(scenario: Scenario, truths: Sequence[Truth], steering: Callable[[], Ste
     """Let the law, or whatever ``steering`` makes for each rank, loose on a scenario."""
     world = scenario.world
     start = cold_start(world, scenario.config)
-    steer = steering or (lambda: Law(scenario.config, start))
+    steer = steering or (lambda: Supervisor(scenario.config, start))
     ranks = [Guarded(steer()) for _ in range(world.ranks)]
     histories = simulate(world, ranks, scenario.seconds, scenario.config.interval_s)
     scores = _scores(scenario, histories, truths)

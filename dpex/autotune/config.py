@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from dpex.errors import OptionError
 from dpex.hints import hinted
+
+if TYPE_CHECKING:
+    from dpex.autotune.limits import Limits
+    from dpex.autotune.types import Policy
+    from dpex.schedule.prefetch import Settings
 
 
 def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = False, optional: bool = False) -> bool:
@@ -53,6 +60,7 @@ class AutotuneConfig:
         trace: A file for a record of the run, which ``dpex replay`` reads: some 1.2 kB for each window. dpex fills in
             ``{pid}`` and ``{rank}``. If the file exists, a new name gets a number. None: the file that the environment
             variable ``DPEX_TRACE`` names, or no record.
+        policy: A class or function that makes the policy which chooses settings. See `Policy`. None: the law of dpex.
 
     Raises:
         OptionError: A value is out of its range. It is a ValueError.
@@ -82,6 +90,7 @@ class AutotuneConfig:
     memory_share: float = 0.5
     interval_s: float = 1.0
     trace: str | None = None
+    policy: Callable[[AutotuneConfig, Settings, Limits], Policy] | None = None
 
     def __post_init__(self) -> None:
         for name, low, high, whole, optional in _RANGES:
@@ -93,6 +102,8 @@ class AutotuneConfig:
                 raise OptionError(f"AutotuneConfig({name}={value!r}): give {kind} of at least {low:g}{upper}{none}")
         if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):
             raise OptionError(f"AutotuneConfig(trace={self.trace!r}): give a file's name, as a str, or None")
+        if self.policy is not None and not callable(self.policy):
+            raise OptionError(f"AutotuneConfig(policy={self.policy!r}): give a class or function that makes a Policy")
         for low_name, high_name in (("min_local", "max_local"), ("min_remote", "max_remote")):
             low_value, high_value = getattr(self, low_name), getattr(self, high_name)
             if high_value is not None and low_value > high_value:
@@ -117,4 +128,4 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("memory_share", 0.01, 0.9, False, False),
     ("interval_s", 0.05, 60, False, False),
 )
-assert {"trace", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}
+assert {"trace", "policy", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}

@@ -157,3 +157,13 @@ class Limits:
             return found
         still = max(found.local, sample.local.requested)
         return replace(found, prefetch=min(found.prefetch, max(now.prefetch, hard.most_prefetch(still))))
+
+    def inside(self, sample: Sample) -> Settings:
+        """Return the setting of a window within the limits, with memory for a batch of each local worker."""
+        inside, now = self.clip_change(sample, sample.settings), sample.settings
+        if inside.prefetch >= inside.workers:
+            is_near = (1.0 + CONSTANTS.memory_slack) * inside.prefetch >= now.prefetch
+            return now if is_near and inside.workers == now.workers else inside
+        hard = self.in_window(sample)
+        local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
+        return replace(inside, local=local, prefetch=min(now.prefetch, hard.most_prefetch(local)))

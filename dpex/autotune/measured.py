@@ -18,10 +18,10 @@ what it waited, ``work_s`` the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dpex.autotune.constants import LOOK_S
-from dpex.autotune.types import Sample, Signal
+from dpex.autotune.types import Sample
 from dpex.measure.readable import remainder
 from dpex.schedule.prefetch import Settings
 
@@ -40,47 +40,22 @@ def is_legal(sample: Sample) -> bool:
 # -- the clock of the loss ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgedSample:
-    """A window of measurements, by the clock ``signal``.
-
-    Attributes:
-        sample: The window. Its consumer's times are the GPU's, if known.
-        signal: The clock.
-        is_known: True if the clock has measured in this window.
-        is_new: True if the previous window had another clock.
-    """
-
-    sample: Sample
-    signal: Signal = "wait"
-    is_known: bool = True
-    is_new: bool = False
-
-
 class LossClock:
     """Chooses the clock, window by window."""
 
     def __init__(self) -> None:
-        self._signal: Signal | None = None
         self._settings: Settings | None = None
         self._since_s = 0.0
 
-    def of(self, sample: Sample) -> JudgedSample:
-        """The window by the best clock that there is for it."""
+    def of(self, sample: Sample) -> Sample | None:
+        """Return the window by the best clock that there is for it; None if that clock has not measured yet."""
         self._since_s = self._since_s + sample.seconds if sample.settings == self._settings else 0.0
         self._settings = sample.settings
-        found = self._by_best_clock(sample)
-        is_new = self._signal is not None and found.signal != self._signal
-        self._signal = found.signal
-        return replace(found, is_new=is_new)
-
-    def _by_best_clock(self, sample: Sample) -> JudgedSample:
         if sample.gpu_stall_s is not None:
-            return JudgedSample(sample=by_events(sample), signal="events")
+            return replace(by_events(sample), signal="events")
         if sample.gpu_busy is not None:
-            is_known = self._since_s >= LOOK_S
-            return JudgedSample(sample=_by_nvml(sample) if is_known else sample, signal="nvml", is_known=is_known)
-        return JudgedSample(sample=sample)
+            return replace(_by_nvml(sample), signal="nvml") if self._since_s >= LOOK_S else None
+        return sample
 
 
 def by_events(sample: Sample) -> Sample:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.measure.samples import PoolSample
@@ -30,7 +29,8 @@ _EMPTY = PoolSample()
 
 
 def plain(value: Any) -> Any:
-    """Return the value in what JSON has: dataclasses become objects; "inf", "-inf" and "nan" are strings."""
+    """Return the value in what JSON has: dataclasses become objects; "inf", "-inf" and "nan" are strings, and a class
+    or function is its name."""
     if value is None or isinstance(value, (int, str)):
         return value
     if isinstance(value, float):
@@ -39,7 +39,9 @@ def plain(value: Any) -> Any:
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
-    return {name: plain(item) for name, item in vars(value).items()} if is_dataclass(value) else value
+    if is_dataclass(value):
+        return {name: plain(item) for name, item in vars(value).items()}
+    return getattr(value, "__qualname__", repr(value)) if callable(value) else value
 
 
 def line(record: Mapping[str, Any]) -> str:
@@ -108,48 +110,3 @@ class Recorder:
     def outcome(self, number: int, outcome: Outcome) -> None:
         """Record the outcome of a decision."""
         self._emit({"kind": "outcome", "number": number} | plain(outcome))
-
-
-class RecordingLaw:
-    """A law on record. Lines are written in `step`, or by `announce` where no step may come."""
-
-    def __init__(self, law: Law, recorder: Recorder, origin: TraceOrigin) -> None:
-        self.law = law
-        self._recorder = recorder
-        self._origin = origin
-        self._is_announced = False
-        self._numbers: dict[int, int] = {}
-
-    @property
-    def decisions(self) -> list[Decision]:
-        """The law's."""
-        return self.law.decisions
-
-    def begin(self) -> Settings:
-        """The law's."""
-        return self.law.begin()
-
-    def useful_remote(self, most: int) -> int | None:
-        """The law's."""
-        return self.law.useful_remote(most)
-
-    def announce(self, at: float = 0.0) -> None:
-        """Write down that this law begins; once."""
-        if not self._is_announced:
-            self._is_announced = True
-            self._recorder.origin(self._origin, at)
-
-    def step(self, sample: Sample) -> Decision | None:
-        """The law's, and the lines about it."""
-        self.announce(sample.at)
-        self._recorder.sample(sample)
-        decision = self.law.step(sample)
-        decisions = self.law.decisions
-        for index, number in list(self._numbers.items()):
-            outcome = decisions[index].outcome
-            if outcome is not None:
-                self._recorder.outcome(number, outcome)
-                del self._numbers[index]
-        if decision is not None:
-            self._numbers[len(decisions) - 1] = self._recorder.decision(decision)
-        return decision

@@ -3,18 +3,25 @@ second.
 
 A legal sample has only possible numbers: finite, and 0 or more except for free memory. ``at`` never goes back. Any
 number may jump from one window to the next, and a time is 0 where a clock stood still. An unknown value is 0 where the
-type does not allow None. Memory and room may vanish. The law takes any sequence of legal samples: it raises nothing and
-stays within its limits.
+type does not allow None. Memory and room may vanish. The law takes any sequence of legal samples and raises nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Settings
+
+if TYPE_CHECKING:
+    from dpex.autotune.limits import Limits
+
+
+Signal = Literal["wait", "events", "nvml"]
+"""By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,7 @@ class Sample:
         start_s: Seconds from the beginning of the latest pass to its first batch.
         starts_anew: True if each pass starts new workers.
         lanes: Batches that a worker makes at the same time.
+        signal: The clock behind ``wait_s``, ``busy_s`` and ``work_s``: with a known GPU they are the GPU's.
     """
 
     at: float
@@ -68,6 +76,7 @@ class Sample:
     start_s: float = 0.0
     starts_anew: bool = False
     lanes: int = 1
+    signal: Signal = "wait"
 
     @property
     def rate(self) -> float:
@@ -85,9 +94,6 @@ class Sample:
         total = self.wait_s + self.busy_s + self.work_s
         return (self.wait_s + self.busy_s) / total if total > 0 else 0.0
 
-
-Signal = Literal["wait", "events", "nvml"]
-"""By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 
 Reason = Literal["start", "too few", "too many", "spread", "explore", "undo", "limit", "demand", "failed"]
 """The reason of a decision. "spread" is for a larger prefetch, "explore" for a trial without a prediction, "demand" for
@@ -141,6 +147,64 @@ class Decision:
     predicted_wait: float
     outcome: Outcome | None = None
     signal: Signal = "wait"
+
+    @classmethod
+    def to(
+        cls,
+        window: Sample,
+        new: Settings,
+        reason: Reason,
+        *,
+        rate: float = 0.0,
+        wait: float = 0.0,
+        evidence: Mapping[str, float] = MappingProxyType({}),
+        text: str = "",
+    ) -> Decision:
+        """Return the decision for ``new`` at the end of a window.
+
+        Args:
+            window: The latest window.
+            new: The wanted settings. The tuner clips them to the limits.
+            reason: The reason in one word. After "undo", the outcome of the decision before says that it was not kept.
+            rate: Expected batches per second; 0 without a prediction.
+            wait: Expected share of the training loop's time lost to loading.
+            evidence: Measurements behind it, by name.
+            text: The decision in sentences. "": dpex writes them.
+        """
+        return cls(
+            at=window.at,
+            old=window.settings,
+            new=new,
+            reason=reason,
+            text=text,
+            evidence=dict(evidence),
+            predicted_rate=rate,
+            predicted_wait=wait,
+            signal=window.signal,
+        )
+
+
+class Policy(Protocol):
+    """Chooses the settings of a loader from windows of measurements.
+
+    ``AutotuneConfig(policy=...)`` takes a class or a function that returns a policy for a configuration
+    (`AutotuneConfig`), the settings to begin with (`Settings`) and the limits (`dpex.autotune.limits.Limits`). dpex
+    makes a new policy if limits change, for instance by `resize()`. A policy needs no base class. It knows time only
+    from windows, and starts no thread.
+
+    dpex drops windows that measured nothing, judges waiting by the GPU's clock where there is one, keeps the limits of
+    memory, cluster and user, and writes the outcome of each decision.
+    """
+
+    def observe(self, window: Sample, limits: Limits) -> Decision | None:
+        """Take in a window; return `Decision.to(window, settings, reason)`, or None to stay.
+
+        Args:
+            window: A `dpex.autotune.types.Sample`: ``rate`` (batches per second), ``wait`` (the share of the training
+                loop's time in ``next()``), ``seconds``, ``at`` (seconds since the loader's first `iter()`),
+                ``settings`` (those in force), and ``local`` and ``remote``, the measurements of the worker pools.
+            limits: The limits in this window. The tuner clips each wish to them.
+        """
 
 
 # -- room on a cluster -------------------------------------------------------------------------------------------------

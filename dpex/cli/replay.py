@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import Law
 from dpex.autotune.law.wording import described
 from dpex.autotune.limits import Limits
+from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.main import add_command
 from dpex.errors import TraceError
+from dpex.schedule.prefetch import Settings
 from dpex.system.user_warnings import forgive
 
 _T = TypeVar("_T")
@@ -194,11 +195,15 @@ def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: li
 
 # -- dataclasses from JSON ---------------------------------------------------------------------------------------------
 
+_UNREAD = ("policy",)
+"""Fields of which a trace holds only a name."""
+
 
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    hints = get_type_hints(kind)
-    return tuple((f.name, hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in fields(kind))
+    read = [f for f in fields(kind) if f.name not in _UNREAD]
+    hints = get_type_hints(kind, localns={"Limits": Limits, "Policy": Any, "Settings": Settings})
+    return tuple((f.name, hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in read)
 
 
 def build(kind: type[_T], record: Any) -> _T:
@@ -265,7 +270,7 @@ def replay(trace: Trace) -> list[ReplayedWindow]:
 
 def _decide(section: TraceSection) -> list[Decision | None]:
     """Return the decision of a new law on each sample, with the outcome that the law found later."""
-    law = Law(section.origin.config, section.origin.start, section.origin.limits)
+    law = Supervisor(section.origin.config, section.origin.start, section.origin.limits)
     decided = [law.step(step.sample) for step in section.steps]
     judged = iter(law.decisions)
     return [None if decision is None else next(judged) for decision in decided]

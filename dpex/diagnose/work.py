@@ -76,7 +76,9 @@ def covering_prefetch(facts: Facts, model: Model) -> int:
 
 def _missed(decisions: Sequence[Decision]) -> float:
     """The mean error of the latest predictions of the wait, 0 to 1."""
-    judged = [one for one in decisions if one.outcome is not None and one.reason != "undo"][-_PAST:]
+    judged = [one for one in decisions if one.outcome is not None and one.predicted_rate and one.reason != "undo"][
+        -_PAST:
+    ]
     errors = [abs(one.predicted_wait - one.outcome.wait) for one in judged if one.outcome is not None]
     return sum(errors) / len(errors) if errors else 0.0
 

@@ -157,8 +157,9 @@ def _add_tuner(found: Readings, decisions: Sequence[Decision]) -> None:
             found.counters["dpex_tuner_decisions_total", knob, direction] = sum(change > 0 for change in changes)
     judged = [(decision, outcome) for decision in decisions if (outcome := decision.outcome) is not None]
     found.counters["dpex_tuner_undone_total",] = sum(not outcome.kept for _, outcome in judged)
-    if judged:
-        decision, outcome = judged[-1]
+    predicted = [pair for pair in judged if pair[0].predicted_rate]
+    if predicted:
+        decision, outcome = predicted[-1]
         found.gauges |= {
             ("dpex_tuner_predicted_wait_ratio",): decision.predicted_wait,
             ("dpex_tuner_measured_wait_ratio",): outcome.wait,

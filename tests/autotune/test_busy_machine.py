@@ -59,7 +59,7 @@ def tuned(data: Work, enough: Callable[[Model], bool] = lambda _: True) -> tuple
     with DpexDataLoader(data, batch_size=4, num_workers="auto") as loader:
         for number, _ in enumerate(loader):
             assert loader._runtime.tuner is not None
-            model: Model | None = loader._runtime.tuner._law.model  # type: ignore[union-attr]
+            model: Model | None = loader._runtime.tuner._law.policy.model  # type: ignore[attr-defined]
             if number >= TICKETS and model is not None and enough(model):
                 return model, loader
             assert time.monotonic() < deadline, f"{number} batches were seen, of which {model} is known"
@@ -69,7 +69,7 @@ def tuned(data: Work, enough: Callable[[Model], bool] = lambda _: True) -> tuple
 def test_queueing_is_not_taken_for_waiting(neighbours: None) -> None:
     """However long the queue is: a fifth of it, at most, is taken for waiting."""
     model, loader = tuned(Work(cpu_s=0.002, wait_s=0.0))
-    wall_s = loader._runtime.tuner._law._work.pools["local"].times.wall.value  # type: ignore[union-attr]
+    wall_s = loader._runtime.tuner._law.policy._work.pools["local"].times.wall.value  # type: ignore[union-attr]
     assert model.local.service_s - model.local.cpu_s < 0.2 * (wall_s - model.local.cpu_s)
 
 

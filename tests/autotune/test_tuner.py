@@ -10,11 +10,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import a_decision
 from families import Augmented, assert_same, seeded, stacked, train_until
 from inspection import engine_of, settings_of, tuner_of
 from waiting import ManualClock, until
@@ -75,26 +75,20 @@ def test_a_slow_consumer_needs_few_workers() -> None:
 
 
 @pytest.mark.smoke
-def test_batches_are_the_same_whatever_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_the_same_whatever_is_decided() -> None:
     """Fewer and more workers, at random times."""
     wanted = [Settings(local=local, prefetch=prefetch) for local, prefetch in ((2, 2), (3, 9), (1, 1), (1, 2), (6, 40))]
 
     class Restless:
         def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
-            self.start, self.decisions = start, []
+            self.wishes = cycle(wanted)
 
-        def begin(self) -> Settings:
-            return self.start
-
-        def step(self, sample: Sample) -> Decision:
-            new = wanted[len(self.decisions) % len(wanted)]
-            self.decisions.append(a_decision(old=sample.settings, new=new))
-            return self.decisions[-1]
+        def observe(self, window: Sample, limits: Limits) -> Decision:
+            return Decision.to(window, next(self.wishes), "explore")
 
     options = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
     plain = stacked(DpexDataLoader(Augmented(2_000), num_workers=0, generator=seeded(), **options))
-    monkeypatch.setattr("dpex.autotune.runtime.tuner.Law", Restless)
-    options |= {"persistent_workers": True}  # else the start of workers is a limit, with another law
+    options |= {"persistent_workers": True, "autotune": AutotuneConfig(policy=Restless)}
     data = Augmented(2_000, 0.0005)
     with DpexDataLoader(data, num_workers="auto", generator=seeded(), **options) as loader:
         tuned = stacked(loader)
@@ -230,7 +224,7 @@ def test_tuning_goes_on_when_only_the_iterator_is_left() -> None:
 def test_an_error_in_the_law_ends_tuning_and_not_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dpex.autotune.law.law.Law.step", lambda *_: 1 / 0)
+    monkeypatch.setattr("dpex.autotune.law.law.Law.observe", lambda *_: 1 / 0)
     with DpexDataLoader(Augmented(2_000, 0.0005), batch_size=2, num_workers="auto") as loader:
         for _ in range(2):
             assert len(list(loader)) == 1_000

@@ -12,9 +12,9 @@ from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
-from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin, line
+from dpex.autotune.supervisor import Supervisor
+from dpex.autotune.trace import Header, Recorder, line
 from dpex.autotune.types import Decision, Sample
 from dpex.cli.main import parser
 from dpex.cli.replay import load, replay, run
@@ -23,6 +23,7 @@ from dpex.schedule.prefetch import Settings
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
 SLOW_STEP = Phase(at=12, step=Step(gpu_s=0.1))
+BEGIN = Settings(local=2, prefetch=4)
 SHIFT = World(cpus=2, noise=0.02, phases=(WAIT, SLOW_STEP))
 
 
@@ -33,38 +34,37 @@ def recorder(path: Path) -> Recorder:
     )
 
 
-def recorded(
-    into: Recorder, limits: Limits | None = None, start: Settings | None = None, why: str = ""
-) -> RecordingLaw:
-    config, start, limits = AutotuneConfig(), start or Settings(local=2, prefetch=4), limits or Limits()
-    origin = TraceOrigin(config=config, start=start, limits=limits, why=why)
-    return RecordingLaw(Law(config, start, limits), into, origin)
-
-
 @pytest.fixture
 def shift(tmp_path: Path) -> Path:
     """Work that waits, and from 12 s on a consumer that is slow."""
     path = tmp_path / "trace.jsonl"
-    simulate(SHIFT, [recorded(recorder(path))], 30)
+    simulate(SHIFT, [Supervisor(AutotuneConfig(), BEGIN, Limits(), recorder=recorder(path))], 30)
     return path
+
+
+class Pinned:
+    """As if resize(local=3) had been called after 8 s."""
+
+    def __init__(self, into: Recorder) -> None:
+        self.into = into
+        self.law = Supervisor(AutotuneConfig(), BEGIN, Limits(), recorder=into)
+
+    def begin(self) -> Settings:
+        return BEGIN
+
+    def step(self, sample: Sample) -> Decision | None:
+        if sample.at > 8 and self.law.limits == Limits():
+            pinned, why = Limits().fixed(local=3), "local=3 is fixed"
+            self.law = Supervisor(
+                AutotuneConfig(), Settings(local=3, prefetch=6), pinned, recorder=self.into, former=self.law, why=why
+            )
+        return self.law.step(sample)
 
 
 @pytest.fixture
 def renewed(tmp_path: Path) -> Path:
-    """As if resize(local=3) had been called after 8 s."""
     path = tmp_path / "trace.jsonl"
-    into = recorder(path)
-    pinned = Limits().fixed(local=3)
-
-    class Pinning(RecordingLaw):
-        def step(self, sample: Sample) -> Decision | None:
-            if sample.at > 8 and self.law.limits == Limits():  # type: ignore[attr-defined]
-                self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, prefetch=6), "local=3 is fixed"))
-            return super().step(sample)
-
-    start = Settings(local=2, prefetch=4)
-    origin = TraceOrigin(config=AutotuneConfig(), start=start)
-    simulate(SHIFT, [Pinning(Law(AutotuneConfig(), start), into, origin)], 20)
+    simulate(SHIFT, [Pinned(recorder(path))], 20)
     return path
 
 
@@ -80,7 +80,7 @@ def test_scenarios_are_decided_again_as_they_were(family: str, tmp_path: Path) -
     world = scenario.world
     start = cold_start(world)
     paths = [tmp_path / f"{rank}.jsonl" for rank in range(world.ranks)]
-    ranks = [recorded(recorder(path), start=start) for path in paths]
+    ranks = [Supervisor(AutotuneConfig(), start, Limits(), recorder=recorder(path)) for path in paths]
     simulate(world, ranks, min(scenario.seconds, 15))
     for path, rank in zip(paths, ranks, strict=True):
         trace = load(str(path))
@@ -126,13 +126,10 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
         def __init__(self, *_: object) -> None:
             self.decisions: list[Decision] = []
 
-        def begin(self) -> Settings:
-            return Settings()
-
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr("dpex.cli.replay.Law", Still)
+    monkeypatch.setattr("dpex.cli.replay.Supervisor", Still)
     code, lines = shown(shift)
     assert code == 1
     (number,) = [n for n, text in enumerate(lines) if "decides otherwise" in text]

@@ -7,7 +7,7 @@ from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import Law
+from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision
 
 OWN_S = 0.0003
@@ -16,7 +16,7 @@ OWN_S = 0.0003
 def decisions(*phases: Phase, seconds: float = 5.0) -> list[Decision]:
     """The decisions on two CPUs."""
     world = World(cpus=2.0, own_s=OWN_S, phases=phases)
-    law = Law(AutotuneConfig(), cold_start(world))
+    law = Supervisor(AutotuneConfig(), cold_start(world))
     simulate(world, [law], seconds, AutotuneConfig().interval_s)
     return law.decisions
 
@@ -52,7 +52,7 @@ def test_no_growth_is_taken_back_as_work_changes(waits_s: tuple[float, ...], cha
 def test_batches_that_were_ready_are_no_rate_to_compare_with() -> None:
     """In world 307:9, batches of 4 s take 23 s from 300 s on. The last window before the growth has 3.3 batches/s."""
     world = generate(307, 9).world
-    laws = [Law(AutotuneConfig(), cold_start(world)) for _ in range(world.ranks)]
+    laws = [Supervisor(AutotuneConfig(), cold_start(world)) for _ in range(world.ranks)]
     simulate(world, laws, 400.0)
     for law in laws:
         assert "undo" not in {decision.reason for decision in law.decisions}

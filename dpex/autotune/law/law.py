@@ -1,7 +1,7 @@
 """The law: how many workers and how large a prefetch, from one model and a few rules. PURE, time is in the samples.
 
 ``docs/explanation/tuning.md`` has the rules: start (`start`), jump (`Law._grow`), judge (`Law._judge`), probe
-(`Law._probe`), change (`Law._forget`), give back (`Law._give_back`), and limits in every window (`Law._inside`).
+(`Law._probe`), change (`Law._forget`) and give back (`Law._give_back`). `dpex.autotune.supervisor` keeps the limits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.constants import CONSTANTS, MOST_WORKERS, STOPPED, STOPPED_S
+from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
-from dpex.autotune.measured import LossClock, is_legal
-from dpex.autotune.types import Decision, Outcome, Reason, Sample, Signal
+from dpex.autotune.types import Decision, Reason, Sample, Signal
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
 
@@ -35,24 +34,23 @@ def start(limits: Limits, cpus: float, *, memory: float | None = None) -> Settin
 
 @dataclass(kw_only=True)
 class Trial:
-    """A change of workers that is watched: the number of its decision, and the setting and windows before it.
+    """A change of workers that is watched, and the setting and windows before it.
 
     Times of a batch before it are ``service_s``, the mean without queueing for a CPU, ``wall_s``, that with it, and
-    ``median_s``. Counted since it are batches that workers made and that the loop has taken. ``reverted`` is the growth
-    that it reverts.
+    ``median_s``. ``made`` counts the batches that workers made since. ``reverted`` is the growth that it
+    reverts.
     """
 
     kind: str
-    number: int
     at: float
     old: Settings
+    new: Settings
     before: SettingStats
     service_s: float
     wall_s: float
     median_s: float
     reverted: Trial | None = None
     made: int = 0
-    taken: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,32 +63,28 @@ class TrialResult:
 
 
 class Law:
-    """See the module. ``limits``: Those of the loader; None: those of the configuration.
+    """The policy of dpex. See the module.
 
     Attributes:
-        decisions: All that were taken, oldest first, with what they brought.
         model: The model of the work; None before the first batches.
     """
 
-    def __init__(self, config: AutotuneConfig, begin: Settings, limits: Limits | None = None) -> None:
+    def __init__(self, config: AutotuneConfig, begin: Settings, limits: Limits) -> None:
         self.config = config
-        self.limits: Limits = limits or Limits.of(config)
-        self._begin = begin
-        self._clock, self._seconds = LossClock(), 0.0
+        self.limits: Limits = limits
+        self._hard: Limits = limits
         self._asked_at = self._settled_at = 0.0
         self._running = -1
         self._pass, self._started = (-1, 0.0), 1
         self._shrink_after, self._turn = config.shrink_after, 0
         self._depth = CONSTANTS.depth
-        self._signal: Signal = "wait"
-        self.decisions: list[Decision] = []
+        self._signal: Signal | None = None
+        self._settings = begin
+        self._reason: Reason | None = None
+        """Of the latest decision."""
         self.model: Model | None = None
         self._watched: defaultdict[str, Cusum] = defaultdict(Cusum)
         self._forget()
-
-    def begin(self) -> Settings:
-        """The setting to begin with."""
-        return self._begin
 
     def useful_remote(self, most: int) -> int | None:
         """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""
@@ -102,57 +96,33 @@ class Law:
         is_better = model.rate(wanted).value > model.rate(model.now).value * (1.0 + self.config.gain)
         return remote if is_better else model.now.remote
 
-    def step(self, sample: Sample) -> Decision | None:
-        """Take in a window, any legal one; return a change of settings, or None."""
-        usual_s, self._seconds = self._seconds, sample.seconds
-        was_stopped = sample.seconds > max(STOPPED_S, STOPPED * usual_s)
-        if was_stopped or not sample.seconds or not (sample.batches or sample.wait_s) or not is_legal(sample):
-            return None
-        judged = self._clock.of(sample)
-        if not judged.is_known:
-            return None
-        self._signal = judged.signal
-        if judged.is_new:
+    def observe(self, window: Sample, limits: Limits) -> Decision | None:
+        """See `Policy.observe`."""
+        if self._signal not in (None, window.signal):
             self._forget()
-        return self._step(judged.sample)
-
-    def _step(self, sample: Sample) -> Decision | None:
-        changes = self._work.changes(sample, is_steady=self._is_steady(sample))
+        if window.settings != self._settings:  # a limit was met
+            self._settings, self._reason, self._asked_at = window.settings, "limit", window.at - window.seconds
+        self._signal, self._hard = window.signal, limits
+        changes = self._work.changes(window, is_steady=self._is_steady(window))
         is_growing = self._trial is not None and self._trial.kind == GROW
-        if "step" in changes or (changes and not is_growing) or self._work.is_other_work(sample, self._growth()):
+        if "step" in changes or (changes and not is_growing) or self._work.is_other_work(window, self._growth()):
             self._forget()
-        self._work.add(sample)
-        inside = self._inside(sample)
-        if inside != sample.settings:
-            self._asked_at = sample.at
-            return self._decided(sample, inside, "limit")
+        self._work.add(window)
         if self._trial is not None:
-            self._trial.made += sample.local.tickets
-            self._trial.taken += sample.batches
-        if not self._is_settled(sample):
-            return self._decide_early(sample)
-        self._record.add(sample, self.config.wait_goal)
-        return self._decide(sample)
+            self._trial.made += window.local.tickets
+        if not self._is_settled(window):
+            return self._decide_early(window)
+        self._record.add(window, self.config.wait_goal)
+        return self._decide(window)
 
     def _growth(self) -> float:
         """Return the growth of workers that is on trial or is taken back, as a factor; 1 without one."""
         trial = self._trial
         if trial is None:
             return 1.0
-        new = self.decisions[trial.number].new.workers
+        new = trial.new.workers
         old = trial.old.workers if trial.reverted is None else trial.reverted.old.workers
         return max(new, trial.old.workers) / max(1, min(new, old))
-
-    def _inside(self, sample: Sample) -> Settings:
-        """The present setting within the limits, with no more local workers than there is memory for their batches."""
-        inside = self.limits.clip_change(sample, sample.settings)
-        if inside.prefetch >= inside.workers:
-            most = (1.0 + CONSTANTS.memory_slack) * inside.prefetch  # what is free is not known better than that
-            is_near = inside.workers == sample.settings.workers and most >= sample.settings.prefetch
-            return sample.settings if is_near else inside
-        hard = self.limits.in_window(sample)
-        local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
-        return replace(inside, local=local, prefetch=min(sample.settings.prefetch, hard.most_prefetch(local)))
 
     def _decide_early(self, sample: Sample) -> Decision | None:
         """Before the setting has been running for the time of a batch: take the first jump since the work became known,
@@ -212,7 +182,7 @@ class Law:
             step_queued_s=seen.step_queued.value,
             cpus=machine.cpus,
             others=seen.others,
-            limits=self.limits.in_window(sample),
+            limits=self._hard,
             lanes=sample.lanes,
             unevenness=seen.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
@@ -273,7 +243,7 @@ class Law:
         assert self.model is not None
         model, k, now = self.model, CONSTANTS, sample.settings
         wanted = dict(zip(WORKER_POOLS, model.best(self.config.headroom, self._most()), strict=True))
-        if not self.decisions:  # memory is known now
+        if self._reason is None:  # memory is known now
             usual = start(self.limits, model.cpus).local
             wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.limits.most_local(model.unevenness)))
         soon = max(math.ceil(k.jump * now.workers), k.jump_floor)
@@ -425,10 +395,6 @@ class Law:
         if not kept:
             self._tries += 1
             self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
-        seen = wording.measured(self._record, sample)
-        rate = seen.get("rate", trial.taken / max(_ROUNDING_S, sample.at - trial.at))
-        outcome = Outcome(rate=rate, wait=seen["wait"], kept=kept, at=sample.at)
-        self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -450,16 +416,16 @@ class Law:
         if kind is not None:
             self._trial = Trial(
                 kind=kind,
-                number=len(self.decisions),
                 at=sample.at,
                 old=now,
+                new=new,
                 before=self._record,
                 service_s=self._record.times.net_s or model.local.service_s,
                 wall_s=self._record.times.wall.value or model.local.service_s,
                 median_s=self._record.times.median_s or self._work.median_s or model.local.service_s,
                 reverted=reverted,
             )
-        if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
+        if self._reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again
         decision = self._decided(sample, new, reason)
         self._record = SettingStats()
@@ -469,18 +435,5 @@ class Law:
 
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
         rate, wait, evidence = wording.expected(self.model, new, self._record, sample)
-        decision = Decision(
-            at=sample.at,
-            old=sample.settings,
-            new=new,
-            reason=reason,
-            text="",
-            evidence=evidence,
-            predicted_rate=rate,
-            predicted_wait=wait,
-            signal=self._signal,
-        )
-        failed = self.decisions[-1] if self.decisions else None
-        decision = replace(decision, text=wording.decided(decision, sample, failed))
-        self.decisions.append(decision)
-        return decision
+        self._settings, self._reason = new, reason
+        return Decision.to(sample, new, reason, rate=rate, wait=wait, evidence=evidence)

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST_WINDOW_S
-from dpex.autotune.law.law import Law, start
+from dpex.autotune.law.law import start
 from dpex.autotune.law.wording import named
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.trace_file import recorder
 from dpex.autotune.runtime.windows import MeasurementWindows, Window
-from dpex.autotune.trace import RecordingLaw, TraceOrigin
+from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import GpuUse, MachineSample, PoolSample
@@ -103,7 +103,6 @@ class Tuner:
         self._engines: list[Tunable] = []
         self._windows = MeasurementWindows()
         self._began_at: float | None = None
-        self._past: list[Decision] = []
         self._notes: list[Decision] = []
         self._start = start
         self._has_failed = False
@@ -113,11 +112,10 @@ class Tuner:
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
         self.gpu_use: GpuUse | None = None
-        self.settings: Settings = start
-        self._law: Law | RecordingLaw = Law(config, start, limits)
-        self._renew("", lambda given: given)
+        self.settings: Settings = limits.clip(start)
+        self._law: Supervisor = Supervisor(config, self.settings, limits, recorder=self._recorder)
         if note:
-            self._past.append(_noted(0.0, self.settings, self.settings, "start", note))
+            self._notes.append(_noted(0.0, self.settings, self.settings, "start", note))
             logger.info("auto: %s", note)
 
     # -- settings ----------------------------------------------------------------------------------------------------
@@ -127,19 +125,16 @@ class Tuner:
         with self._changing:
             self._limits = limits = narrow(self._limits)
             self.settings = limits.clip(replace(self.settings, **workers))
-            self._past += self._law.decisions
-            self._law = Law(self.config, self.settings, limits)
-            if self._recorder is not None:
-                origin = TraceOrigin(config=self.config, start=self.settings, limits=limits, why=why)
-                self._law = RecordingLaw(self._law, self._recorder, origin)
+            self._law = Supervisor(
+                self.config, self.settings, limits, recorder=self._recorder, former=self._law, why=why
+            )
             self._windows.clear()
             self._request()
 
     @property
     def decisions(self) -> list[Decision]:
         """The tuner's decisions, the oldest first."""
-        decisions = [*self._past, *self._law.decisions]
-        return sorted([*decisions, *self._notes], key=lambda decision: decision.at) if self._notes else decisions
+        return sorted([*self._law.decisions, *self._notes], key=lambda decision: decision.at)
 
     @property
     def is_frozen(self) -> bool:
@@ -194,8 +189,7 @@ class Tuner:
     def turn(self) -> float:
         """Look at the engines, decide, and return the seconds until the next turn."""
         if self.is_frozen:
-            if isinstance(self._law, RecordingLaw):
-                self._law.announce(self._elapsed_s())
+            self._law.announce(self._elapsed_s())
             if self._room is not None:
                 self._room.rest()
             return self.config.interval_s
@@ -317,7 +311,7 @@ class Tuner:
         """True if the system refused to start a worker, where more were thought possible."""
         return self._limits.least_local != self._limits.local > most
 
-    def _carry_out(self, decision: Decision, law: Law | RecordingLaw) -> None:
+    def _carry_out(self, decision: Decision, law: Supervisor) -> None:
         """Unless the user fixed a size meanwhile, and another law decides."""
         with self._changing:
             if law is not self._law:
@@ -333,9 +327,10 @@ class Tuner:
             old, new = self.settings, self._last_good()
             back = f"Back from {named(old)} to {named(new)}, the last that worked"
             stay = "The present setting stays" if old == new else back
-            text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
-            self._past, self._notes = [*self.decisions, _noted(self._elapsed_s(), old, new, "failed", text)], []
-            self._law = Law(self.config, new, self._limits)
+            where = "dpex" if self.config.policy is None else "the policy"
+            what = f"Tuning has stopped because of an error in {where}: {error!r}."
+            text = f"{what} {stay}, and nothing is tuned any more."
+            self._notes.append(_noted(self._elapsed_s(), old, new, "failed", text))
             self.settings = new
             self._request()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dpex.autotune.constants import LOOK_S
-from dpex.autotune.measured import JudgedSample, LossClock, by_events
+from dpex.autotune.measured import LossClock, by_events
 from dpex.autotune.types import Sample
 from dpex.schedule.prefetch import Settings
 
@@ -18,7 +18,7 @@ def consumer(sample: Sample) -> tuple[float, float, float, float]:
 
 
 def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
-    assert LossClock().of(WINDOW) == JudgedSample(sample=WINDOW)
+    assert LossClock().of(WINDOW) == WINDOW
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
 def test_by_events_the_gpu_loses_what_its_stream_waited(stall_s: float, step_s: float, felt: tuple[float, ...]) -> None:
     window = replace(WINDOW, gpu_stall_s=stall_s, gpu_steps=10, gpu_step_s=step_s)
     found = LossClock().of(window)
-    assert (found.signal, found.is_known, found.sample) == ("events", True, by_events(window))
-    assert consumer(found.sample) == pytest.approx(felt)
+    assert found == replace(by_events(window), signal="events")
+    assert consumer(found) == pytest.approx(felt)
 
 
 def test_waiting_for_copies_is_a_part_of_the_step() -> None:
@@ -57,21 +57,15 @@ def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
 def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) -> None:
     felt, window = LossClock(), replace(WINDOW, gpu_busy=busy)
     seen = [felt.of(window) for _ in range(2 + int(LOOK_S))]
-    assert [found.is_known for found in seen] == [False, False, True, True]
-    assert seen[-1].sample.wait_s + seen[-1].sample.busy_s == pytest.approx(lost)
-    assert seen[-1].sample.work_s == pytest.approx(1.0 - lost)
-    assert {found.signal for found in seen} == {"nvml"}
+    assert [found is not None for found in seen] == [False, False, True, True]
+    last = seen[-1]
+    assert last is not None
+    assert last.wait_s + last.busy_s == pytest.approx(lost)
+    assert (last.work_s, last.signal) == (pytest.approx(1.0 - lost), "nvml")
 
 
 def test_after_a_change_nvml_tells_nothing_for_a_while() -> None:
     felt, window = LossClock(), replace(WINDOW, gpu_busy=0.5, seconds=LOOK_S)
-    known = [felt.of(window).is_known for _ in range(2)]
-    known.append(felt.of(replace(window, settings=replace(NOW, local=3))).is_known)
-    assert known == [False, True, False]
-
-
-def test_another_clock_is_said() -> None:
-    felt = LossClock()
-    stalled = replace(WINDOW, gpu_stall_s=0.1)
-    windows = [WINDOW, WINDOW, stalled, stalled, replace(WINDOW, gpu_busy=0.5)]
-    assert [felt.of(window).is_new for window in windows] == [False, False, True, False, True]
+    known = [felt.of(window) for _ in range(2)]
+    known.append(felt.of(replace(window, settings=replace(NOW, local=3))))
+    assert [found is not None for found in known] == [False, True, False]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
+from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Sample
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Settings
@@ -104,7 +104,7 @@ def plausible(sample: Sample) -> Sample:
     return replace(sample, **times, busy_s=0.01, work_s=0.2)
 
 
-def play(law: Law, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, Decision]]:
+def play(law: Supervisor, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, Decision]]:
     now, wanted, taken = law.begin(), law.begin(), []
     for sample, carried_out in turns:
         now = wanted if carried_out else now
@@ -142,7 +142,8 @@ def test_any_sequence_of_legal_samples_keeps_the_limits(
 ) -> None:
     if is_plausible:
         turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
-    for sample, decision in play(Law(config, first(config), replace(Limits.of(config), batch_budget=budget)), turns):
+    limits = replace(Limits.of(config), batch_budget=budget)
+    for sample, decision in play(Supervisor(config, first(config), limits), turns):
         assert_within(config, sample, decision)
 
 
@@ -153,7 +154,7 @@ class After:
     """A law that was shown something else before."""
 
     def __init__(self, turns: Sequence[tuple[Sample, bool]]) -> None:
-        self.law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
+        self.law = Supervisor(AutotuneConfig(), Settings(local=2, prefetch=4))
         play(self.law, turns)
 
     def begin(self) -> Settings:
@@ -188,7 +189,7 @@ def lasting(seconds: float, **changes: Any) -> Sample:
 )
 def test_a_window_of_a_suspended_machine_is_left_out(lasted: list[float], decides: bool) -> None:
     """The law decides on the last window alone: those before it have no batches."""
-    law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
+    law = Supervisor(AutotuneConfig(), Settings(local=2, prefetch=4))
     for seconds in lasted[:-1]:
         assert law.step(lasting(seconds, batches=0, wait_s=0.0)) is None
     assert (law.step(lasting(lasted[-1])) is not None) == decides
@@ -197,7 +198,7 @@ def test_a_window_of_a_suspended_machine_is_left_out(lasted: list[float], decide
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 1e300])
 @pytest.mark.parametrize("name", ["at", "seconds", "wait_s", "work_s", "batch_bytes", "start_s"])
 def test_a_window_with_an_impossible_number_is_left_out(name: str, odd: float) -> None:
-    law = Law(AutotuneConfig(), Settings(local=2, prefetch=4))
+    law = Supervisor(AutotuneConfig(), Settings(local=2, prefetch=4))
     assert law.step(replace(lasting(1.0), **{name: odd})) is None
     pool = replace(lasting(1.0).local, load_s=odd)
     assert law.step(lasting(1.0, local=pool)) is None

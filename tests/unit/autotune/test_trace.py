@@ -1,7 +1,6 @@
 """What is written is read again exactly, and what cannot be read is refused by name and line."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
-from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin, line, plain
+from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.cli.replay import Trace, read
 from dpex.errors import TraceError
@@ -45,46 +44,25 @@ def sample(at: float, **changes: Any) -> Sample:
     return Sample(**{"at": at, "seconds": 1.0, "settings": Settings(local=2, prefetch=4)} | changes)
 
 
-class Player:
-    """Decides what it is told, and finds out later what each decision brought."""
-
-    def __init__(self, answers: Iterable[Decision | None]) -> None:
-        self.decisions: list[Decision] = []
-        self.answers = list(answers)
-
-    def begin(self) -> Settings:
-        return ORIGIN.start
-
-    def step(self, sample: Sample) -> Decision | None:
-        answer = self.answers.pop(0)
-        if answer is not None:
-            self.decisions.append(answer)
-        return answer
-
-    def judge(self, index: int, outcome: Outcome) -> None:
-        self.decisions[index] = replace(self.decisions[index], outcome=outcome)
-
-
-def record(samples: Iterable[Sample], answers: Iterable[Decision | None]) -> list[bytes]:
+def a_recorder() -> tuple[Recorder, list[bytes]]:
+    """A recorder after its header, and the lines that it makes."""
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
-    recorded = RecordingLaw(Player(answers), recorder, ORIGIN)
-    for each in samples:
-        recorded.step(each)
-    return lines
+    recorder.origin(ORIGIN, 1.0)
+    return recorder, lines
 
 
 def a_trace() -> list[bytes]:
     """Header, three samples, two decisions of which the first is judged, another law, a sample."""
-    lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
-    player = Player([DECISION, None, DECISION])
-    recorded = RecordingLaw(player, recorder, ORIGIN)
-    recorded.step(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
-    player.judge(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
-    recorded.step(sample(2.0))
-    recorded.step(sample(3.0))
-    RecordingLaw(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
+    recorder, lines = a_recorder()
+    recorder.sample(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
+    recorder.decision(DECISION)
+    recorder.sample(sample(2.0))
+    recorder.outcome(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
+    recorder.sample(sample(3.0))
+    recorder.decision(DECISION)
+    recorder.origin(replace(ORIGIN, why="local=3 is fixed by resize()"), 3.0)
+    recorder.sample(sample(4.0))
     return lines
 
 
@@ -97,7 +75,9 @@ def strict(text: bytes) -> Any:
 
 @given(st.lists(SAMPLES, min_size=1, max_size=3))
 def test_samples_come_back(samples: list[Sample]) -> None:
-    lines = record(samples, [None] * len(samples))
+    recorder, lines = a_recorder()
+    for each in samples:
+        recorder.sample(each)
     assert all(strict(text) for text in lines)
     trace = read(lines, "t")
     assert plain(trace.samples) == plain(samples)
@@ -106,14 +86,11 @@ def test_samples_come_back(samples: list[Sample]) -> None:
 
 @given(DECISIONS)
 def test_decisions_come_back(decision: Decision) -> None:
-    lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
-    player = Player([replace(decision, outcome=None), None])
-    recorded = RecordingLaw(player, recorder, ORIGIN)
-    recorded.step(sample(1.0))
+    recorder, lines = a_recorder()
+    recorder.sample(sample(1.0))
+    number = recorder.decision(decision)
     if decision.outcome is not None:
-        player.judge(0, decision.outcome)
-    recorded.step(sample(2.0))
+        recorder.outcome(number, decision.outcome)
     assert all(strict(text) for text in lines)
     assert plain(read(lines, "t").decisions) == plain([decision])
 
@@ -133,28 +110,6 @@ def test_a_run_comes_back() -> None:
     assert trace.samples[0].local.services_s == (0.1, 0.2)
     assert [decision.outcome and decision.outcome.rate for decision in trace.decisions] == [1.5, None]
     assert not trace.is_torn
-
-
-def test_a_law_that_sees_nothing_is_announced_once() -> None:
-    lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
-    recorded = RecordingLaw(Player([None]), recorder, ORIGIN)
-    recorded.announce()
-    recorded.announce()
-    assert len(lines) == 1
-    assert read(lines, "t").sections[0].steps == []
-
-
-def test_a_sample_that_breaks_the_law_is_the_last_line() -> None:
-    class Broken(Player):
-        def step(self, sample: Sample) -> Decision | None:
-            raise ZeroDivisionError
-
-    lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
-    with pytest.raises(ZeroDivisionError):
-        RecordingLaw(Broken([]), recorder, ORIGIN).step(sample(1.0))
-    assert read(lines, "t").samples == [sample(1.0)]
 
 
 def test_wherever_a_run_dies_what_is_whole_is_read() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from decisions import a_decision
 from inspection import engines_of
 from waiting import ManualClock
 
@@ -16,7 +15,7 @@ from dpex.autotune.constants import AWAY_S, MOST_WORKERS, SHORTEST_WINDOW_S, WIN
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
-from dpex.autotune.types import Decision, Outcome, RoomFound, RoomWanted
+from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Settings
@@ -151,7 +150,7 @@ class Listener:
     """In the place of a law: answers what the test says."""
 
     def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
-        self.limits, self.start, self.decisions = limits, start, []
+        self.limits = limits
         self.samples: list[Any] = []
         self.answers: list[Settings] = []
         self.useful: int | None = None
@@ -159,23 +158,19 @@ class Listener:
     def useful_remote(self, most: int) -> int | None:
         return None if self.useful is None else min(self.useful, most)
 
-    def begin(self) -> Settings:
-        return self.start
+    def observe(self, window: Any, limits: Limits) -> Decision | None:
+        self.samples.append(window)
+        return Decision.to(window, self.answers.pop(), "too few") if self.answers else None
 
-    def step(self, sample: Any) -> Decision | None:
-        self.samples.append(sample)
-        if not self.answers:
-            return None
-        self.decisions.append(a_decision(old=sample.settings, new=self.answers.pop()))
-        return self.decisions[-1]
+
+LISTENING = AutotuneConfig(policy=Listener)
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, Loader, Listener]:
+def parts() -> tuple[Tuner, Loader, Listener]:
     """A tuner without a thread, a loader that works as the test says, and what listens in the place of a law."""
-    monkeypatch.setattr("dpex.autotune.runtime.tuner.Law", Listener)
-    tuner, loader = tuned()
-    return tuner, loader, tuner._law  # type: ignore[return-value]
+    tuner, loader = tuned(LISTENING)
+    return tuner, loader, tuner._law.policy  # type: ignore[return-value]
 
 
 def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> None:
@@ -202,11 +197,11 @@ def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> No
 def test_what_is_fixed_while_the_law_thinks_stays_so(parts: Any) -> None:
     tuner, loader, listener = parts
 
-    def step(sample: Any) -> Decision:
+    def observe(window: Any, limits: Limits) -> Decision:
         tuner.pin({"local": 3})
-        return a_decision(old=sample.settings, new=Settings(local=7, prefetch=14))
+        return Decision.to(window, Settings(local=7, prefetch=14), "too few")
 
-    listener.step = step
+    listener.observe = observe
     tuner.turn()
     loader.work(40, 0.6, 0.6)
     tuner.turn()
@@ -342,8 +337,10 @@ def test_a_validation_is_no_slow_step(parts: Any) -> None:
     assert len(listener.samples) == 5
 
 
-def test_steps_of_many_seconds_are_steps(parts: Any) -> None:
-    tuner, loader, listener = parts
+def test_steps_of_many_seconds_are_steps(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner, loader, _ = parts
+    samples: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", samples.append)
     tuner.turn()
     for _ in range(60):
         for _ in range(4):
@@ -351,10 +348,7 @@ def test_steps_of_many_seconds_are_steps(parts: Any) -> None:
             tuner.turn()
         loader.work(1, 0.0, 2.0)
         tuner.turn()
-    assert listener.samples
-    assert sum(s.work_s for s in listener.samples) / sum(s.batches for s in listener.samples) == pytest.approx(
-        10, rel=0.3
-    )
+    assert sum(s.work_s for s in samples) / sum(s.batches for s in samples) == pytest.approx(10, rel=0.3)
 
 
 def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None:
@@ -379,15 +373,14 @@ def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> Non
     assert [request.local for request in loader.requests + idle.requests] == [3, 3]
 
 
-@pytest.mark.usefixtures("parts")
 def test_what_the_system_refuses_is_learnt_as_a_limit() -> None:
-    tuner, loader = tuned(start=Settings(local=6, prefetch=12))
+    tuner, loader = tuned(LISTENING, start=Settings(local=6, prefetch=12))
     tuner.turn()
     for most, learnt in ((4, 4), (4, 4), (5, 4), (2, 2)):
         loader.odd = {"most_local": (most, "no more processes")}
         loader.work(99, 0.0, 1.0)
         tuner.turn()
-        assert tuner._law.limits.local == learnt  # type: ignore[union-attr]
+        assert tuner._law.limits.local == learnt
         assert tuner.settings.local <= learnt
     assert loader.requests[-1].local <= 2
 
@@ -395,14 +388,16 @@ def test_what_the_system_refuses_is_learnt_as_a_limit() -> None:
 @pytest.mark.parametrize(("ranks", "free"), [("1", 3e9), ("4", 0.0)])
 def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatch, ranks: str, free: float) -> None:
     """Half of 8 GB and of what two workers of 1 GB have, less these; or of a quarter of the 8 GB."""
-    tuner, loader, listener = parts
+    tuner, loader, _ = parts
     tuner._machine = Machine(memory_free=8 * 10**9, worker_bytes=1e9)  # type: ignore[assignment]
     loader.odd = {"batch_bytes": 0.0}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    seen: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", seen.append)
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
-    assert listener.samples[0].machine.memory_free == pytest.approx(free, abs=1e3)
+    assert seen[0].machine.memory_free == pytest.approx(free, abs=1e3)
 
 
 def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
@@ -414,8 +409,6 @@ def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
         loader.work(9, 0.0, 0.09)
         tuner.turn()
     assert tuner.settings == hasty
-    kept = Outcome(rate=1.0, wait=0.0, kept=True, at=1.0)
-    listener.decisions[0] = replace(listener.decisions[0], outcome=kept)
     tuner.give_up(ValueError("odd"))
     assert tuner.settings == judged != start
     assert (loader.requests[-1].local, loader.requests[-1].prefetch) == (3, 6)
@@ -535,29 +528,30 @@ def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
     assert {wanted.useful for wanted in cluster.told} == {None}
 
 
-def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any) -> None:
+def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts[0]._law.limits.remote == 0
     cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
-    tuner, loader = tuned(room=cluster)
+    tuner, loader = tuned(LISTENING, room=cluster)
     loader.odd = {"remote": PoolSample(requested=5, running=3)}
+    samples: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", samples.append)
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
     assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in cluster.told] == [(5, 3, False)]
-    seen = tuner._law.samples[0].remote  # type: ignore[union-attr]
+    seen = samples[0].remote
     assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
-    assert tuner._law.limits.remote == MOST_WORKERS  # type: ignore[union-attr]
+    assert tuner._law.limits.remote == MOST_WORKERS
     loader.odd = {"refused": "the dataset cannot travel"}
     loader.work(99, 0.0, 1.0)
     tuner.turn()
-    assert tuner._law.limits.remote == 0  # type: ignore[union-attr]
+    assert tuner._law.limits.remote == 0
 
 
-@pytest.mark.usefixtures("parts")
 def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
     cluster = Cluster(RoomFound(more=0, message="Asked the cluster for 3 places."))
-    tuner, loader = tuned(AutotuneConfig(max_remote=5), room=cluster)
-    tuner._law.useful = 4  # type: ignore[union-attr]
+    tuner, loader = tuned(replace(LISTENING, max_remote=5), room=cluster)
+    tuner._law.policy.useful = 4  # type: ignore[attr-defined]
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()

@@ -140,7 +140,9 @@ def test_work_that_changes_during_growth_ends_its_trial() -> None:
     decisions = loader.run(20.0)
     assert {decision.reason for decision in decisions} == {"too few"}
     assert loader.workers > many
-    assert loader.tuner.decisions[0].outcome is None
+    outcome = loader.tuner.decisions[0].outcome
+    assert outcome is not None
+    assert outcome.kept
 
 
 def test_growth_that_was_not_to_blame_is_no_failure() -> None:
