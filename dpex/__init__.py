@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
-    from dpex.autotune.types import Decision, Outcome
+    from dpex.autotune.runtime.tuned import Tuned
+    from dpex.autotune.types import Decision, Outcome, Policy
     from dpex.cache.dataset import cached
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
@@ -64,7 +65,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),
     "dpex.schedule.prefetch": ("Settings",),
-    "dpex.autotune.types": ("Decision", "Outcome"),
+    "dpex.autotune.runtime.tuned": ("Tuned",),
+    "dpex.autotune.types": ("Decision", "Outcome", "Policy"),
     "dpex.cache.dataset": ("cached",),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),
@@ -114,6 +116,7 @@ __all__ = [
     "NodeStats",
     "OptionError",
     "Outcome",
+    "Policy",
     "PoolStats",
     "Prediction",
     "SamplePolicy",
@@ -126,6 +129,7 @@ __all__ = [
     "TLSConfig",
     "TooManySampleErrors",
     "TraceError",
+    "Tuned",
     "Verdict",
     "WorkerConfig",
     "WorkerDiedError",

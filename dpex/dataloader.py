@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self  # torch needs the package
 
+    from dpex.autotune.runtime.tuned import Tuned
     from dpex.autotune.types import Decision
     from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
     from dpex.diagnose.job import JobDiagnosis
@@ -231,8 +232,10 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         check_settings(self)
         if Sizing(self).is_tuned:
             from dpex.autotune.runtime.trace_file import check as check_trace
+            from dpex.autotune.runtime.tuned import start_of
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)
+            start_of(self.autotune or AutotuneConfig())
         start_fork_server_early(self)
         watch(self)
         if count:  # the modules of an epoch: else the first batch would wait for their import
@@ -356,6 +359,18 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         The ``repr`` of the list has a line for each decision. See `dpex.Decision`.
         """
         return self._runtime.decisions
+
+    @property
+    def tuned(self) -> Tuned:
+        """The workers and the prefetch that ``"auto"`` found until now, or those that are fixed. See `dpex.Tuned`.
+
+        Another run begins with them by ``AutotuneConfig(start=...)``. Each rank has its own.
+        """
+        from dpex.autotune.runtime.tuned import Tuned
+
+        tuner = Sizing(self).tuner()
+        found = Sizing(self).current() if tuner is None else tuner.found
+        return Tuned(local=found.local, remote=found.remote, prefetch=found.prefetch, seeding=str(self.seeding))
 
     @property
     def metrics_url(self) -> str | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpex.errors import OptionError
 from dpex.hints import hinted
 
 if TYPE_CHECKING:
+    import os
+
     from dpex.autotune.limits import Limits
+    from dpex.autotune.runtime.tuned import Tuned
     from dpex.autotune.types import Policy
     from dpex.schedule.prefetch import Settings
 
@@ -60,6 +63,9 @@ class AutotuneConfig:
         trace: A file for a record of the run, which ``dpex replay`` reads: some 1.2 kB for each window. dpex fills in
             ``{pid}`` and ``{rank}``. If the file exists, a new name gets a number. None: the file that the environment
             variable ``DPEX_TRACE`` names, or no record.
+        start: Where to begin: ``loader.tuned`` of another run, its ``as_dict()``, or the name of a file from its
+            ``save()``, in which dpex fills in ``{pid}`` and ``{rank}``. It is a start like any other: limits are kept,
+            and tuning goes on from there. None: a start from the number of CPUs.
         policy: A class or function that makes the policy which chooses settings. See `Policy`. None: the law of dpex.
 
     Raises:
@@ -90,6 +96,7 @@ class AutotuneConfig:
     memory_share: float = 0.5
     interval_s: float = 1.0
     trace: str | None = None
+    start: Tuned | Mapping[str, Any] | str | os.PathLike[str] | None = None
     policy: Callable[[AutotuneConfig, Settings, Limits], Policy] | None = None
 
     def __post_init__(self) -> None:
@@ -102,6 +109,9 @@ class AutotuneConfig:
                 raise OptionError(f"AutotuneConfig({name}={value!r}): give {kind} of at least {low:g}{upper}{none}")
         if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):
             raise OptionError(f"AutotuneConfig(trace={self.trace!r}): give a file's name, as a str, or None")
+        is_start = isinstance(self.start, (str, Mapping)) or {"as_dict", "__fspath__"} & {*dir(self.start)}
+        if self.start is not None and not (self.start and is_start):
+            raise OptionError(f"AutotuneConfig(start={self.start!r}): give a loader's tuned, or a file of it, or None")
         if self.policy is not None and not callable(self.policy):
             raise OptionError(f"AutotuneConfig(policy={self.policy!r}): give a class or function that makes a Policy")
         for low_name, high_name in (("min_local", "max_local"), ("min_remote", "max_remote")):
@@ -128,4 +138,4 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("memory_share", 0.01, 0.9, False, False),
     ("interval_s", 0.05, 60, False, False),
 )
-assert {"trace", "policy", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}
+assert {"trace", "start", "policy", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}

@@ -184,22 +184,26 @@ class Demo:
 
     def run(self) -> None:
         """Run all parts and print what each measured."""
-        from dpex import DpexDataLoader
+        from dpex import AutotuneConfig, DpexDataLoader
         from dpex.diagnose import report
 
         self._head('1. DpexDataLoader, num_workers="auto", from a cold start')
         auto: DpexDataLoader[Any]
+        again: DpexDataLoader[Any]
         with DpexDataLoader(self.dataset, **self._settings(), num_workers="auto", metrics_port=0, name="demo") as auto:
             self._train(auto, "auto", 'dpex, "auto", from a cold start')
-            found = max(1, workers_of(auto))  # in a short demo none may have started
+            found = auto.tuned
             self._head(f"2. torch.utils.data.DataLoader, num_workers={FIXED_WORKERS}")
             torchs = DataLoader(self.dataset, **self._settings(), num_workers=FIXED_WORKERS)
             self._train(torchs, "torch", f"torch, {FIXED_WORKERS} workers")
-            self._head('3. The same "auto" loader again, with what it has learned')
-            auto.diagnose(reset=True)  # the start is not the question
-            self._train(auto, "again", f'dpex, "auto", settled: {found} workers')
-            self._conclude(found)
-            self._say(f"\n{report.text(auto.diagnose(), min(report.COLUMNS, self.console.width))}\n")
+            self._head(f"3. As in another run: AutotuneConfig(start=...) with what was found, {found}")
+        config = AutotuneConfig(start=found)
+        with DpexDataLoader(
+            self.dataset, **self._settings(), num_workers="auto", autotune=config, name="demo"
+        ) as again:
+            self._train(again, "again", f'dpex, "auto", from {found}')
+            self._conclude(max(1, found.local))
+            self._say(f"\n{report.text(again.diagnose(), min(report.COLUMNS, self.console.width))}\n")
         rows = [(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}") for name, turn in self.rows]
         self.console.print(table(("loader", "batches/s", "wait"), rows))
 

@@ -195,7 +195,7 @@ def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: li
 
 # -- dataclasses from JSON ---------------------------------------------------------------------------------------------
 
-_UNREAD = ("policy",)
+_UNREAD = ("policy", "start")
 """Fields of which a trace holds only a name."""
 
 

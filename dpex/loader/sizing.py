@@ -191,9 +191,15 @@ class Sizing:
         return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
 
     def start(self) -> Settings:
+        from dpex.autotune.runtime.tuned import start_of
         from dpex.autotune.runtime.tuner import cold_start
         from dpex.engine.with_workers import lanes_of
 
+        known = start_of(self._loader.autotune or AutotuneConfig())
+        if known is not None:
+            begin = known.settings if is_ray_connected() else replace(known.settings, local=known.local or 1, remote=0)
+            begin = replace(self.fixed(), prefetch=known.prefetch) if self.is_iterable else begin
+            return replace(begin, **self._pins())
         start = cold_start() if self._loader._is_auto and not self.is_iterable else self.fixed()
         lanes = 1 if self.is_prefetch_given else lanes_of(self._loader)
         return replace(start, **{"prefetch": lanes * start.prefetch, **self._pins()})

@@ -103,8 +103,12 @@ def wanted(config: AutotuneConfig, environ: Mapping[str, str]) -> Path | None:
     name = config.trace or environ.get(VARIABLE)
     if not name:
         return None
-    name = name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank(environ)))
-    return Path(name).expanduser().absolute()
+    return Path(filled_in(name, environ)).expanduser().absolute()
+
+
+def filled_in(name: str, environ: Mapping[str, str]) -> str:
+    """Return a file's name with this process for ``{pid}`` and its rank for ``{rank}``."""
+    return name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank(environ)))
 
 
 def check(config: AutotuneConfig, environ: Mapping[str, str]) -> None:

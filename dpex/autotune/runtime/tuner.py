@@ -137,6 +137,14 @@ class Tuner:
         return sorted([*self._law.decisions, *self._notes], key=lambda decision: decision.at)
 
     @property
+    def found(self) -> Settings:
+        """The setting in force. While its outcome is unknown, it is the setting before."""
+        for last in self._law.decisions[-1:]:
+            if last.outcome is None and last.new == self.settings and last.reason != "limit":
+                return last.old
+        return self.settings
+
+    @property
     def is_frozen(self) -> bool:
         """True if the user fixed everything, or tuning has failed."""
         return self._has_failed or self._limits.is_fixed

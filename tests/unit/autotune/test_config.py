@@ -11,7 +11,7 @@ from dpex.errors import OptionError
 NAMES = [field.name for field in fields(AutotuneConfig)]
 NONSENSE = [
     *((name, value) for name in NAMES for value in (-1, float("nan"), True, [1])),
-    *((name, "" if name == "trace" else "4") for name in NAMES),
+    *((name, "" if name in ("trace", "start") else "4") for name in NAMES),
 ]
 
 
