@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         ShippingError,
         StateError,
         TooManySampleErrors,
-        TraceError,
         WorkerDiedError,
     )
     from dpex.integrations import loader_behind, log_to, serve
@@ -128,7 +127,6 @@ __all__ = [
     "StateError",
     "TLSConfig",
     "TooManySampleErrors",
-    "TraceError",
     "Tuned",
     "Verdict",
     "WorkerConfig",

@@ -22,7 +22,6 @@ built-in error in brackets, which code for PyTorch may catch::
     ├── ClusterError(RuntimeError)      no Ray cluster could be reached or started, or Ray is not installed
     ├── StateError(ValueError)          a state of a loader cannot be read, or is of another loader
     ├── ShareError(ValueError)          trainings with the same ``share`` read different data, or cannot connect
-    ├── TraceError(ValueError)          a recorded run cannot be read
     └── InternalError(RuntimeError)     dpex broke a rule of its own, which is a bug in dpex
 """
 
@@ -124,10 +123,6 @@ class StateError(DpexError, ValueError):
 
 class ShareError(DpexError, ValueError):
     """Trainings with one ``share`` do not read the same, or cannot meet; the message names both values, or why."""
-
-
-class TraceError(DpexError, ValueError):
-    """A recorded run cannot be read; the message names the file, the line and the remedy."""
 
 
 class InternalError(DpexError, RuntimeError):

@@ -60,7 +60,7 @@ class AutotuneConfig:
         memory_share: The part of the free memory that workers and batches in flight may fill (0.01 to 0.9). 0.5: the
             training process's own memory grows after its first steps.
         interval_s: Seconds between windows once the work is known (0.05 to 60). The first windows are shorter.
-        trace: A file for a record of the run, which ``dpex replay`` reads: some 1.2 kB for each window. dpex fills in
+        trace: A file for a record of the run, for a report to dpex: some 1.2 kB for each window. dpex fills in
             ``{pid}`` and ``{rank}``. If the file exists, a new name gets a number. None: the file that the environment
             variable ``DPEX_TRACE`` names, or no record.
         start: Where to begin: ``loader.tuned`` of another run, its ``as_dict()``, or the name of a file from its

@@ -29,8 +29,8 @@ _EMPTY = PoolSample()
 
 
 def plain(value: Any) -> Any:
-    """Return the value in what JSON has: dataclasses become objects; "inf", "-inf" and "nan" are strings, and a class
-    or function is its name."""
+    """Return the value in what JSON has: dataclasses become objects; "inf", "-inf" and "nan" are strings, as is
+    the name of a class, a function or a file."""
     if value is None or isinstance(value, (int, str)):
         return value
     if isinstance(value, float):
@@ -41,7 +41,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if is_dataclass(value):
         return {name: plain(item) for name, item in vars(value).items()}
-    return getattr(value, "__qualname__", repr(value)) if callable(value) else value
+    return getattr(value, "__qualname__", str(value))
 
 
 def line(record: Mapping[str, Any]) -> str:

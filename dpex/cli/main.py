@@ -26,8 +26,9 @@ from rich.text import Text
 
 import dpex
 
-COMMANDS = ("demo", "run", "top", "cluster", "replay")
+COMMANDS = ("demo", "run", "top", "cluster")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
+_REPLAY = "see loader.decisions instead; in dpex's repository, python -m benchmarks.simulation.replay reads a trace"
 COLUMNS = 80
 """Help is read in terminals, and many are no wider."""
 EVERY_S = 1.0
@@ -50,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default the process's own; returns the exit status. A wrong one exits with 2."""
+    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["replay"]:
+        print("dpex replay: " + _REPLAY, file=sys.stderr)
+        return 2
     commands = parser()
     options, unknown = commands.parse_known_args(arguments)
     if unknown:

@@ -15,13 +15,12 @@ import pytest
 from families import Augmented, train_until
 from forks import in_a_child
 
+from benchmarks.simulation.replay import load, main
+from benchmarks.simulation.replay import replay as replayed
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.runtime.trace_file import VARIABLE, TraceFile, check, wanted
 from dpex.autotune.trace import Recorder
 from dpex.autotune.types import Sample
-from dpex.cli.main import main
-from dpex.cli.replay import load
-from dpex.cli.replay import replay as replayed
 from dpex.errors import OptionError
 
 ENDLESS = 10**7
@@ -47,7 +46,7 @@ def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
     assert trace.sections[0].origin.config.interval_s == QUICK.interval_s
     assert any(sample.local.services_s for sample in trace.samples)
     assert all(window.is_same for window in replayed(trace))
-    assert main(["replay", str(path)]) == 0
+    assert main([str(path)]) == 0
 
 
 def test_the_environment_names_a_file_and_epochs_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

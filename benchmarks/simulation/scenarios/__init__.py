@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.simulation import world as parts
+from benchmarks.simulation.replay import build
 from benchmarks.simulation.world import Phase, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.cli.replay import build
 
 _T = TypeVar("_T")
 _PARTS: Mapping[str, type[Any]] = {

@@ -9,12 +9,11 @@ from decisions import a_decision
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulation.replay import Trace, TraceError, read
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.cli.replay import Trace, read
-from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.prefetch import Settings
 

@@ -1,13 +1,15 @@
-"""``dpex replay``: a recorded run (see `dpex.autotune.trace`) as text, its decisions explained, and decided again.
+"""A recorded run (see `dpex.autotune.trace`) as text, its decisions explained, and decided again.
 
-The recorded windows are shown to laws made anew. From the first decision that differs on, that is no more than an
-indication: the windows stay as they were recorded, under the recorded settings.
+`python -m benchmarks.simulation.replay TRACE` shows the recorded windows to laws made anew. From the first decision
+that differs on, that is no more than an indication: the windows stay as they were recorded, under the recorded
+settings. A run under another policy is decided again by the law.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import textwrap
 import types
@@ -24,8 +26,6 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.cli.main import add_command
-from dpex.errors import TraceError
 from dpex.schedule.prefetch import Settings
 from dpex.system.user_warnings import forgive
 
@@ -44,23 +44,28 @@ exit status:
 
 examples:
   DPEX_TRACE=run-{rank}.jsonl python train.py
-  dpex replay run-0.jsonl
+  python -m benchmarks.simulation.replay run-0.jsonl
 """
 
 
-def register(subparsers: Any) -> None:
-    summary = "explain a recorded run, and decide it again"
-    parser = add_command(subparsers, "replay", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("trace", metavar="TRACE", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")
-    parser.set_defaults(command=run)
+class TraceError(ValueError):
+    """A recorded run cannot be read; the message names the file, the line and the remedy."""
 
 
-def run(options: argparse.Namespace, write: Callable[[str], object] = print) -> int:
+def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:
     """Print the report; returns the exit status that the help lists."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulation.replay",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("trace", metavar="TRACE", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")
     try:
-        trace = load(options.trace)
+        trace = load(parser.parse_args(arguments).trace)
     except TraceError as error:
-        print(f"dpex replay: {error}", file=sys.stderr)
+        print(f"replay: {error}", file=sys.stderr)
         return 2
     windows = replay(trace)
     forgive(sys.stdout)
@@ -195,14 +200,16 @@ def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: li
 
 # -- dataclasses from JSON ---------------------------------------------------------------------------------------------
 
+_NAMES = {"Limits": Limits, "Policy": Any, "Settings": Settings, "Tuned": Any, "os": os}
+"""Names in annotations that their modules import for type checkers only."""
 _UNREAD = ("policy", "start")
-"""Fields of which a trace holds only a name."""
+"""Fields of the configuration that say nothing of the law."""
 
 
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    read = [f for f in fields(kind) if f.name not in _UNREAD]
-    hints = get_type_hints(kind, localns={"Limits": Limits, "Policy": Any, "Settings": Settings})
+    read = [f for f in fields(kind) if kind is not AutotuneConfig or f.name not in _UNREAD]
+    hints = get_type_hints(kind, localns=_NAMES)
     return tuple((f.name, hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in read)
 
 
@@ -337,3 +344,7 @@ def _verdict(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
         yield from _wrapped("    why       ", first.replayed.text)
     yield ""
     yield "All later windows were recorded under the recorded settings, not under those that would be in force now."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import ran
 
+from benchmarks.simulation.replay import load, main, replay
 from benchmarks.simulation.scenarios import load as scenarios
 from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
@@ -16,8 +16,7 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import Header, Recorder, line
 from dpex.autotune.types import Decision, Sample
-from dpex.cli.main import parser
-from dpex.cli.replay import load, replay, run
+from dpex.cli.main import main as dpex
 from dpex.schedule.prefetch import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +69,7 @@ def renewed(tmp_path: Path) -> Path:
 
 def shown(*arguments: Any) -> tuple[int, list[str]]:
     lines: list[str] = []
-    code = run(parser().parse_args(["replay", *map(str, arguments)]), lines.append)
+    code = main([*map(str, arguments)], lines.append)
     return code, "\n".join(lines).split("\n")
 
 
@@ -129,7 +128,7 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr("dpex.cli.replay.Supervisor", Still)
+    monkeypatch.setattr("benchmarks.simulation.replay.Supervisor", Still)
     code, lines = shown(shift)
     assert code == 1
     (number,) = [n for n, text in enumerate(lines) if "decides otherwise" in text]
@@ -152,10 +151,8 @@ def test_unreadable_traces_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "other.csv, line 1" in capsys.readouterr().err
 
 
-def test_the_command_needs_no_torch(shift: Path) -> None:
-    code = (
-        "import sys; from dpex.cli.main import main\n"
-        "assert main(['replay', sys.argv[1]]) == 0\n"
-        "assert not {'torch', 'numpy', 'ray'} & set(sys.modules)"
-    )
-    assert "Decisions: " in ran("-c", code, shift).stdout
+def test_the_former_command_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dpex(["replay", "run.jsonl"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "python -m benchmarks.simulation.replay" in told
