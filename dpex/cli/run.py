@@ -12,9 +12,9 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from dpex.cli.main import add_command
@@ -226,8 +226,8 @@ def _say_whose_options_these_are(given: argparse.Namespace, command: str, argume
 
 # -- the script --------------------------------------------------------------------------------------------------------
 # It runs in this process as ``python script.py`` or ``python -m module`` would run it. It is ``__main__``, with its own
-# ``sys.argv`` and ``sys.path[0]``. What it raises leaves the process as under Python itself, and the traceback begins
-# with the script.
+# ``sys.argv`` and ``sys.path[0]``. What it raises leaves the process as under Python itself. The traceback begins with
+# the frames of this command.
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
@@ -243,7 +243,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     _begin_path(Path(path).resolve().parent)
     loader = importlib.machinery.SourceFileLoader("__main__", place)
     main = vars(_new_main(__file__=place, __loader__=loader))
-    _beginning_with_the_script(lambda: exec(compile(source, place, "exec", dont_inherit=True), main))
+    exec(compile(source, place, "exec", dont_inherit=True), main)
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
@@ -251,7 +251,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     _begin_path(Path.cwd())
     _new_main()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
-    _beginning_with_the_script(lambda: run(name))
+    run(name)
 
 
 def _begin_path(*folder: Path) -> None:
@@ -264,35 +264,3 @@ def _new_main(**attributes: Any) -> ModuleType:
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main).update({"__builtins__": builtins, "__cached__": None, "__annotations__": {}} | attributes)
     return main
-
-
-def _beginning_with_the_script(run: Callable[[], object]) -> None:
-    """Call, and leave the frames up to the call out of the traceback of an uncaught error."""
-    try:
-        run()
-    except SystemExit:
-        raise
-    except BaseException as error:
-        _show_from(run, error)
-        raise
-
-
-def _show_from(run: Callable[[], object], error: BaseException) -> None:
-    code = run.__code__
-    hook = sys.excepthook
-
-    def show(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        if value is error:
-            traceback = _after(traceback, code)
-            value.__traceback__ = traceback
-        hook(kind, value, traceback)
-
-    sys.excepthook = show
-
-
-def _after(traceback: TracebackType | None, code: Any) -> TracebackType | None:
-    """The part of a traceback below the frame of that code."""
-    at = traceback
-    while at is not None and at.tb_frame.f_code is not code:
-        at = at.tb_next
-    return at.tb_next if at is not None else traceback
