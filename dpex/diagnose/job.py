@@ -13,6 +13,9 @@ ready. So a rank also counts as *slow* if its time per batch (busy seconds over 
    slow machine is slow in each step. So a moving straggler shows that batches differ in cost.
 3. Else the slow ranks starve the job: all alike, all ranks of a node, or several.
 
+No step of the job is shorter than the quickest steps of any rank, so the loss of a batch is at most the
+rest of its time. Waits add up to more if the ranks did not synchronise in each step.
+
 The start of each pass is excluded. A loss below `LIMIT` of the time does not count. A loss of several ranks does not
 count below `SMALL`: the longest of many short waits for a CPU reaches that much.
 """
@@ -34,6 +37,10 @@ MAIN, HALF = 2 / 3, 1 / 2
 """Parts of the loss: two ranks that take turns at random have about a half each."""
 UNEVEN = 2.0
 """Times the mean batch that the slowest twentieth of the batches takes at least."""
+UNKNOWN = 0.001
+"""Part of a batch's time that is no step: the rate without the loss would be made of rounding errors."""
+QUICK = 0.05
+"""Part of a rank's steps that are its quickest: in those it waits least for other ranks."""
 WINDOWS, SHORTEST = 40, 5
 """The number of windows in which the beginning is looked for, and the batches of a window at least."""
 STEADY = 0.8
@@ -48,6 +55,7 @@ class RankReport:
         node: The name of the rank's machine.
         batch_s: Seconds of a step of the job: a wait and a step of this rank.
         step_s: Seconds of this rank's step.
+        quick_step_s: Seconds of this rank's quickest steps: the 5th percentile. 0: not measured.
         supply_s: Seconds per batch: the time of one worker, over the number of workers.
         unevenness: The time of the slowest twentieth of the rank's batches, over the mean.
         wait_ratio: Share of the rank's time in ``next()``.
@@ -71,6 +79,7 @@ class RankReport:
     first: int
     waits: Sequence[float]
     ago_s: Sequence[float] = ()
+    quick_step_s: float = 0.0
 
     @classmethod
     def of(cls, found: Diagnosis, rank: int, node: str, *, full: bool = False) -> RankReport:
@@ -81,6 +90,8 @@ class RankReport:
         last = waits.at[-1] if waits.at else 0.0
         services = sorted(facts.services_s) or [0.0]
         mean_s = max(1e-9, sum(services) / len(services))
+        steps = zip(waits.at, waits.at[1:], waits.seconds[1:], strict=False)
+        steps_s = sorted(then - before - wait_s for before, then, wait_s in steps) or [0.0]
         return cls(
             rank=rank,
             node=node,
@@ -97,6 +108,7 @@ class RankReport:
             first=waits.first,
             waits=[round(covered * wait_s, 5) for wait_s in waits.seconds],
             ago_s=[last - at for at in waits.at],
+            quick_step_s=max(0.0, steps_s[int(QUICK * len(steps_s))]),
         )
 
     def sent(self) -> dict[str, Any]:
@@ -179,7 +191,8 @@ def judge(ranks: Sequence[RankReport], missing: Sequence[int] = ()) -> JobDiagno
     lost = [max(each) for each in zip(*waits.values(), strict=True)]
     shares = {rank: _part(_gains(waits, {rank}, lost), lost) for rank in waits}
     batch_s = max(1e-9, sum(one.batch_s for one in ranks) / len(ranks))
-    lost_s = sum(lost) / max(1, count)
+    waited_s = sum(lost) / max(1, count)
+    lost_s = min(waited_s, max(0.0, batch_s - min(one.quick_step_s for one in ranks)))
     ratio = min(1.0, lost_s / batch_s)
     slow = {one.rank for one in ranks if one.supply_s - (batch_s - lost_s) >= HALF * lost_s}
     verdict, culprits = _verdict(ranks, len(lost), ratio, shares, slow)
@@ -202,7 +215,7 @@ def judge(ranks: Sequence[RankReport], missing: Sequence[int] = ()) -> JobDiagno
         missing=tuple(missing),
         ago_s=ago_s,
     )
-    return _told(found, batch_s)
+    return _told(found, batch_s, is_bound=waited_s > lost_s)
 
 
 def _verdict(
@@ -255,11 +268,16 @@ def _period(gains: Sequence[float], lost: Sequence[float], batch_s: float) -> tu
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _told(found: JobDiagnosis, batch_s: float) -> JobDiagnosis:
+def _told(found: JobDiagnosis, batch_s: float, *, is_bound: bool) -> JobDiagnosis:
+    """Add the words. ``is_bound``: The waits add up to more than the loss can be."""
     worst, others = found.worst, [one for one in found.ranks if one.rank not in found.culprits]
-    costs = f"Each batch costs all ranks {duration(found.lost_s)}, {percent(found.lost_ratio)} of their time."
-    without = f"Without it the job would make {rounded(1 / max(1e-9, batch_s - found.lost_s))} batches/s instead of "
-    rate = f"{without}{rounded(1 / batch_s)}."
+    most = "at most " if is_bound else ""
+    costs = f"Each batch costs all ranks {most}{duration(found.lost_s)}, {percent(found.lost_ratio)} of their time."
+    left_s = batch_s - found.lost_s
+    rate = f"The job makes {rounded(1 / batch_s)} batches/s. How many it would make without is not known, because the "
+    rate += "ranks did not wait for each other in each step."
+    if left_s > UNKNOWN * batch_s and not is_bound:
+        rate = f"Without it the job would make {rounded(1 / left_s)} batches/s instead of {rounded(1 / batch_s)}."
     advice = f"on rank {worst.rank}: {worst.advice}"
     if found.verdict == "too-early":
         sentence, advice = "TOO EARLY TO SAY: too few batches were measured on all ranks.", "Let training run longer."

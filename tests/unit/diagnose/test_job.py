@@ -90,6 +90,22 @@ def test_no_wait_is_no_loss() -> None:
     assert "LOADING DOES NOT LIMIT THE JOB" in str(found)
 
 
+def test_waits_without_a_step_between_predict_no_rate() -> None:
+    """The ranks did not synchronise, so that their waits add up to more than the time of their batches."""
+    text = " ".join(str(job(lambda number, at: 2 * BATCH_S * (number == at % 4), slow=(0, 1, 2, 3))).split())
+    assert "The job makes 6.67 batches/s. How many it would make without is not known" in text
+    assert "at most 150 ms, 100 % of their time" in text
+    assert "000 batches/s" not in text
+
+
+def test_no_loss_is_told_beyond_the_quickest_steps() -> None:
+    found = job(lambda number, at: 2 * BATCH_S * (number == 2), quick_step_s=0.03)
+    assert found.lost_ratio == pytest.approx(0.8)
+    text = " ".join(str(found).split())
+    assert "at most 120 ms, 80 % of their time" in text
+    assert "is not known" in text
+
+
 def test_few_batches_are_too_early() -> None:
     assert job(always(2), 10).verdict == "too-early"
 
