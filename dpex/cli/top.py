@@ -1,6 +1,7 @@
 """``dpex top``: the report of each training process that serves metrics, fetched and printed again and again.
 
-Processes come and go meanwhile. A request has a time limit of its own, so that one silent process delays no other.
+Processes come and go meanwhile. All are asked at the same time, each by a thread. One that has not answered in time is
+a line until it does, and delays no other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ from rich.panel import Panel
 from rich.text import Text
 
 from dpex.cli.main import COLUMNS, add_command, follow
+from dpex.system.clock import monotonic
 from dpex.system.directories import own_directories, to_look_in
 from dpex.system.user_warnings import forgive
 from dpex.telemetry.discovery import ScrapeTarget, targets
 
-TIMEOUT_S = 2.0
-"""A process that does not answer in this time is shown as silent."""
-AT_ONCE = 16
-"""Processes that are asked at the same time."""
+TIMEOUT_S = 30.0
+"""Seconds after which a request ends. Many ranks that answer at the same time share the CPUs of their machine."""
+FIRST_S, LATER_S = 10.0, 2.0
+"""Seconds that are waited for the answers to the first requests, and in a screen that is drawn again."""
 BORDER = 4
 """Columns of the frame around a report, so that a report is wrapped once, at the width inside."""
 MOST_SHOWN = 1000
@@ -63,12 +64,54 @@ class NotDpexError(ValueError):
     """The answer is not a report."""
 
 
-def reports(urls: Sequence[str], directories: Sequence[Path], fetch: Fetch, columns: int = COLUMNS) -> list[Report]:
-    """Return the report of each process at ``urls``, or else announced in ``directories``, in lines of that width."""
-    given = [_with_scheme(url.rstrip("/")) for url in urls]
-    found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda target: _report(target, fetch, columns), found))
+class Request:
+    """A request to one process, in a daemon thread: `report` is its answer once ``is_done`` is set."""
+
+    def __init__(self, target: ScrapeTarget, fetch: Fetch, columns: int, answered: threading.Event) -> None:
+        self.target = target
+        self.is_done = threading.Event()
+        self._began = monotonic()
+        self._report = Report(url=target.url)
+        work = (fetch, columns, answered)
+        threading.Thread(target=self._run, args=work, name="dpex-ask", daemon=True).start()
+
+    @property
+    def report(self) -> Report:
+        if self.is_done.is_set():
+            return self._report
+        return Report(url=self.target.url, error=f"no answer for {monotonic() - self._began:.0f} s")
+
+    def _run(self, fetch: Fetch, columns: int, answered: threading.Event) -> None:
+        self._report = _report(self.target, fetch, columns)
+        self.is_done.set()
+        answered.set()
+
+
+class Requests:
+    """Asks processes for their reports, each at most once at a time."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._open: dict[str, Request] = {}
+        self._answered = threading.Event()
+
+    def reports(
+        self, urls: Sequence[str], directories: Sequence[Path], columns: int = COLUMNS, wait_s: float = FIRST_S
+    ) -> list[Report]:
+        """Return the report of each process at ``urls``, or else announced in ``directories``, in lines of that width.
+
+        After ``wait_s`` seconds, the report of a process that has not answered says so.
+        """
+        given = [_with_scheme(url.rstrip("/")) for url in urls]
+        found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)
+        before, deadline = self._open, monotonic() + wait_s
+        asked = [before.get(one.url) or Request(one, self._fetch, columns, self._answered) for one in found]
+        while not all(one.is_done.is_set() for one in asked) and (left_s := deadline - monotonic()) > 0:
+            self._answered.wait(left_s)
+            self._answered.clear()
+        told = [(one, one.is_done.is_set(), one.report) for one in asked]
+        self._open = {one.target.url: one for one, is_done, _ in told if not is_done}
+        return [report for _, _, report in told]
 
 
 def _with_scheme(address: str) -> str:
@@ -111,14 +154,15 @@ def fetching(context: ssl.SSLContext | None) -> Fetch:
 
 
 def screen(found: Sequence[Report], place: str) -> RenderableType:
-    """Return a panel for each process; ``place`` is the directory in which processes are announced."""
-    return Group(*map(_panel, found)) if found else Text(NO_PROCESS.format(place=place))
+    """Return a panel for each process, and a line for one without a report; ``place`` is the directory in which
+    processes are announced."""
+    return Group(*map(_shown, found)) if found else Text(NO_PROCESS.format(place=place))
 
 
-def _panel(one: Report) -> Panel:
-    shown = Text(_printable(one.error), style="red") if one.error else Text(_printable(one.text.rstrip()))
-    title = Text(_printable(one.url))
-    return Panel(shown, title=title, title_align="left", border_style="red" if one.error else "none")
+def _shown(one: Report) -> RenderableType:
+    if one.error:
+        return Text(_printable(f"{one.url}: {one.error}"), style="red")
+    return Panel(Text(_printable(one.text.rstrip())), title=Text(_printable(one.url)), title_align="left")
 
 
 def _printable(text: str) -> str:
@@ -160,8 +204,12 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     forgive(sys.stdout)
     shown = console or Console()
 
+    requests, is_first = Requests(fetch), True
+
     def asked() -> list[Report]:
-        return reports(options.url, directories, fetch, shown.width - BORDER)
+        nonlocal is_first
+        wait_s, is_first = FIRST_S if is_first else LATER_S, False
+        return requests.reports(options.url, directories, shown.width - BORDER, wait_s)
 
     if options.once:
         found = asked()

@@ -23,7 +23,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.cli import main, top
-from dpex.cli.top import Report, fetching, reports, screen
+from dpex.cli.top import Report, Requests, fetching, screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
 from dpex.telemetry.exporter import exporter
 
@@ -55,13 +55,14 @@ def test_processes_come_and_go(directory: Path) -> None:
         asked.append(url.partition("127.0.0.1:")[2])
         return f"report {len(asked)}"
 
-    assert reports([], [directory], fetch) == []
+    requests = Requests(fetch)
+    assert requests.reports([], [directory]) == []
     first = announce(directory, 1)
     announce(directory, 2, rank="1")
-    assert [one.text for one in reports([], [directory], fetch)] == ["report 1", "report 2"]
+    assert sorted(one.text for one in requests.reports([], [directory])) == ["report 1", "report 2"]
     assert sorted(asked) == [f"{port}/diagnosis.txt?stretch=recent&columns=80" for port in (1, 2)]
     first.unlink()
-    assert [one.url[-1] for one in reports([], [directory], fetch)] == ["2"]
+    assert [one.url[-1] for one in requests.reports([], [directory])] == ["2"]
 
 
 def test_a_killed_or_silent_process_is_named_so(directory: Path) -> None:
@@ -74,12 +75,38 @@ def test_a_killed_or_silent_process_is_named_so(directory: Path) -> None:
         announce(directory, port)
     killed = directory / f"dpex-{socket.gethostname()}-{2**22 + 1}-1.json"
     killed.write_text(json.dumps([{"targets": ["127.0.0.1:4"], "labels": {"run_id": "r"}}]))
-    assert [one.error for one in reports([], [directory], fetch)] == [
+    assert [one.error for one in Requests(fetch).reports([], [directory])] == [
         "gone: the process was killed",
         "gone",
         "no answer: timed out",
         "no answer: bad",
     ]
+
+
+def test_forty_ranks_are_asked_at_once_and_a_silent_one_is_a_line(directory: Path) -> None:
+    everybody, wakes, asked = threading.Barrier(40), threading.Event(), []
+
+    def fetch(url: str) -> str:
+        port = url.split(":")[2].partition("/")[0]
+        asked.append(port)
+        if not wakes.is_set():
+            everybody.wait(60.0)
+        if port == "7":
+            wakes.wait(60.0)
+        return f"report of {port}"
+
+    for port in range(1, 41):
+        announce(directory, port, str(port))
+    requests = Requests(fetch)
+    found: list[Report] = []
+    until(lambda: found.extend(requests.reports([], [directory], wait_s=0.5)) or found[-1].text != "")
+    first = found[:40] if found[39].text else found[-40:]
+    assert [one.url for one in first if one.error] == ["http://127.0.0.1:7"]
+    (line,) = [text for text in shown(*first).splitlines() if "127.0.0.1:7 " in text or "127.0.0.1:7:" in text]
+    assert line.startswith("http://127.0.0.1:7: no answer for")
+    assert asked.count("7") == 1
+    wakes.set()
+    until(lambda: all(one.text for one in requests.reports([], [directory], wait_s=0.5)))
 
 
 def test_characters_that_control_a_terminal_are_replaced() -> None:
@@ -102,14 +129,14 @@ def test_a_server_of_another_kind_is_said_to_be_one(answer: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        (one,) = reports([f"127.0.0.1:{server.getsockname()[1]}"], [], fetching(None))
+        (one,) = Requests(fetching(None)).reports([f"127.0.0.1:{server.getsockname()[1]}"], [])
         thread.join()
     assert one.error.startswith("no endpoint of dpex is there")
     assert "no endpoint of dpex is there" in shown(one)
 
 
 def test_an_address_that_is_none_is_said_to_be_one() -> None:
-    (one,) = reports(["127.0.0.1:port"], [], fetching(None))
+    (one,) = Requests(fetching(None)).reports(["127.0.0.1:port"], [])
     assert "nonnumeric port: 'port'" in one.error
 
 
@@ -118,7 +145,7 @@ def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any]) -> No
         request = urllib.request.Request(url, headers={"Host": "trainer.example"})
         return urllib.request.urlopen(request, timeout=60)
 
-    (one,) = reports([f"127.0.0.1:{exporter.port}"], [], elsewhere)
+    (one,) = Requests(elsewhere).reports([f"127.0.0.1:{exporter.port}"], [])
     assert one.error.startswith("no answer: 421 Misdirected Request: this endpoint is not known as 'trainer.example'.")
     assert "DPEX_METRICS_ALLOWED_HOSTS" in one.error
 
@@ -144,7 +171,6 @@ def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DpexDa
 
 
 def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """The command waits two seconds for an answer, and a busy machine may answer later."""
     until(lambda: main.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
     for address in (f"127.0.0.1:{exporter.port}/", str(exporter.port)):
         until(lambda: main.main(["top", "--once", address]) == 0 and "photos" in capsys.readouterr().out)  # noqa: B023
