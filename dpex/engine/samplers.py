@@ -8,10 +8,11 @@ again without reading data.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, repeat, takewhile
+from itertools import chain, islice, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _SEQUENCES = (list, tuple, range, np.ndarray)
 _KNOWN = (BatchSampler, SequentialSampler, DistributedSampler, InfiniteConstantSampler, *_DRAWING, *_SEQUENCES)
 _TORCH = ("torch",)
+CHUNK = 1 << 16
+"""Indices that are made Python numbers at a time: a millisecond's work, and 2 MB."""
 _DEEPEST = 5
 """The most samplers within each other that are looked at."""
 
@@ -149,10 +152,52 @@ def batches_of(index_sampler: Any, first: int = 0) -> Iterator[list[Any]] | None
     if type(sampler) is SequentialSampler:
         items: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
     else:
-        items = skipping(iter(sampler), first * size)
+        items = skipping(_order_of(sampler), first * size)
     if index_sampler.drop_last:
         return map(list, zip(*[items] * size, strict=False))
     return takewhile(bool, map(list, map(islice, repeat(items), repeat(size))))
+
+
+def _order_of(sampler: Any) -> Iterator[Any]:
+    """Return what ``iter(sampler)`` returns, with a permutation as a tensor, of which `CHUNK` indices at a time are
+    Python numbers. As a list, it takes four times the memory, and the first index waits for all of them."""
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        return _shuffled(sampler)
+    if type(sampler) is SubsetRandomSampler:
+        return _subset(sampler)
+    if type(sampler) is DistributedSampler and sampler.shuffle and sampler.num_samples:
+        return _in_chunks(_share_of_rank(sampler))
+    return iter(sampler)
+
+
+def _in_chunks(order: torch.Tensor) -> Iterator[int]:
+    return chain.from_iterable(chunk.tolist() for chunk in order.split(CHUNK))
+
+
+def _shuffled(sampler: RandomSampler) -> Iterator[int]:
+    """Yield the indices of a `RandomSampler`, which draws at the first of them, and once more at its end."""
+    length, generator = len(sampler.data_source), sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    for _ in range(sampler.num_samples // length):
+        yield from _in_chunks(torch.randperm(length, generator=generator))
+    yield from _in_chunks(torch.randperm(length, generator=generator)[: sampler.num_samples % length])
+
+
+def _subset(sampler: SubsetRandomSampler) -> Iterator[Any]:
+    for at in _in_chunks(torch.randperm(len(sampler.indices), generator=sampler.generator)):
+        yield sampler.indices[at]
+
+
+def _share_of_rank(sampler: DistributedSampler[Any]) -> torch.Tensor:
+    """Return the indices of a rank, of a shuffled order that all ranks draw alike."""
+    generator = torch.Generator()
+    generator.manual_seed(sampler.seed + sampler.epoch)
+    order = torch.randperm(len(sampler.dataset), generator=generator)  # type: ignore[arg-type]
+    if (missing := sampler.total_size - len(order)) > 0:
+        order = torch.cat([order, order.repeat(math.ceil(missing / len(order)))[:missing]])
+    return order[sampler.rank : sampler.total_size : sampler.num_replicas]
 
 
 def indices_from(first: int, index_sampler: Any) -> Iterator[Any]:
