@@ -241,6 +241,9 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         if count:  # the modules of an epoch: else the first batch would wait for their import
             import dpex.engine.with_workers
             import dpex.pools.factory
+
+            if self.distribute_mode is True:
+                import dpex.pools.ray.nodes
         else:
             import dpex.engine.in_process  # noqa: F401
 

@@ -2,7 +2,6 @@
 connections. Ray would only place them."""
 
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -27,6 +26,19 @@ from dpex.transport.arena import Arena
 from dpex.transport.memory import write_parts
 from dpex.transport.pickling import pack
 from dpex.worker.setup import WorkerSetup
+
+_AGENT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = {path!r}
+from dpex.pools.agent.connection import TrainerAddress, connect
+from dpex.pools.agent.serving import Agent
+from dpex.worker.setup import prepare_process
+connection = connect(TrainerAddress(*{address!r}))
+prepare_process()
+Agent(connection, -1).run()
+"""
+"""The program of a process that is an agent."""
 
 
 class ProcessNodes(Nodes):
@@ -91,15 +103,10 @@ class ProcessNodes(Nodes):
                 self._start(agent)
 
     def _start(self, agent: int) -> None:
-        read, write = os.pipe()
-        _, report = os.pipe()
-        code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.connection import main; main({})"
-        command = [*self._enter[agent], sys.executable, "-c", code.format(self.path, read)]
-        self.processes[agent] = subprocess.Popen(command, pass_fds=[read, report], stdin=subprocess.DEVNULL)
-        os.close(read)
         address = (self._reached_at[agent], self.server.port, self.server.secret, agent)
-        with os.fdopen(write, "wb") as pipe:
-            pickle.dump((os.getpid(), address, report), pipe)
+        code = _AGENT.format(path=self.path, address=address)
+        command = [*self._enter[agent], sys.executable, "-c", code]
+        self.processes[agent] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def room(self, agent: int) -> int:
         """See `Nodes.room`."""

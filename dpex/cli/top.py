@@ -64,7 +64,7 @@ class NotDpexError(ValueError):
     """The answer is not a report."""
 
 
-class Request:
+class ReportRequest:
     """A request to one process, in a daemon thread: `report` is its answer once ``is_done`` is set."""
 
     def __init__(self, target: ScrapeTarget, fetch: Fetch, columns: int, answered: threading.Event) -> None:
@@ -87,12 +87,12 @@ class Request:
         answered.set()
 
 
-class Requests:
+class ReportRequests:
     """Asks processes for their reports, each at most once at a time."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._open: dict[str, Request] = {}
+        self._open: dict[str, ReportRequest] = {}
         self._answered = threading.Event()
 
     def reports(
@@ -105,7 +105,7 @@ class Requests:
         given = [_with_scheme(url.rstrip("/")) for url in urls]
         found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)
         before, deadline = self._open, monotonic() + wait_s
-        asked = [before.get(one.url) or Request(one, self._fetch, columns, self._answered) for one in found]
+        asked = [before.get(one.url) or ReportRequest(one, self._fetch, columns, self._answered) for one in found]
         while not all(one.is_done.is_set() for one in asked) and (left_s := deadline - monotonic()) > 0:
             self._answered.wait(left_s)
             self._answered.clear()
@@ -204,7 +204,7 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     forgive(sys.stdout)
     shown = console or Console()
 
-    requests, is_first = Requests(fetch), True
+    requests, is_first = ReportRequests(fetch), True
 
     def asked() -> list[Report]:
         nonlocal is_first

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpex.pools.ray.nodes import local_class
+from dpex.pools.ray.guardians import local_class
 from dpex.transport.memory import map_parts
 
 

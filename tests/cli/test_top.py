@@ -23,7 +23,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.cli import main, top
-from dpex.cli.top import Report, Requests, fetching, screen
+from dpex.cli.top import Report, ReportRequests, fetching, screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
 from dpex.telemetry.exporter import exporter
 
@@ -55,7 +55,7 @@ def test_processes_come_and_go(directory: Path) -> None:
         asked.append(url.partition("127.0.0.1:")[2])
         return f"report {len(asked)}"
 
-    requests = Requests(fetch)
+    requests = ReportRequests(fetch)
     assert requests.reports([], [directory]) == []
     first = announce(directory, 1)
     announce(directory, 2, rank="1")
@@ -75,7 +75,7 @@ def test_a_killed_or_silent_process_is_named_so(directory: Path) -> None:
         announce(directory, port)
     killed = directory / f"dpex-{socket.gethostname()}-{2**22 + 1}-1.json"
     killed.write_text(json.dumps([{"targets": ["127.0.0.1:4"], "labels": {"run_id": "r"}}]))
-    assert [one.error for one in Requests(fetch).reports([], [directory])] == [
+    assert [one.error for one in ReportRequests(fetch).reports([], [directory])] == [
         "gone: the process was killed",
         "gone",
         "no answer: timed out",
@@ -83,7 +83,7 @@ def test_a_killed_or_silent_process_is_named_so(directory: Path) -> None:
     ]
 
 
-def test_forty_ranks_are_asked_at_once_and_a_silent_one_is_a_line(directory: Path) -> None:
+def test_ranks_are_asked_at_once_and_a_silent_one_is_a_line(directory: Path) -> None:
     everybody, wakes, asked = threading.Barrier(40), threading.Event(), []
 
     def fetch(url: str) -> str:
@@ -97,7 +97,7 @@ def test_forty_ranks_are_asked_at_once_and_a_silent_one_is_a_line(directory: Pat
 
     for port in range(1, 41):
         announce(directory, port, str(port))
-    requests = Requests(fetch)
+    requests = ReportRequests(fetch)
     found: list[Report] = []
     until(lambda: found.extend(requests.reports([], [directory], wait_s=0.5)) or found[-1].text != "")
     first = found[:40] if found[39].text else found[-40:]
@@ -129,14 +129,14 @@ def test_a_server_of_another_kind_is_said_to_be_one(answer: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        (one,) = Requests(fetching(None)).reports([f"127.0.0.1:{server.getsockname()[1]}"], [])
+        (one,) = ReportRequests(fetching(None)).reports([f"127.0.0.1:{server.getsockname()[1]}"], [])
         thread.join()
     assert one.error.startswith("no endpoint of dpex is there")
     assert "no endpoint of dpex is there" in shown(one)
 
 
 def test_an_address_that_is_none_is_said_to_be_one() -> None:
-    (one,) = Requests(fetching(None)).reports(["127.0.0.1:port"], [])
+    (one,) = ReportRequests(fetching(None)).reports(["127.0.0.1:port"], [])
     assert "nonnumeric port: 'port'" in one.error
 
 
@@ -145,7 +145,7 @@ def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any]) -> No
         request = urllib.request.Request(url, headers={"Host": "trainer.example"})
         return urllib.request.urlopen(request, timeout=60)
 
-    (one,) = Requests(elsewhere).reports([f"127.0.0.1:{exporter.port}"], [])
+    (one,) = ReportRequests(elsewhere).reports([f"127.0.0.1:{exporter.port}"], [])
     assert one.error.startswith("no answer: 421 Misdirected Request: this endpoint is not known as 'trainer.example'.")
     assert "DPEX_METRICS_ALLOWED_HOSTS" in one.error
 

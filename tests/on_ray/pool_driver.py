@@ -112,8 +112,10 @@ class Driver:
         return list(self.pool._agents.values())
 
     def agent_processes(self):
-        """Of all nodes; each is its guardian's child."""
-        return [agent for node in self.pool._nodes._nodes.values() for agent in psutil.Process(node.pid).children()]
+        """Of all nodes, those that are connected to this pool; pools share guardians."""
+        nodes = self.pool._nodes
+        found = [agent for node in nodes._nodes.values() for agent in agents_of(node.pid)]
+        return [agent for agent in found if nodes._server.port in peers_of(agent)]
 
     def pids(self):
         """Processes of the workers, which an agent's only child forks."""
@@ -161,6 +163,16 @@ class Driver:
         numbers = {number for group in groups for number, _ in group}
         self.listen_until(lambda: numbers <= self.made.keys())
         return {number: self.made[number][0] for number in sorted(numbers)}
+
+
+def peers_of(process):
+    """Ports to which a process is connected."""
+    return {one.raddr.port for one in process.net_connections("tcp") if one.raddr}
+
+
+def agents_of(guardian):
+    """The children of a guardian's agent server, its only child."""
+    return [agent for server in psutil.Process(guardian).children() for agent in server.children()]
 
 
 def grouped(count, size, index=lambda i: [i]):

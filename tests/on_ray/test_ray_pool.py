@@ -202,6 +202,35 @@ def test_the_next_pool_reuses_agents_with_the_current_dataset(shared_ray):
     shared_ray.share.parked.park(parked)
 
 
+def test_pools_that_live_at_once_share_a_guardian_and_an_import():
+    with Driver(Numbers(), 1, options=ASIDE) as one, Driver([5], 1, options=ASIDE, collate_fn=same) as other:
+        one.wait_up(1)
+        other.wait_up(1)
+        assert list(one.make([[(0, [3])]])[0][0]) == [3.0] * 5
+        assert other.make([[(0, [0])]])[0] == [5]
+        (first,), (second,) = one.pool._nodes._nodes.values(), other.pool._nodes._nodes.values()
+        assert first.guardian is second.guardian
+        (agent,), (another,) = one.agent_processes(), other.agent_processes()
+        assert agent.parent() == another.parent()
+        agent.kill()
+        one.listen_until(lambda: one.of(WorkerGone))
+        one.wait_up(1)
+        assert other.make([[(1, [0])]])[1] == [5]
+        assert not other.of(WorkerGone)
+
+
+def test_the_last_close_gives_back_room_and_keeps_agents(shared_ray):
+    shared_ray.release()
+    with Driver(Numbers(), 2) as driver:
+        driver.wait_up(2)
+        (agent,) = driver.agent_processes()
+        nodes = driver.pool._nodes
+    assert nodes.workers == 0
+    with Driver(Numbers(), 2) as driver:
+        driver.wait_up(2)
+        assert driver.agent_processes() == [agent]
+
+
 def test_a_node_that_cannot_reach_the_trainer_says_so(monkeypatch):
     """Nothing listens at the port that the agents get."""
     monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf)

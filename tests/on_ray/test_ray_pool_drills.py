@@ -7,10 +7,9 @@ import subprocess
 import sys
 from functools import partial
 
-import psutil
 import pytest
 from families import is_alive
-from pool_driver import DEADLINE_S, Driver, HeldBack, Large, Numbers, Slow, grouped, new_agents
+from pool_driver import DEADLINE_S, Driver, HeldBack, Large, Numbers, Slow, agents_of, grouped, new_agents
 from shared_ray import NODES, QUICK_TO_NOTICE, STORE_BYTES, own_ray
 from waiting import until
 
@@ -142,7 +141,7 @@ def test_a_node_that_fails_repeatedly_is_excluded_for_a_while(cluster, monkeypat
 
         def agent():
             (pid,) = [node.pid for node in driver.pool._nodes._nodes.values() if node.node == bad.node_id]
-            return psutil.Process(pid).children()
+            return agents_of(pid)
 
         for _ in range(FAILURES):
             driver.wait_up(2)

@@ -160,7 +160,7 @@ def test_a_key_that_is_not_taken_is_named_with_the_remedy(key: Any, remedy: str)
 def test_each_argument_that_is_taken_is_one_of_rays() -> None:
     """Ray checks them when an actor's options are given; nothing is started for that."""
     pytest.importorskip("ray")
-    from dpex.pools.ray.nodes import guardian_class
+    from dpex.pools.ray.guardians import guardian_class
     from dpex.pools.ray.room import worker_options
 
     assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}

@@ -12,18 +12,15 @@ A proof is an HMAC-SHA256 of the end that proves, the hello and the trainer's no
 and one agent's number, and a recorded handshake grants no access. The frames after the handshake are not encrypted,
 like Ray's own traffic by default. Where Ray encrypts its traffic, dpex refuses remote workers.
 
-An agent's process begins with `main`. It connects before it imports torch, so this module does not import torch. The
-trainer's end is an `AgentLink`, whose thread receives frames into memory that is already faulted in.
+This module does not import torch, so that a node's guardian can test its import quickly. The trainer's end is an
+`AgentLink`, whose thread receives frames into memory that is already faulted in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import os
-import pickle
 import secrets
-import signal
 import socket
 import struct
 import threading
@@ -33,7 +30,6 @@ from typing import Any, NamedTuple
 
 from dpex.errors import DpexError
 from dpex.system.clock import monotonic
-from dpex.system.processes import pidfd
 from dpex.transport.frames import FrameError, FrameWriter, receive
 
 SECRET_BYTES = 32
@@ -179,32 +175,6 @@ def tune(connection: socket.socket, *, is_trainer: bool) -> None:
     for name, value in (*_KEEPALIVE, _GIVE_UP) if is_trainer else _KEEPALIVE:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def main(fd: int) -> None:
-    """Body of an agent's process: connect to the trainer, and serve it until the connection or the guardian ends.
-
-    ``fd`` is a pipe that holds three values: the guardian's process, the fields of a `TrainerAddress`, and the
-    descriptor of a pipe for why the agent ended.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with os.fdopen(fd, "rb") as pipe:
-        guardian, address, report = pickle.load(pipe)
-    guardian_fd = pidfd(guardian)
-    if os.getppid() != guardian:
-        os._exit(1)
-    trainer = TrainerAddress(*address)
-    try:
-        connection = connect(trainer)
-    except OSError as error:
-        os.write(report, f"it cannot reach the trainer at {trainer.address}:{trainer.port}: {error}".encode())
-        os._exit(1)
-    os.close(report)
-    from dpex.pools.agent.serving import Agent
-    from dpex.worker.setup import prepare_process
-
-    prepare_process()
-    Agent(connection, guardian_fd).run()
 
 
 # -- the trainer's end -------------------------------------------------------------------------------------------------

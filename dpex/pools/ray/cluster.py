@@ -5,8 +5,9 @@ error if ``head_address`` names another cluster. Without a connection, it connec
 ``RAY_ADDRESS``, else it starts a private Ray on this machine. Unlike ``ray.init()``, it never joins a cluster that is
 merely recorded on this machine.
 
-Starting an agent takes a second or two. So a pool that closes parks its agents for the next pool, which sends them its
-dataset. Parked agents end with the last share of the connection, or after a while.
+Starting the first agent of a node takes a second or two. So a pool that closes parks its agents for the next pool,
+which sends them its dataset. Parked agents give back their room on the cluster with the last share of the connection.
+They end with the connection, or after a while.
 
 A node gets no workers if it cannot serve the dataset. After a single failure of an agent, dpex starts it again at once.
 After several failures, it excludes the node for a minute.
@@ -22,7 +23,6 @@ import logging
 import math
 import os
 import socket
-import textwrap
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.errors import ClusterError
+from dpex.pools.ray.guardians import Guardians
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import (
     TokenError,
@@ -45,7 +46,7 @@ from dpex.transport.arena import Arena
 logger: logging.Logger = logging.getLogger("dpex")
 
 PARKED_S = 60.0
-"""Seconds that parked agents keep their room on the cluster."""
+"""Seconds that parked agents keep their room on the cluster, while the connection has a share."""
 _END_S = 2.0
 """Seconds that the last to close waits, at most, until the cluster has what is given back."""
 LOOPBACK = "127.0.0.1"
@@ -55,8 +56,6 @@ NEEDS_TOKEN = (
     "the cluster asks for a token. Start this process with RAY_AUTH_MODE=token, and with the cluster's token in "
     "RAY_AUTH_TOKEN, or the path of its file in RAY_AUTH_TOKEN_PATH. Ray says: {error}"
 )
-LONGEST_TEXT = 400
-"""Shown letters of Ray's message, which begins with the event and continues with possible causes."""
 FAILURES = 3
 """A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
 WITHIN_S = 600.0
@@ -92,12 +91,13 @@ def slots(needs: Mapping[str, float]) -> tuple[int, int]:
     own = own_node()
     nodes = {node["NodeID"]: node["Resources"] for node in living_nodes() if node["NodeID"] != own}
     free = available_resources_per_node()
-    capacity = sum(_fit(has, needs) for has in nodes.values())
+    capacity = sum(fit(has, needs) for has in nodes.values())
     parked = _current.parked.workers if _current is not None else 0
-    return min(capacity, sum(_fit(free.get(node, {}), needs) for node in nodes) + parked), capacity
+    return min(capacity, sum(fit(free.get(node, {}), needs) for node in nodes) + parked), capacity
 
 
-def _fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
+def fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """Return for how many workers with these needs these resources are enough."""
     return min(int(resources.get(name, 0.0) / need + 1e-6) for name, need in needs.items())
 
 
@@ -106,20 +106,6 @@ def trainer_address() -> str:
     if _current is not None and _current.private:
         return LOOPBACK
     return str(importlib.import_module("ray").util.get_node_ip_address())
-
-
-def reason_of(error: BaseException) -> str:
-    """Return what Ray says about an actor's death, in one line, with the type of the error at its end.
-
-    Of an error that was raised in the actor, that is the error itself without its traceback. The fields of the actor
-    are left out, one to a line that begins with a tab.
-    """
-    task_error: Any = importlib.import_module("ray.exceptions").RayTaskError
-    while isinstance(error, task_error) and isinstance(error.cause, BaseException):
-        error = error.cause
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]
-    text = textwrap.shorten(" ".join(lines), LONGEST_TEXT, placeholder=" …")
-    return f"{text} [{type(error).__name__}]".lstrip()
 
 
 # -- what waits for the next pool --------------------------------------------------------------------------------------
@@ -148,9 +134,17 @@ class Parked:
             return True
         return False
 
+    def give_back_room(self) -> None:
+        """Have all give back the room of their workers, and wait for that for `_END_S` seconds.
+
+        A call of Ray that came after the user's ``ray.shutdown()`` would start another Ray.
+        """
+        deadline = monotonic() + _END_S
+        for given_back in [nodes.give_back_room() for nodes in list(self._parked)]:
+            given_back.wait(max(0.0, deadline - monotonic()))
+
     def clear(self) -> None:
-        """End all, and wait for that for `_END_S` seconds: a call of Ray that came after the user's ``ray.shutdown()``
-        would start another Ray."""
+        """End all, and wait for that for `_END_S` seconds."""
         parked = [nodes for nodes in list(self._parked) if self.discard(nodes)]
         for nodes in parked:
             nodes.end()
@@ -221,6 +215,7 @@ class Cluster:
     session: str
     private: bool
     parked: Parked = field(default_factory=Parked)
+    guardians: Guardians = field(default_factory=Guardians)
     avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
     shares: int = 0
     _landing: Arena = field(default_factory=lambda: Arena(shared=False))
@@ -265,15 +260,17 @@ def connect(head_address: str) -> Cluster:
 
 
 def release(cluster: Cluster, *, shut_down: bool = False) -> None:
-    """Give a share back. With the last one what is parked goes; ``shut_down`` ends a private Ray then, else exit
-    does."""
+    """Give a share back. With the last one, parked agents give back their room; ``shut_down`` ends a private Ray then,
+    else exit does."""
     global _current
     with _lock:
         cluster.shares -= 1
         if cluster.shares > 0:
             return
-        cluster.parked.clear()
-        if cluster.private and shut_down and cluster is _current and is_ray_connected():
+        if not (cluster.private and shut_down and cluster is _current and is_ray_connected()):
+            cluster.parked.give_back_room()
+        else:
+            cluster.parked.clear()
             importlib.import_module("ray").shutdown()
             _current = None
 

@@ -1,7 +1,8 @@
 """Workers on a Ray cluster: a pool of agents on the nodes that Ray gives, with room for a number of workers each.
 
-Room is reserved (see `room`). Where room is, a guardian, which is an actor, keeps an agent, which connects to this
-process. All calls of Ray are made by one thread, and their answers come to it; the pool leaves requests and reads news.
+Room is reserved (see `room`). Where room is, or is likely to be, a guardian (see `guardians`) starts an agent, which
+connects to this process. All calls of Ray are made by one thread, and their answers come to it; the pool leaves
+requests and reads news.
 
 When its pool closes this is parked, with agents, connections and reservations, for the next pool with the same options.
 """
@@ -10,20 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import logging
 import math
-import os
-import pickle
-import secrets
 import socket
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,11 +35,11 @@ from dpex.pools.ray.cluster import (
     Cluster,
     connect,
     living_nodes,
-    reason_of,
     release,
     trainer_address,
     without,
 )
+from dpex.pools.ray.guardians import Guardian, reason_of
 from dpex.pools.ray.room import ReservedRoom, worker_options
 from dpex.system.clock import monotonic
 from dpex.transport.pickling import pack
@@ -57,8 +54,8 @@ NODES_S = 1.0
 IDLE_S = 30.0
 """Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
 takes a second or two of CPU."""
-CALLS_AT_ONCE = 4
-"""Calls that one guardian answers at a time: it waits for its agent's end, fetches a dataset, forgets one, and ends."""
+_agents, _shipments = itertools.count(1), itertools.count(1)
+"""Numbers of agents and of shipments, which guardians tell apart by them: pools share guardians."""
 
 
 @dataclass(eq=False)
@@ -77,7 +74,7 @@ class GuardedNode:
     """
 
     node: str
-    guardian: Any
+    guardian: Guardian
     number: int
     pid: int = 0
     place: str = ""
@@ -108,20 +105,20 @@ def ray_pool(
 
     Raises ClusterError if the cluster cannot be reached, and ShippingError if the dataset cannot travel.
     """
-    packed = pack(ShippedContents(setup=setup))
     cluster = connect(head_address)
     try:
         needs = worker_options(ray_remote_args)
         key = json.dumps(needs, sort_keys=True, default=repr)
-        header = np.frombuffer(packed.header, np.uint8)
-        kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
-        refs = [importlib.import_module("ray").put([header, *packed.buffers])]
         nodes = cluster.parked.take(key) or RayNodes(cluster, key, needs)
     except BaseException:
         release(cluster)
         raise
     try:
-        nodes.ship(kind, refs)
+        nodes.expect(first_workers)  # agents start while the dataset is packed
+        packed = pack(ShippedContents(setup=setup))
+        header = np.frombuffer(packed.header, np.uint8)
+        kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
+        nodes.ship(kind, [importlib.import_module("ray").put([header, *packed.buffers])])
         return RemotePool(nodes, partial(order_of, **options), first_workers=first_workers)
     except BaseException:
         nodes.close()
@@ -138,6 +135,8 @@ class RayNodes(Nodes):
         self._room = ReservedRoom(options)
         self._kind = ""
         self._refs: list[Any] = []
+        self._early: list[NodeNews] = []
+        """Notices for a pool that is about to begin."""
         self._told: tuple[deque[NodeNews], Callable[[], None]] | None = None
         """The news of the present pool, and what wakes it. The thread's: the pool before it gets none of them."""
         self._changed = threading.Event()
@@ -147,8 +146,6 @@ class RayNodes(Nodes):
         self._news: deque[NodeNews] = deque()
         self._nodes: dict[str, GuardedNode] = {}
         self._numbers: dict[int, GuardedNode] = {}
-        self._next_number = 1
-        self._shipments = 0
         self._looked_at = -math.inf
         self._failed = ""
         self._avoided: dict[str, AvoidedNode] = {}
@@ -174,6 +171,12 @@ class RayNodes(Nodes):
     def ship(self, kind: str, refs: list[Any]) -> None:
         """Set what the next pool's agents are to open: a dataset of that kind, in Ray's object store."""
         self._kind, self._refs = kind, refs
+
+    def expect(self, workers: int) -> None:
+        """Reserve room for a pool that is about to begin, and start agents there. What goes wrong meanwhile is reported
+        to that pool."""
+        self._room.want(workers)
+        self._do(self._expect)
 
     def begin(self, wake: Callable[[], None]) -> None:
         news: deque[NodeNews] = deque()
@@ -214,6 +217,12 @@ class RayNodes(Nodes):
         self._cluster.parked.park(self)
         release(self._cluster)
 
+    def give_back_room(self) -> threading.Event:
+        """Have the thread give back all reservations of a parked pool; return what is set once that is done."""
+        done = threading.Event()
+        self._do(lambda: self._give_back_room(done))
+        return done
+
     def end(self) -> None:
         """Give everything back. Idempotent; the thread does it."""
         self._closed = True
@@ -247,18 +256,20 @@ class RayNodes(Nodes):
             self._requests.popleft()()
         self._drop_unreserved()
         if self._parked_at is not None:
-            if monotonic() - self._parked_at > PARKED_S and self._cluster.parked.discard(self):
+            is_over = monotonic() - self._parked_at > PARKED_S or not (self._nodes or self._room.nodes)
+            if is_over and self._cluster.parked.discard(self):
                 self._closed = True
             return
         if monotonic() - self._looked_at > NODES_S:
             self._look()
         self._room.free_what_left(self._runs)
         self._drop_unreserved()
-        self._room.reserve()
+        likely = self._room.reserve()
+        for name in likely:
+            self._new_node(name)
         self._room.locate()
         for name in self._room.served():
-            if name not in self._nodes:
-                self._new_node(name)
+            self._new_node(name)
         for node in self._nodes.values():
             room = self._room.of(node.node)
             if node.is_open and room != node.room:
@@ -307,17 +318,21 @@ class RayNodes(Nodes):
         call.future().add_done_callback(lambda future: self._do(lambda: self._answered(node, future, then)))
 
     def _answered(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
+        error = future.exception()
+        is_first = error is not None and self._cluster.guardians.distrust(node.guardian)
         if self._nodes.get(node.node) is node:
-            if (error := future.exception()) is None:
+            if error is None:
                 then(future.result())
             else:
-                self._failed_on(node, f"its guardian ended: {reason_of(error)}")
+                self._failed_on(node, f"its guardian ended: {reason_of(error)}", counts=is_first)
 
     def _report(self, news: NodeNews) -> None:
         if self._told is not None:
             told, wake = self._told
             told.append(news)
             wake()
+        elif self._parked_at is None and news.kind == "notice":
+            self._early.append(news)
 
     def _notice(self, why: str, *, warning: bool = True) -> None:
         self._report(NodeNews("notice", why=why, warning=warning))
@@ -329,10 +344,14 @@ class RayNodes(Nodes):
 
     # -- a pool comes and goes -----------------------------------------------------------------------------------
 
-    def _begin(self, news: deque[NodeNews], wake: Callable[[], None]) -> None:
-        self._told = news, wake
+    def _expect(self) -> None:
         self._parked_at, self._failed, self._looked_at = None, "", -math.inf
-        self._avoided = {}
+        self._avoided, self._early = {}, []
+
+    def _begin(self, news: deque[NodeNews], wake: Callable[[], None]) -> None:
+        news.extend(self._early)
+        self._told = news, wake
+        self._expect()
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
             node.is_open, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)
@@ -342,8 +361,17 @@ class RayNodes(Nodes):
         self._room.free(lambda one: one.node is None or one.leaving)
         with contextlib.suppress(Exception):
             for node in self._nodes.values():
-                node.refs = None  # its memory in the object store is free now
-                node.guardian.unship.remote(node.shipment)
+                self._unship(node)
+
+    def _unship(self, node: GuardedNode) -> None:
+        if node.refs is not None:
+            node.refs = None  # its memory in the object store is free now
+            node.guardian.actor.unship.remote(node.shipment)
+
+    def _give_back_room(self, done: threading.Event) -> None:
+        if self._parked_at is not None:
+            self._room.free(lambda _: True)
+        done.set()
 
     def _give_back_everything(self) -> None:
         self._server.close()
@@ -352,7 +380,7 @@ class RayNodes(Nodes):
                 node.link.close()
         if self._cluster.is_connected():
             for node in self._nodes.values():
-                end(node.guardian)
+                self._let_go(node)
             self._room.free(lambda _: True)
         self._numbers.clear()
         self._nodes.clear()
@@ -360,15 +388,17 @@ class RayNodes(Nodes):
     # -- agents --------------------------------------------------------------------------------------------------
 
     def _new_node(self, name: str) -> None:
-        """Start a guardian, and by that an agent, where room was reserved."""
-        node = GuardedNode(name, guardian(name, self._options), 0)
+        """Have an agent on a node, unless there is one."""
+        if name in self._nodes:
+            return
+        node = GuardedNode(name, self._cluster.guardians.take(name, self._options), 0)
         self._register(node)
         self._start_agent(node)
         self._ship(node)
 
     def _register(self, node: GuardedNode) -> None:
         """Give a node's agent a number of its own. Answers for the agent before it are ignored from now on."""
-        node.number, self._next_number = self._next_number, self._next_number + 1
+        node.number = next(_agents)
         self._nodes[node.node] = self._numbers[node.number] = node
 
     def _start_agent(self, node: GuardedNode) -> None:
@@ -377,10 +407,12 @@ class RayNodes(Nodes):
             if why:
                 self._set_aside(node.number, why, self._kind)
                 return
-            self._ask(node, node.guardian.watch.remote(node.number), lambda end: self._agent_ended(node, *end))
             self._report_if_ready(node)
 
-        self._ask(node, node.guardian.start.remote(tuple(self._server.address_of(node.number))), started)
+        def ended(code: int, why: str) -> None:
+            self._do(lambda: self._agent_ended(node, code, why))
+
+        self._ask(node, node.guardian.start(tuple(self._server.address_of(node.number)), ended), started)
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
@@ -390,7 +422,7 @@ class RayNodes(Nodes):
         self._report_if_ready(node)
 
     def _ship(self, node: GuardedNode) -> None:
-        number, self._shipments = self._shipments, self._shipments + 1
+        number = next(_shipments)
         node.refs, node.shipment = self._refs, number
 
         def shipped(path: str) -> None:
@@ -399,7 +431,7 @@ class RayNodes(Nodes):
                 self._report_if_ready(node)
 
         if node.refs:
-            self._ask(node, node.guardian.ship.remote(number, node.refs), shipped)
+            self._ask(node, node.guardian.actor.ship.remote(number, node.refs), shipped)
 
     def _report_if_ready(self, node: GuardedNode) -> None:
         if node.place and node.path and node.link is not None and not node.is_open and self._parked_at is None:
@@ -409,27 +441,38 @@ class RayNodes(Nodes):
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _agent_ended(self, node: GuardedNode, code: int, why: str) -> None:
+        if self._nodes.get(node.node) is not node:
+            return
         ended = f"its process ended with {'exit code' if code >= 0 else 'signal'} {abs(code)}"
         self._failed_on(node, f"its agent ended: {why or (ended if code else 'its connection broke')}")
 
-    def _failed_on(self, node: GuardedNode, why: str) -> None:
-        """Drop a node whose agent or guardian has ended. Unless the node is excluded, the next turn starts new ones."""
+    def _failed_on(self, node: GuardedNode, why: str, *, counts: bool = True) -> None:
+        """Drop a node whose agent or guardian has ended. Unless the node is excluded, the next turn starts new ones.
+
+        ``counts``: It is no end of a guardian that another pool has counted.
+        """
         self._looked_at = -math.inf
         if not node.served:
             self._notice(f"no worker ran on node {node.name}: {why}")
         may_exclude = not node.served or self._room.has_others(node.node)  # the only node that can serve stays
-        if may_exclude and self._cluster.avoided.failed(node.node, node.name, why, monotonic()):
+        if counts and may_exclude and self._cluster.avoided.failed(node.node, node.name, why, monotonic()):
             self._leave(node)
         else:
             self._drop(node, why)
 
     def _drop(self, node: GuardedNode, why: str) -> None:
-        """End a node's guardian, and by that its agent, and forget both."""
+        """End a node's agent, give its guardian back, and forget both."""
         self._numbers.pop(node.number, None)
         if self._nodes.get(node.node) is node:
             del self._nodes[node.node]
-        end(node.guardian)
+        self._let_go(node)
         self._report(NodeNews("lost", node.number, node.place, why=why))
+
+    def _let_go(self, node: GuardedNode) -> None:
+        with contextlib.suppress(Exception):  # the guardian is gone, or Ray is
+            self._unship(node)
+        node.guardian.leave(node.number)
+        self._cluster.guardians.give_back(node.guardian)
 
     def _set_aside(self, agent: int, why: str, kind: str) -> None:
         if (node := self._numbers.get(agent)) is not None:
@@ -448,123 +491,4 @@ class RayNodes(Nodes):
 
     def _cut_off(self, agent: int) -> None:
         if (node := self._numbers.get(agent)) is not None:
-            node.guardian.stop.remote(agent)
-
-
-# -- guardians ---------------------------------------------------------------------------------------------------------
-
-
-def guardian(node: str, options: Mapping[str, Any]) -> Any:
-    """Return a new actor on a node, in the ``runtime_env`` of the options, if any."""
-    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    environment = {name: value for name, value in options.items() if name == "runtime_env"}
-    made = guardian_class().options(
-        name=f"dpex-node-{os.getpid()}-{secrets.token_hex(4)}",
-        num_cpus=0,
-        max_restarts=0,
-        max_concurrency=CALLS_AT_ONCE,
-        scheduling_strategy=affinity(node, soft=False),
-        **environment,
-    )
-    return made.remote()
-
-
-def end(actor: Any) -> None:
-    """End a guardian at once; harmless if it is gone, or Ray is."""
-    with contextlib.suppress(Exception):
-        importlib.import_module("ray").kill(actor, no_restart=True)
-
-
-@cache
-def guardian_class() -> Any:
-    return importlib.import_module("ray").remote(local_class())
-
-
-def local_class() -> Any:
-    """Return the class of what stands for an agent on its node: it fetches what is shipped, starts the agent's process,
-    and watches it.
-
-    The class is local, so that it travels by value, and with it the names of the modules that it uses: a node without
-    dpex can say so instead of failing. It imports no torch; that is left to the agent's process, which has no thread of
-    Ray's. The agent ends with the guardian, which it watches. It is not left to PR_SET_PDEATHSIG: that signal comes
-    when the *thread* ends that started the process, and Ray's threads come and go.
-    """
-
-    class DpexNode:
-        def __init__(self) -> None:
-            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-            self._lock = threading.Lock()
-            self._agents: dict[int, tuple[Any, int]] = {}
-            """The process of each agent, and a pipe for the reason of its end."""
-            self._shipped: dict[int, int] = {}
-            self._forgotten: set[int] = set()
-
-        def ship(self, number: int, refs: list[Any]) -> str:
-            """Fetch the parts of a dataset, and return where processes of this node can open them.
-
-            It is "" if this shipment has been forgotten meanwhile: calls may overtake each other.
-            """
-            import ray
-
-            from dpex.transport.memory import write_parts
-
-            fd = write_parts(ray.get(refs[0]))
-            with self._lock:
-                if number in self._forgotten:
-                    os.close(fd)
-                    return ""
-                self._shipped[number] = fd
-            return f"/proc/{os.getpid()}/fd/{fd}"
-
-        def unship(self, number: int) -> None:
-            """Forget a shipment; who has opened it keeps it."""
-            with self._lock:
-                self._forgotten.add(number)
-                if (fd := self._shipped.pop(number, None)) is not None:
-                    os.close(fd)
-
-        def start(self, address: tuple[Any, ...]) -> tuple[str, int, str]:
-            """Start an agent's process, which connects to the trainer at that address (`TrainerAddress`). Return
-            the node's name for people, this process's number, and why the agent cannot be started, or ""."""
-            import ray
-
-            me = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})", os.getpid()
-            try:
-                import dpex.pools.agent.connection  # noqa: F401
-            except Exception as error:
-                return *me, f"dpex cannot be imported there: {type(error).__name__}: {error}"
-            read, write = os.pipe()
-            reason, report = os.pipe()
-            code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.connection import main; main({})"
-            path = [entry for entry in sys.path if isinstance(entry, str)]
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", code.format(path, read)], pass_fds=[read, report], stdin=subprocess.DEVNULL
-                )
-                self._agents[address[-1]] = process, reason
-                with os.fdopen(write, "wb") as pipe:
-                    pickle.dump((os.getpid(), address, report), pipe)
-            finally:
-                os.close(read)
-                os.close(report)
-            return *me, ""
-
-        def watch(self, agent: int) -> tuple[int, str]:
-            """Wait for the end of an agent's process; return its exit code and its reason."""
-            process, reason = self._agents[agent]
-            code = int(process.wait())
-            with os.fdopen(reason, "rb") as pipe:
-                said = pipe.read().decode(errors="replace")
-            del self._agents[agent]
-            return code, said
-
-        def stop(self, agent: int) -> None:
-            if agent in self._agents:
-                process, _ = self._agents[agent]
-                process.kill()
-                process.wait()
-
-        def __repr__(self) -> str:
-            return "dpex node"
-
-    return DpexNode
+            node.guardian.stop(agent)

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.autotune.types import RoomFound, RoomWanted, room_found
-from dpex.pools.ray.cluster import AvoidedNode, living_nodes, own_node, slots, without
+from dpex.pools.ray.cluster import AvoidedNode, fit, living_nodes, own_node, slots, without
 from dpex.pools.ray.demand import Demand, Places
 from dpex.pools.ray.shares import Claim, ClusterShare
 from dpex.system.clock import monotonic
-from dpex.system.ray_package import draining_nodes, is_ray_connected, placement_group_near
+from dpex.system.ray_package import available_resources_per_node, draining_nodes, is_ray_connected, placement_group_near
 
 ASKED_AT_ONCE = 4
 """Polled placement groups without a place. Ray places groups in order, so later groups wait as well."""
@@ -145,9 +145,12 @@ class ReservedRoom:
         """Return the nodes that need an agent."""
         return list(dict.fromkeys(one.node for one in self._reserved if one.node is not None and not one.leaving))
 
-    def reserve(self) -> None:
-        """Reserve room for workers that have none, each near the node that has the fewest."""
+    def reserve(self) -> list[str]:
+        """Reserve room for workers that have none, each near the node that has the fewest; return the nodes of those
+        that have free resources for it, where it will most likely be."""
         missing = self._wanted - sum(not one.leaving for one in self._reserved)
+        free = available_resources_per_node() if missing > 0 else {}
+        likely: list[str] = []
         load = Counter(one.node or one.near for one in self._reserved)
         for _ in range(missing):
             near = min(self._fit, key=lambda node: load[node], default=None)
@@ -155,6 +158,9 @@ class ReservedRoom:
             reservation = self._bundles.reserve(self.avoided, near)
             with self._lock:
                 self._reserved.append(reservation)
+            if near is not None and near not in likely and fit(free.get(near, {}), self._needs):
+                likely.append(near)
+        return likely
 
     def locate(self) -> None:
         waiting = [one for one in self._reserved if one.node is None and not one.leaving]

@@ -4,7 +4,7 @@ from typing import Any
 
 from packages import need
 
-from dpex.pools.ray.cluster import LONGEST_TEXT, reason_of
+from dpex.pools.ray.guardians import LONGEST_TEXT, reason_of
 
 need("ray", "needs Ray: pip install 'dpex[ray]'")
 
