@@ -68,14 +68,11 @@ def _refuse(what: object, why: str) -> None:
 
 
 def start_fork_server_early(loader: DpexDataLoader[Any]) -> None:
-    """Start the process that forks local workers beside Ray's threads, before the dataset is used.
-
-    It imports torch while this process connects to Ray, if the first `iter()` is to connect.
-    """
+    """Start the process that forks local workers, under Ray and before the dataset is used: it must have no Ray
+    threads."""
     is_tuned = bool(loader._is_auto or loader.autotune)
     may_be_local = is_tuned if loader.distribute_mode is True else loader.num_workers > 0
-    is_named = loader.distribute_mode == "auto" and loader.head_address != "auto"
-    if may_be_local and not is_daemonic() and (loader.distribute_mode is True or is_named or is_ray_connected()):
+    if may_be_local and not is_daemonic() and is_ray_connected():
         from dpex.pools.local.clean_server import start_early
 
         start_early(loader.multiprocessing_context)

@@ -11,15 +11,18 @@ from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
+from dpex.loader.checks import start_fork_server_early
 from dpex.loader.sizing import Sizing, Streams, stay_in_process_if_daemonic
 from dpex.schedule.names import encodable, is_asynchronous
 from dpex.system.compiler import untraced
+from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import is_first, warn
 
 if TYPE_CHECKING:
     from dpex.dataloader import DpexDataLoader
     from dpex.device.feed import Feed
     from dpex.diagnose.diagnosis import DiagnosisSource
+    from dpex.engine.pass_state import PassState
     from dpex.pools.factory import PoolFactory
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
@@ -81,7 +84,9 @@ def _iterator(loader: DpexDataLoader[Any], torchs: Torchs, feed: Feed | None) ->
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
-    if settings.remote > 0 or (tuner is not None and sizing.fixed().remote > 0):
+    may_be_remote = settings.remote > 0 or (tuner is not None and sizing.fixed().remote > 0)
+    connects_later = may_be_remote and not settings.remote and not is_ray_connected()
+    if may_be_remote and not connects_later:
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader)
     from dpex.engine.with_workers import Observers
@@ -91,8 +96,22 @@ def _iterator(loader: DpexDataLoader[Any], torchs: Torchs, feed: Feed | None) ->
     iterator = _kind(sizing)(loader, make_pool, settings, observers, feed=feed, resume=resume)
     runtime.iterators.add(iterator)
     iterator._engine.record(runtime.timeline)
+    if connects_later:
+        _connect_beside(iterator, loader, resume)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
+
+
+def _connect_beside(iterator: Any, loader: DpexDataLoader[Any], resume: PassState | None) -> None:
+    """Connect to the cluster while the iterator's local workers, forked before Ray had threads, make batches."""
+    runtime = loader._runtime
+    try:
+        runtime.hold_cluster(loader.head_address)
+    except BaseException:
+        iterator._shutdown_workers()
+        runtime.resume = resume
+        raise
+    start_fork_server_early(loader)  # for the templates of later passes
 
 
 def _kind(sizing: Sizing) -> Any:
