@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.network.links import why_not
 from benchmarks.parts import Parts, rewritten
 from benchmarks.process import ROOT
-from benchmarks.scale import links, nodes, page, workers
+from benchmarks.scale import links, nodes, page, starts, workers
 from benchmarks.scale.model import Cluster, Simulation
 
 KEPT = ROOT / "benchmarks/results/scale/kept.json"
@@ -84,6 +84,12 @@ def measure_links(asked: Asked) -> None:
                     asked.measure("links", "links", who, rate, trip, nbytes, asked.seconds(12.0))
 
 
+def measure_starts(asked: Asked) -> None:
+    """The first batch on a cluster."""
+    for count in starts.NODES:
+        asked.measure("starts", "starts", count, 1 if asked.is_quick else 3, limit_s=600.0)
+
+
 def measure_faults(asked: Asked) -> None:
     """Part 6: one of four nodes is killed."""
     asked.measure("faults", "nodes", "death", 4, asked.seconds(30.0))
@@ -112,6 +118,7 @@ PARTS: dict[str, Callable[[Asked], None]] = {
     "workers": measure_workers,
     "nodes": measure_nodes,
     "links": measure_links,
+    "starts": measure_starts,
     "faults": measure_faults,
     "large": measure_large,
     "model": measure_model,

@@ -128,6 +128,17 @@ def links_table(found: Results) -> str:
     return table(heads, rows)
 
 
+def starts_table(found: Results) -> str:
+    """Seconds, and their ratio to the bare actor of the same run."""
+    runs = {f"{key[0]:g} node{'s' * (key[0] > 1)}": one for key, one in sorted(split(found).items())}
+    names = dict.fromkeys(name for one in runs.values() for name in one)
+
+    def cell(one: Results, name: str) -> str:
+        return f"{one[name]:.2f} s, {one[name] / one['bare actor']:.2f}" if name in one else "-"
+
+    return table(("", *runs), ((name, *(cell(one, name) for one in runs.values())) for name in names))
+
+
 def faults_table(found: Results) -> str:
     heads = ("what ends", "samples lost", "samples twice", "full rate again after, s")
     rows = (
@@ -183,6 +194,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "workers": workers_table,
     "nodes": nodes_table,
     "links": links_table,
+    "starts": starts_table,
     "faults": faults_table,
     "large": large_table,
     "model": model_table,
