@@ -4,11 +4,15 @@ Each case is a process of its own on the same cluster, in turn, which is connect
 """
 
 import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from benchmarks.cluster import join, raylets
 from benchmarks.process import run_module
@@ -17,8 +21,10 @@ from benchmarks.scale.nodes import CPUS
 
 NODES = (1, 4)
 CASES = ("actors", "remote", "auto", "joins", "local")
-REST_S = 5.0
-"""Seconds until the idle workers are there that Ray starts for a new driver."""
+REST_S, LONGEST_REST_S = 3.0, 60.0
+"""Seconds of a rest, at least and at most."""
+QUIET = 0.2
+"""CPUs that a cluster at rest uses, at most."""
 
 
 def starts(nodes: int, rounds: int) -> dict[str, Any]:
@@ -31,6 +37,28 @@ def starts(nodes: int, rounds: int) -> dict[str, Any]:
                 for name, seconds in json.loads(told.splitlines()[-1]).items():
                     found.setdefault(name, []).append(seconds)
     return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def rest() -> None:
+    """Wait until the cluster is quiet: Ray starts idle workers for each new driver, which takes seconds of CPU."""
+    began, before = time.monotonic(), math.inf
+    while time.monotonic() - began < LONGEST_REST_S:
+        used = 0.0
+        for one in cluster_processes():
+            with suppress(psutil.Error):
+                used += sum(one.cpu_times()[:2])
+        if time.monotonic() - began >= REST_S and used - before < QUIET:
+            return
+        before = used
+        time.sleep(1.0)
+
+
+def cluster_processes() -> list[psutil.Process]:
+    """Return the processes below the one that has started the cluster and this process."""
+    here = psutil.Process()
+    parent = here.parent()
+    found = [] if parent is None else parent.children(recursive=True)
+    return [one for one in found if one != here]
 
 
 def case(name: str, nodes: int, address: str) -> dict[str, float]:
@@ -60,11 +88,11 @@ def case(name: str, nodes: int, address: str) -> dict[str, float]:
         kept = timed("auto, connects itself", lambda: first(loader("auto", **where)))
     else:
         join(address)
-        time.sleep(REST_S)
+        rest()
     if name == "actors":
         timed("bare actor", lambda: actors(1))
         if nodes > 1:
-            time.sleep(REST_S)
+            rest()
             timed("bare actors, one per node", lambda: actors(nodes))
     elif name == "remote":
         one = loader(2 * nodes, **where)
