@@ -69,7 +69,7 @@ class ReportRequest:
 
     def __init__(self, target: ScrapeTarget, fetch: Fetch, columns: int, answered: threading.Event) -> None:
         self.target = target
-        self.is_done = threading.Event()
+        self.is_done: threading.Event = threading.Event()
         self._began = monotonic()
         self._report = Report(url=target.url)
         work = (fetch, columns, answered)

@@ -38,13 +38,17 @@ class CallBranch:
     """
 
     def __init__(self, fact: CallFacts, caller: CallBranch | None) -> None:
-        self.fact, self.caller = fact, caller
+        self.fact: CallFacts = fact
+        self.caller: CallBranch | None = caller
         shown = fact.name.rpartition(WITHIN)[2]
         placed = _PLACED.fullmatch(shown)
-        self.name, self.place = (placed[1], placed[2]) if placed else (shown, "")
+        self.name: str = placed[1] if placed else shown
+        self.place: str = placed[2] if placed else ""
         self.within: list[CallBranch] = []
-        self.all_wall_s, self.all_cpu_s = fact.all_wall_s, fact.all_cpu_s
-        self.wall_s, self.cpu_s = fact.wall_s, fact.cpu_s
+        self.all_wall_s: float = fact.all_wall_s
+        self.all_cpu_s: float = fact.all_cpu_s
+        self.wall_s: float = fact.wall_s
+        self.cpu_s: float = fact.cpu_s
         self.leads_to_user: bool = self.is_of_user
 
     def add(self, one: CallBranch) -> None:

@@ -21,6 +21,7 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -45,6 +46,7 @@ _CALLS_TRIED, _ROUNDS_TRIED = 64, 5
 _TIMES_SEEN = 2.5  # all that an event costs, over the part that the recording sees
 
 
+@dataclass(eq=False, slots=True)
 class CallNode:
     """The calls of one function from one place, which is the ``site``: a file and a line, or ("", 0) in hidden code.
 
@@ -55,16 +57,17 @@ class CallNode:
         awaited_s: Seconds for which awaits at this place were pending.
     """
 
-    __slots__ = (
-        *("awaited_s", "calls", "children", "code", "depth", "draws", "hidden", "label", "site", "wait_s", "wall_s"),
-    )
-
-    def __init__(self, label: str, depth: int = 0, site: Any = ("", 0), code: CodeType | None = None) -> None:
-        self.label, self.depth, self.site, self.code = label, depth, site, code
-        self.children: dict[Any, CallNode] = {}
-        self.calls = self.hidden = 0
-        self.wall_s = self.wait_s = self.awaited_s = 0.0
-        self.draws: bool = False
+    label: str
+    depth: int = 0
+    site: Any = ("", 0)
+    code: CodeType | None = None
+    children: dict[Any, CallNode] = field(default_factory=dict)
+    calls: int = 0
+    hidden: int = 0
+    wall_s: float = 0.0
+    wait_s: float = 0.0
+    awaited_s: float = 0.0
+    draws: bool = False
 
     def below(self) -> Iterator[CallNode]:
         """Yield this node and all nodes below it."""
