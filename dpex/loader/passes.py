@@ -98,8 +98,6 @@ def _iterator(loader: DpexDataLoader[Any], torchs: Torchs, feed: Feed | None) ->
     iterator._engine.record(runtime.timeline)
     if connects_later:
         _connect_beside(iterator, loader, resume)
-    if may_be_remote and tuner is not None and tuner.may_add_remote:
-        runtime.prepare_agents(loader.head_address, loader.cluster_config.ray_remote_args)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -188,13 +188,6 @@ class LoaderRuntime:
 
         if self._share is None or not self._share.alive:
             self._share = weakref.finalize(self, release, connect(head_address))
-
-    def prepare_agents(self, head_address: str, ray_remote_args: Mapping[str, Any] | None) -> None:
-        """Start agents for the workers that the tuner may ask for, while the first batches are measured."""
-        from dpex.pools.ray.nodes import prepare_agents
-
-        with suppress(ClusterError):  # the pool will say so, if workers are asked for
-            prepare_agents(head_address, ray_remote_args)
 
     def join_cluster(self, head_address: str) -> None:
         """Connect to this cluster unless this process is connected; warn once if that fails, and stay without it."""

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from families import is_alive
-from pool_driver import DEADLINE_S, Driver, HeldBack, NodeBound, Numbers, grouped, key_of, new_agents, remote_args, same
+from pool_driver import DEADLINE_S, Driver, HeldBack, NodeBound, Numbers, grouped, key_of, new_agents, same
 from waiting import until
 
 from dpex.errors import ShippingError
 from dpex.pools.agent.connection import AdmissionServer
-from dpex.pools.ray.cluster import living_nodes, own_node
-from dpex.pools.ray.nodes import prepare_agents
+from dpex.pools.ray.cluster import living_nodes
 from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
 from dpex.system.machine import private_bytes
@@ -230,22 +229,6 @@ def test_the_last_close_gives_back_room_and_keeps_agents(shared_ray):
     with Driver(Numbers(), 2) as driver:
         driver.wait_up(2)
         assert driver.agent_processes() == [agent]
-
-
-def test_prepared_agents_serve_the_next_pool(shared_ray):
-    """Without a reservation, and not on the trainer's own node."""
-    with new_agents(ASIDE):
-        prepare_agents("auto", remote_args(ASIDE))
-        (parked,) = [nodes for nodes in shared_ray.share.parked._parked if nodes.key == key_of(ASIDE)]
-        until(lambda: parked._nodes and all(node.link is not None for node in list(parked._nodes.values())), DEADLINE_S)
-        assert own_node() not in parked._nodes
-        assert parked.workers == 0
-        numbers = {node.number for node in parked._nodes.values()}
-        prepare_agents("auto", remote_args(ASIDE))
-        assert len([nodes for nodes in shared_ray.share.parked._parked if nodes.key == key_of(ASIDE)]) == 1
-        with Driver(Numbers(), 1, options=ASIDE) as driver:
-            driver.wait_up(1)
-            assert {agent.number for agent in driver.agents()} == numbers
 
 
 def test_a_node_that_cannot_reach_the_trainer_says_so(monkeypatch):

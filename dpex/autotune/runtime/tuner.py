@@ -186,11 +186,6 @@ class Tuner:
             if not threading.main_thread().is_alive():  # the program has ended
                 self.leave_cluster()
 
-    @property
-    def may_add_remote(self) -> bool:
-        """True if it has no remote workers, and its limits allow some."""
-        return self._room is not None and not self.settings.remote and self._limits.remote > self._limits.least_remote
-
     def leave_cluster(self) -> None:
         """Wait for the thread if it may be in a call to Ray, which is about to be shut down."""
         thread = self._thread

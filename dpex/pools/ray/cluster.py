@@ -124,9 +124,6 @@ class Parked:
     def park(self, nodes: Any) -> None:
         self._parked.append(nodes)
 
-    def has(self, key: Hashable) -> bool:
-        return any(nodes.key == key for nodes in list(self._parked))
-
     def take(self, key: Hashable) -> Any:
         return next((nodes for nodes in self._parked[::-1] if nodes.key == key and self.discard(nodes)), None)
 

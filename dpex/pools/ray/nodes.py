@@ -35,7 +35,6 @@ from dpex.pools.ray.cluster import (
     Cluster,
     connect,
     living_nodes,
-    own_node,
     release,
     trainer_address,
     without,
@@ -55,8 +54,6 @@ NODES_S = 1.0
 IDLE_S = 30.0
 """Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
 takes a second or two of CPU."""
-PREPARED = 8
-"""Nodes with agents before a tuned loader asks for workers. Importing torch takes two seconds of CPU time on each."""
 _agents, _shipments = itertools.count(1), itertools.count(1)
 """Numbers of agents and of shipments, which guardians tell apart by them: pools share guardians."""
 
@@ -128,26 +125,6 @@ def ray_pool(
         raise
 
 
-def prepare_agents(head_address: str, ray_remote_args: Mapping[str, Any] | None) -> None:
-    """Start agents where a loader is likely to ask for workers soon, and park them. Waits for nothing.
-
-    Those that no pool takes end after `IDLE_S`. Raises ClusterError if the cluster cannot be reached.
-    """
-    cluster = connect(head_address)
-    try:
-        needs = worker_options(ray_remote_args)
-        key = json.dumps(needs, sort_keys=True, default=repr)
-        nodes = None if cluster.parked.has(key) else RayNodes(cluster, key, needs)
-    except BaseException:
-        release(cluster)
-        raise
-    if nodes is None:
-        release(cluster)
-        return
-    nodes.prepare()
-    nodes.close()
-
-
 class RayNodes(Nodes):
     """See the module. Pools with the same ``key`` may use these nodes one after the other."""
 
@@ -200,10 +177,6 @@ class RayNodes(Nodes):
         to that pool."""
         self._room.want(workers)
         self._do(self._expect)
-
-    def prepare(self) -> None:
-        """Have agents on up to `PREPARED` nodes with room for a worker, without reserving it."""
-        self._do(self._prepare)
 
     def begin(self, wake: Callable[[], None]) -> None:
         news: deque[NodeNews] = deque()
@@ -374,11 +347,6 @@ class RayNodes(Nodes):
     def _expect(self) -> None:
         self._parked_at, self._failed, self._looked_at = None, "", -math.inf
         self._avoided, self._early = {}, []
-
-    def _prepare(self) -> None:
-        self._room.look(living_nodes())
-        for name in self._room.likely([own_node()])[:PREPARED]:
-            self._new_node(name)
 
     def _begin(self, news: deque[NodeNews], wake: Callable[[], None]) -> None:
         news.extend(self._early)

@@ -162,12 +162,6 @@ class ReservedRoom:
                 likely.append(near)
         return likely
 
-    def likely(self, without: Collection[str]) -> list[str]:
-        """Return the nodes that have free resources for a worker, but those ``without``; the freest comes first."""
-        free = available_resources_per_node()
-        room = {node: fit(free.get(node, {}), self._needs) for node in self._fit if node not in without}
-        return sorted((node for node in room if room[node]), key=lambda node: -room[node])
-
     def locate(self) -> None:
         waiting = [one for one in self._reserved if one.node is None and not one.leaving]
         if waiting:
