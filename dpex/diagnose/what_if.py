@@ -47,7 +47,7 @@ ARGUMENTS = ("workers", "prefetch", "budget", "start", "streams")
 AT_HAND = (*ARGUMENTS, "free")
 """Changes that need no other code: of arguments, and of programs that are stopped. They are advised first."""
 WORTH_FIRST = 0.1
-"""A rate that is higher by less is no reason to advise a change `AT_HAND` before code that brings more."""
+"""A rate that is higher by less is no reason to advise a change `AT_HAND` before code, or code before machines."""
 _MOST_READING = 0.95
 """Part of the time that the wait for reading takes, at most, where the number of streams is calculated from it."""
 CACHED = 0.95
@@ -95,14 +95,16 @@ def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None
 
 
 def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
-    """Return the change `AT_HAND` that brings most, if its gain over ``rate`` is `WORTH_FIRST`.
+    """Return the change with the best gain for its effort, or None. ``rate``: The measured batches per second.
 
-    Else return the change with the best gain for its effort, or None. ``rate``: The measured batches per second.
+    A change `AT_HAND` comes before other code, and other code before machines that nobody has yet, if its gain over
+    ``rate`` is `WORTH_FIRST`.
     """
 
-    def worth(one: Prediction) -> tuple[bool, float]:
-        is_first = one.kind in AT_HAND and one.rate >= (1.0 + WORTH_FIRST) * rate
-        return is_first, math.log(one.rate / rate) / EFFORT[one.kind]
+    def worth(one: Prediction) -> tuple[int, float]:
+        is_worth = one.rate >= (1.0 + WORTH_FIRST) * rate
+        rank = 2 if one.kind in AT_HAND else int(one.kind != "machines")
+        return rank * is_worth, math.log(one.rate / rate) / EFFORT[one.kind]
 
     return max(predictions, key=worth, default=None)
 

@@ -12,7 +12,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
 from dpex.diagnose.facts import Facts, Subject
-from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.diagnose.what_if import WORTH, Prediction, recommended
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.sums import CallSums
@@ -537,3 +537,19 @@ def test_what_the_tuner_has_not_taken_is_told_with_the_reason(outcome: Outcome |
     assert not {one.kind for one in found.predictions} & {"workers", "prefetch"}
     assert found.advice.startswith(why)
     assert "Beyond the tuner: `dpex.cached(dataset)`" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("rates", "first"),
+    [
+        ({"workers": 12.0, "cheaper": 15.0, "machines": 40.0}, "workers"),
+        ({"workers": 10.5, "cheaper": 12.0, "machines": 40.0}, "cheaper"),
+        ({"cheaper": 10.5, "machines": 40.0}, "machines"),
+    ],
+)
+def test_code_comes_before_machines_and_arguments_before_code(rates: dict[str, float], first: str) -> None:
+    known = {"change": "", "settings": Settings(), "step_s": 0.01, "wait": 0.5, "low": 0.5, "high": 0.5}
+    found = [Prediction(kind=kind, rate=rate, rate_low=rate, rate_high=rate, **known) for kind, rate in rates.items()]
+    chosen = recommended(found, 10.0)
+    assert chosen is not None
+    assert chosen.kind == first
