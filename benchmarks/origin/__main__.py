@@ -97,7 +97,7 @@ def steps_table(found: dict[str, Any]) -> Iterator[str]:
         ratio = median(each["rate"] / first["rate"] for each, first in zip(rounds, base, strict=False))
         rate, waiting = (median(each[name] for each in rounds) for name in ("rate", "waiting"))
         last = rounds[-1]
-        said = f"{last['verdict']}: {last['advice'].partition(':')[0]}".rstrip(".")
+        said = f"{last['verdict']}: {last['advice'].partition(': ')[0]}".rstrip(".")
         yield f"| {step.name} | {rate:.1f} | {ratio:.2f}x | {waiting:.0%} | {said} |"
 
 

@@ -146,7 +146,7 @@ def normalised_together(crops: list[np.ndarray]) -> torch.Tensor:
     """Return float32 of shape (batch, 3, SIDE, SIDE)."""
     pixels = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2)
     scale, shift = (torch.from_numpy(each).view(1, 3, 1, 1) for each in (1 / (255 * STD), -MEAN / STD))
-    return torch.addcmul(shift, pixels.to(torch.float32), scale)
+    return torch.addcmul(shift, pixels.to(torch.float32).contiguous(), scale)
 
 
 def prefetched(batches: Any, most: int = 4) -> Iterator[Any]:
