@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.machine import commit, machine
 from benchmarks.process import ROOT, run_module
 
-BLOCK = re.compile(r"(<!-- (?P<place>[a-z]+:[a-z-]+) -->\n).*?(<!-- /part -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (?P<place>[a-z]+:[a-z-]+) -->\n)(?:(?!<!-- ).)*(<!-- /part -->)", re.DOTALL)
 
 
 class Parts:
