@@ -187,7 +187,7 @@ def course(step: Step, seconds: float) -> dict[str, Any]:
         is_ours = step.loader == "dpex"
         if not is_ours:
             loader: Any = DataLoader(dataset, num_workers=WORKERS, pin_memory=step.on_device, **arguments)
-            found = {**_driven(step, loader, seconds), "verdict": ""}
+            found = _driven(step, loader, seconds)
         with DpexDataLoader(dataset, num_workers="auto" if is_ours else WORKERS, **arguments,
                             device="cuda" if is_ours and step.on_device else None) as ours:  # fmt: skip
             driven = _driven(step, ours, seconds)

@@ -200,6 +200,10 @@ def _part(part: float, whole: float) -> float:
     return min(1.0, part / whole) if whole > 0 else 0.0
 
 
+NARROW = ("narrow", "a quarter of the bytes (uint8 until the device)", 0.75)
+"""See `Cause.cheaper`: smaller types, of batches on their way here or to the device."""
+
+
 # -- the table, in the order in which causes take their seconds --------------------------------------------------------
 
 WAITS: tuple[Cause, ...] = (
@@ -283,7 +287,7 @@ WAITS: tuple[Cause, ...] = (
         advice="Use smaller types (`uint8` until the device, with a device transform), and tensors instead of objects.",
         colour="#8a63b8",
         takes=(_all_of("encode", "transit", "h2d", TAKING_IN),),
-        cheaper=("narrow", "a quarter of the bytes (uint8 until the device)", 0.75),
+        cheaper=NARROW,
         is_loop=True,
         has_places=True,
     ),
@@ -332,9 +336,6 @@ STEP = Cause(
     advice="Look at the training step.",
     colour="#4a8f5a",
 )
-HELD = Cause(
-    key="held", title="too few CPUs for the training loop", part="the step waiting for a CPU", colour="#9a5a44"
-)
 MIXED = Cause(
     key="mixed",
     title="mixed",
@@ -349,6 +350,7 @@ TOO_EARLY = Cause(
 )
 CAUSES = {one.key: one for one in (STEP, *WAITS, MIXED, TOO_EARLY)}
 """All verdicts by key."""
+HELD = Cause(key="held", title=CAUSES["crowding"].title, part="the step waiting for a CPU", colour="#9a5a44")
 OWN = tuple(cause.key for cause in WAITS if cause.is_own)
 """Names of the training thread's work in ``next()`` beside making batches and taking them in."""
 

@@ -16,7 +16,7 @@ from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law.model import Model, PoolCost
 from dpex.diagnose import work
 from dpex.diagnose.caching import cachable
-from dpex.diagnose.causes import TAKING_IN, WAITS, LostTime
+from dpex.diagnose.causes import NARROW, TAKING_IN, WAITS, LostTime
 from dpex.diagnose.end_of_stall import MATTERS, stage_name
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
@@ -27,8 +27,8 @@ from dpex.schedule.prefetch import Settings
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
-HALF, QUARTER = 0.5, 0.25
-"""Parts of a cost: of half the work; of uint8 instead of float32, and of batches four times as large."""
+HALF = 0.5
+"""Part of a cost: that of half the work."""
 _THREADS = 32
 """Threads of `asyncio.to_thread`, at most; there are four more than CPUs."""
 _ELSEWHERE = 1000
@@ -408,13 +408,12 @@ class Run:
         facts, late = self.facts, waited_for(self.facts)
         if not late:
             return
-        kind = "cheaper" if late == TRANSFORM else "narrow"
-        change = "the device transform at half its cost"
-        saved_s = HALF * (facts.feed_transform_s or 0.0)
-        if kind == "narrow":
-            change = "a quarter of the bytes (uint8 until the device)"
-            saved_s = (1.0 - QUARTER) * (facts.feed_copy_s or 0.0)
-        saved_s = min(facts.feed_wait_s or 0.0, saved_s)
+        kind, change, part = NARROW
+        whole_s = facts.feed_copy_s or 0.0
+        if late == TRANSFORM:
+            kind, change, part = "cheaper", "the device transform at half its cost", HALF
+            whole_s = facts.feed_transform_s or 0.0
+        saved_s = min(facts.feed_wait_s or 0.0, part * whole_s)
         step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(facts))
         yield self.predicted(kind, change, model=replace(self.model, step_s=step_s), shorter_s=saved_s)
 
