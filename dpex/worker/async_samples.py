@@ -33,9 +33,10 @@ from dpex.worker.async_errors import drawn, explained
 from dpex.worker.async_loop import Step, loop_of_process, of_task
 from dpex.worker.batch_seeding import current, seed_of_sample, seed_ticket
 from dpex.worker.draws import state_mark
+from dpex.worker.kept_states import KeptStates
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.sample_guard import HangsError, SampleGuard, apart
-from dpex.worker.states import GLOBAL, KeptStates
+from dpex.worker.states import GLOBAL
 
 _CANCELLED = (
     "loading sample {} was cancelled by the dataset itself, so its batch fails: have the dataset catch the "

@@ -32,8 +32,8 @@ from torch.utils.data import get_worker_info
 
 from dpex.errors import NoBatchError
 from dpex.schedule.seeding import epoch_key, ticket_seed
+from dpex.worker.kept_states import KeptStates
 from dpex.worker.setup import Modes
-from dpex.worker.states import KeptStates
 
 if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators

@@ -8,7 +8,6 @@ A generator that a sample makes from a fixed seed does not: its numbers are the 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import pickle
 import random
 from itertools import islice
@@ -19,11 +18,10 @@ import numpy as np
 import torch
 
 from dpex.worker.batch_seeding import batch_seed
+from dpex.worker.kept_states import words_of
 from dpex.worker.own_generators import is_own_generator, own_generators
 from dpex.worker.states import GLOBAL
 
-_MT19937_BYTES = 624 * 4 + 4
-"""The words of NumPy's ``mt19937_state`` and the position of the next one."""
 _MOST = 16
 """Generators whose states are compared: a state takes up to 50 µs to read, and there are two comparisons in a step."""
 
@@ -35,8 +33,8 @@ def state_mark(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return hash(generator.getstate())
     bits = generator._bit_generator if isinstance(generator, np.random.RandomState) else None
-    if type(bits) is np.random.MT19937:  # in 1 µs; `get_state` takes 25
-        return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
+    if type(bits) is np.random.MT19937:
+        return words_of(bits)
     is_new = isinstance(generator, np.random.Generator)
     state = generator.bit_generator.state if is_new else generator.get_state(legacy=False)
     inner = state["state"]

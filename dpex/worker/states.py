@@ -19,16 +19,13 @@ import pickle
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from dpex.schedule.names import attribute
 from dpex.system.clock import monotonic
-
-if TYPE_CHECKING:
-    from dpex.worker.own_generators import OwnGenerators
 
 RandomStates = dict[str, Any]
 """States of global generators by their names in `GLOBAL`."""
@@ -37,7 +34,6 @@ GLOBAL: dict[str, Any] = {
     "numpy": np.random.mtrand._rand,
     "torch": torch.default_generator,
 }
-_numpy_random: Any = np.random
 
 
 def generator_state(generator: Any) -> Any:
@@ -89,27 +85,6 @@ def check_global_states(states: Mapping[str, Any]) -> None:
     scratch = {"python": random.Random(0), "numpy": np.random.RandomState(0), "torch": torch.Generator()}
     for name, state in states.items():
         set_generator_state(scratch[name], state)
-
-
-class KeptStates:
-    """The global generators, and those of a dataset, as they are now, to be put back later in this process.
-
-    It includes NumPy's bit generator, which `seed_ticket` and datasets may replace.
-    """
-
-    def __init__(self, own: OwnGenerators | None = None) -> None:
-        self._bits = _numpy_random.get_bit_generator()
-        self._states = global_states()
-        self._own = own
-        self._own_states = own.states() if own else {}
-
-    def put_back(self) -> None:
-        """Set the generators to the kept states. It may be called again."""
-        if _numpy_random.get_bit_generator() is not self._bits:
-            _numpy_random.set_bit_generator(self._bits)
-        set_global_states(self._states)
-        if self._own:
-            self._own.restore(self._own_states)
 
 
 # -- datasets and logical workers --------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from workload import wait_as_work
 from dpex import DpexDataLoader, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import InProcessMaker, seed_ticket
+from dpex.worker.kept_states import KeptStates
 from dpex.worker.setup import Modes, modes_here
-from dpex.worker.states import KeptStates
 
 BASE_SEED, EPOCH = 11, 2
 numpy_random: Any = np.random

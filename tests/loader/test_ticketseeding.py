@@ -12,8 +12,9 @@ from families import Augmented, seeded
 
 from dpex import DpexDataLoader
 from dpex.schedule.seeding import epoch_key, ticket_seed
+from dpex.worker import kept_states
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
-from dpex.worker.states import KeptStates
+from dpex.worker.kept_states import KeptStates
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]
@@ -102,6 +103,28 @@ def test_a_tickets_generators_depend_only_on_its_seed(draw: Callable[[], Any]) -
     seed_ticket(50)
     assert states() == expected
     assert torch.initial_seed() == 50
+
+
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
+@pytest.mark.parametrize("has_place", [True, False])
+@pytest.mark.parametrize("prepare", [half_a_pair, two_normals], ids=["half a pair", "no half"])
+def test_kept_states_are_put_back(
+    prepare: Callable[[], Any], has_place: bool, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_place:
+        monkeypatch.setattr(kept_states, "pair_offset", lambda: None)
+    np.random.set_bit_generator(kind(3))  # type: ignore[attr-defined]
+    prepare()
+    kept, expected = KeptStates(), two_normals()
+    np.random.set_bit_generator(np.random.MT19937(1))  # type: ignore[attr-defined]
+    for _ in range(2):
+        half_a_pair()
+        kept.put_back()
+        assert two_normals() == expected
+
+
+def test_numpy_keeps_the_half_of_a_pair_where_it_is_looked_for() -> None:
+    assert kept_states.pair_offset() is not None
 
 
 def test_seeds_of_a_pass_are_those_of_its_key() -> None:
