@@ -13,12 +13,13 @@ OBJECT_STORE_BYTES = 2 * 2**30
 
 
 @contextmanager
-def raylets(cpus: Sequence[int]) -> Iterator[str]:
+def raylets(cpus: Sequence[int], store_bytes: int | None = None) -> Iterator[str]:
     """Start the trainer's node and one for each of `cpus`, yield the address, stop all. `cpus`: how many one-CPU actors
-    each takes."""
+    each takes. `store_bytes`: of the object store of each; all together have `OBJECT_STORE_BYTES` if None."""
     from ray.cluster_utils import Cluster
 
-    store = {"object_store_memory": OBJECT_STORE_BYTES // max(1, len(cpus)), "include_dashboard": False}
+    store_bytes = store_bytes or OBJECT_STORE_BYTES // max(1, len(cpus))
+    store = {"object_store_memory": store_bytes, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
     try:
         for count in cpus:

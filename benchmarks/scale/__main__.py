@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.network.links import why_not
 from benchmarks.parts import Parts, rewritten
 from benchmarks.process import ROOT
-from benchmarks.scale import links, nodes, page, starts, workers
+from benchmarks.scale import links, nodes, page, ranks, shares, starts, workers
 from benchmarks.scale.model import Cluster, Simulation
 
 KEPT = ROOT / "benchmarks/results/scale/kept.json"
@@ -90,14 +90,28 @@ def measure_starts(asked: Asked) -> None:
         asked.measure("starts", "starts", count, 1 if asked.is_quick else 3, limit_s=600.0)
 
 
+def measure_ranks(asked: Asked) -> None:
+    """Part 4: ranks of one job."""
+    for count in asked.few(ranks.RANKS):
+        for who in ranks.WHO:
+            asked.measure("ranks", "ranks", who, count, asked.seconds(12.0), limit_s=300.0)
+
+
+def measure_shares(asked: Asked) -> None:
+    """Part 5: four trainings on one cluster, which come and go."""
+    asked.measure("shares", "shares", shares.TRAININGS, limit_s=600.0)
+
+
 def measure_faults(asked: Asked) -> None:
-    """Part 6: one of four nodes is killed."""
-    asked.measure("faults", "nodes", "death", 4, asked.seconds(30.0))
+    """Part 6: one of four nodes is killed, or the control service."""
+    for what in nodes.FAULTS:
+        asked.measure("faults", "nodes", what, 4, asked.seconds(30.0))
 
 
 def measure_large(asked: Asked) -> None:
     """Part 7: large things."""
-    for part, whos in {"shuffle": ("torch", "dpex"), "alive": ("torch", "dpex", "auto"), "send": ("dpex",)}.items():
+    parts = {"shuffle": ("torch", "dpex"), "alive": ("torch", "dpex", "auto"), "send": ("dpex", "Ray tasks")}
+    for part, whos in parts.items():
         for who in whos:
             asked.measure("large", "large", part, who)
 
@@ -119,6 +133,8 @@ PARTS: dict[str, Callable[[Asked], None]] = {
     "nodes": measure_nodes,
     "links": measure_links,
     "starts": measure_starts,
+    "ranks": measure_ranks,
+    "shares": measure_shares,
     "faults": measure_faults,
     "large": measure_large,
     "model": measure_model,

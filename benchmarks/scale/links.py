@@ -26,7 +26,8 @@ def child(asked: dict[str, Any]) -> None:
         data = BatchWaits(0.002, asked["nbytes"] // SAMPLES)
         began, arguments = time.perf_counter(), {"batch_size": SAMPLES, "distribute_mode": True}
         if asked["who"] == "auto":
-            loader = DpexDataLoader(data, num_workers="auto", autotune=AutotuneConfig(max_local=1), **arguments)
+            config = AutotuneConfig(max_local=0, min_remote=1)
+            loader = DpexDataLoader(data, num_workers="auto", autotune=config, **arguments)
         else:
             loader = DpexDataLoader(data, num_workers=WORKERS, seeding="batch", **arguments)
         with loader:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cluster import join
+from benchmarks.process import run_module
 from benchmarks.scale.course import BATCH, BatchWaits, Course
 
 CPUS = 4
@@ -24,6 +25,7 @@ WAIT_S = 0.064
 """Seconds of a batch: a node of four workers makes 62.5 batches/s."""
 NODES = (1, 2, 4, 8)
 WHO = ("dpex", "auto", "mix", "Ray Data, tasks", "Ray Data, actors", "tf.data service")
+FAULTS = ("node", "control service")
 _STORE_BYTES = 200 << 20
 
 
@@ -78,13 +80,16 @@ def steady(who: str, nodes: int, seconds: float) -> dict[str, Any]:
     """Return the figures of a course on a cluster that runs."""
     began = time.perf_counter()
     if who.startswith("Ray"):
-        return Course(iter(ray_data(who, nodes, seconds)), began).run(seconds)
+        return Course(ray_data(who, nodes, seconds), began).run(seconds)
     with loader_of(who, nodes, BatchWaits(WAIT_S)) as loader:
         return Course(iter(loader), began).run(seconds)
 
 
-def death(cluster: Any, nodes: list[Any], seconds: float) -> dict[str, Any]:
-    """Kill one of the nodes in mid-epoch; return what was lost or came twice, and when the rate was full again."""
+def fault(what: str, cluster: Any, nodes: list[Any], seconds: float) -> dict[str, Any]:
+    """Kill a node, which another one replaces, or Ray's control service, in mid-epoch.
+
+    Return what was lost or came twice, and how long after it the rate was full.
+    """
     length = int(ideal(len(nodes)) * seconds) * BATCH
     began = time.perf_counter()
     with loader_of("dpex", len(nodes), BatchWaits(WAIT_S, length=length)) as loader:
@@ -95,9 +100,11 @@ def death(cluster: Any, nodes: list[Any], seconds: float) -> dict[str, Any]:
             course.marks.append((now, course.count))
             seen += batch[:, 0].tolist()
             if not killed_at and now > seconds / 3:
-                os.kill(nodes[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
+                node, kind = (nodes[0], "raylet") if what == "node" else (cluster.head_node, "gcs_server")
+                os.kill(node.all_processes[kind][0].process.pid, signal.SIGKILL)
                 killed_at = now
-                cluster.add_node(num_cpus=CPUS, object_store_memory=_STORE_BYTES)
+                if what == "node":
+                    cluster.add_node(num_cpus=CPUS, object_store_memory=_STORE_BYTES)
         return {
             "lost": length - len(set(seen)),
             "twice": len(seen) - len(set(seen)),
@@ -107,8 +114,16 @@ def death(cluster: Any, nodes: list[Any], seconds: float) -> dict[str, Any]:
 
 
 def main(argument: str) -> None:
-    """Measure ``[who, nodes, seconds]`` on a cluster that is made for it, and print the figures."""
-    who, count, seconds = json.loads(argument)
+    """Measure ``[who, nodes, seconds]`` on a cluster that is made for it, and print the figures.
+
+    With an address the process is the trainer on that cluster: threads of Ray Data outlive an iterator that was left.
+    """
+    who, count, seconds, *address = json.loads(argument)
+    if address:
+        join(*address)
+        time.sleep(3.0)  # Ray starts idle workers
+        print(json.dumps(steady(who, count, seconds)), flush=True)
+        os._exit(0)
     import ray
     from ray.cluster_utils import Cluster
 
@@ -118,10 +133,13 @@ def main(argument: str) -> None:
     try:
         nodes = [cluster.add_node(num_cpus=CPUS, object_store_memory=_STORE_BYTES) for _ in range(count)]
         cluster.wait_for_nodes()
-        join(cluster.address)
-        time.sleep(3.0)  # Ray starts idle workers
-        found = death(cluster, nodes, seconds) if who == "death" else steady(who, count, seconds)
-        print(json.dumps(found), flush=True)
+        if who in FAULTS:
+            join(cluster.address)
+            time.sleep(3.0)
+            print(json.dumps(fault(who, cluster, nodes, seconds)), flush=True)
+        else:
+            asked = json.dumps([who, count, seconds, cluster.address])
+            print(run_module("benchmarks.scale.nodes", asked, seconds + 120.0).splitlines()[-1], flush=True)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -129,4 +147,3 @@ def main(argument: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    os._exit(0)  # threads of Ray Data may outlive an iterator that was left

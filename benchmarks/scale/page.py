@@ -139,10 +139,46 @@ def starts_table(found: Results) -> str:
     return table(("", *runs), ((name, *(cell(one, name) for one in runs.values())) for name in names))
 
 
+def ranks_table(found: Results) -> str:
+    """Ranks of a job; "top" and "diagnose" are seconds until `dpex top --once` and `diagnose(group=)` had answered."""
+    heads = (
+        "ranks",
+        "loader",
+        "batches/s, all",
+        "training thread, µs a batch",
+        "first batch, s",
+        "top, s",
+        "diagnose, s",
+    )
+    rows = (
+        (
+            f"{count:g}",
+            who,
+            shown(one["rate"]),
+            shown(one["thread_us"]),
+            shown(one["first_s"]),
+            shown(one.get("top_s")),
+            shown(one.get("diagnose_s")),
+        )
+        for (who, count), one in sorted(split(found).items(), key=lambda pair: pair[0][1])
+    )
+    return table(heads, rows)
+
+
+def shares_table(found: Results) -> str:
+    heads = ("what happens", "workers of each training", "seconds until then")
+    (course,) = found.values()
+    rows = (
+        (what, ", ".join(map("{:g}".format, one["workers"])), shown(one["seconds"])) for what, one in course.items()
+    )
+    return table(heads, rows)
+
+
 def faults_table(found: Results) -> str:
     heads = ("what ends", "samples lost", "samples twice", "full rate again after, s")
+    titles = {"node": "1 of {:g} nodes", "control service": "Ray's control service, with {:g} nodes"}
     rows = (
-        (f"1 of {key[1]:g} nodes", str(one["lost"]), str(one["twice"]), shown(one["full_again_s"]))
+        (titles[key[0]].format(key[1]), str(one["lost"]), str(one["twice"]), shown(one["full_again_s"]))
         for key, one in split(found).items()
     )
     return table(heads, rows)
@@ -158,7 +194,7 @@ def large_table(found: Results) -> str:
         "send": ("a dataset of 1 GB on 4 nodes", lambda one: f"{one['first_s']:.1f} s, all {one['all_s']:.1f} s"),
     }
     keyed = {tuple(key.split(", ")): one for key, one in found.items()}
-    whos = ("torch", "dpex", "auto")
+    whos = ("torch", "dpex", "auto", "Ray tasks")
     rows = (
         (title, *(tell(keyed[part, who]) if (part, who) in keyed else "-" for who in whos))
         for part, (title, tell) in lines.items()
@@ -195,6 +231,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "nodes": nodes_table,
     "links": links_table,
     "starts": starts_table,
+    "ranks": ranks_table,
+    "shares": shares_table,
     "faults": faults_table,
     "large": large_table,
     "model": model_table,

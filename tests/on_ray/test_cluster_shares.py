@@ -1,10 +1,8 @@
 """Several trainings on one Ray cluster, each a process: they have equal shares, and one that dies leaves all."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,14 +10,12 @@ import pytest
 from shared_ray import started
 from waiting import until
 
-from benchmarks.process import Surroundings
+from benchmarks.drills.training import LOOKS, Training
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(400)]
 
 ROOM = 6
 PATIENCE_S = 120.0
-LOOKS = 3
-"""Lines in a row that must say the same."""
 
 
 @pytest.fixture(scope="module")
@@ -30,43 +26,9 @@ def address() -> Iterator[str]:
     cluster.shutdown()
 
 
-class Training:
-    """A process that trains (`benchmarks.drills.training`); `lines` holds what it has printed, parsed."""
-
-    def __init__(self, address: str, nap_s: float, weight: float = 1.0) -> None:
-        where = Surroundings()
-        command = [where.python, "-m", "benchmarks.drills.training", address, str(nap_s), str(weight)]
-        self.process = subprocess.Popen(
-            command, cwd=where.folder, env=where.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.lines: list[dict[str, float]] = []
-        self.errors = ""
-        for read in (self._read, self._read_errors):
-            threading.Thread(target=read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(json.loads(line))
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.errors = self.process.stderr.read()
-
-    def kill(self) -> None:
-        """End the process as a scheduler or a lack of memory would."""
-        self.process.kill()
-        self.process.wait()
-
-    @property
-    def workers(self) -> set[int]:
-        """Those of the latest lines."""
-        return {line["workers"] for line in self.lines[-LOOKS:]}
-
-    @property
-    def wait(self) -> float:
-        """The share of the time that the loop waited, over the latest lines."""
-        return sum(line["wait"] for line in self.lines[-LOOKS:]) / LOOKS
+def wait_of(training: Training) -> float:
+    """The share of the time that the loop waited, over the latest lines."""
+    return sum(line["wait"] for line in training.lines[-LOOKS:]) / LOOKS
 
 
 def while_they_train(enough: Callable[[], bool], *trainings: Training) -> float:
@@ -103,7 +65,7 @@ def test_two_trainings_have_equal_shares_and_one_alone_has_all(address: str) -> 
             while_they_train(lambda: len(second.lines) > 0, first, second)
             took_s = while_they_train(lambda: first.workers == second.workers == {ROOM // 2}, first, second)
             print(f"equal shares {took_s:.1f} s after the second one's first batch")
-            while_they_train(lambda: first.wait == pytest.approx(second.wait, abs=0.1), first, second)
+            while_they_train(lambda: wait_of(first) == pytest.approx(wait_of(second), abs=0.1), first, second)
             while_they_train(lambda: are_shown_equal(address, first, second), first, second)
         finally:
             second.kill()
