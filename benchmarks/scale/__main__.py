@@ -55,8 +55,8 @@ def measure_workers(asked: Asked) -> None:
 def measure_nodes(asked: Asked) -> None:
     """Part 2: 1 to 8 nodes."""
     for count in asked.few(nodes.NODES):
+        seconds = asked.seconds(30.0 if count < nodes.NODES[-1] else 60.0)
         for who in nodes.WHO:
-            seconds = asked.seconds(30.0)
             if not who.startswith("tf"):
                 asked.measure("nodes", "nodes", who, count, seconds)
             elif asked.tensorflow:
@@ -110,7 +110,12 @@ def measure_faults(asked: Asked) -> None:
 
 def measure_large(asked: Asked) -> None:
     """Part 7: large things."""
-    parts = {"shuffle": ("torch", "dpex"), "alive": ("torch", "dpex", "auto"), "send": ("dpex", "Ray tasks")}
+    parts = {
+        "shuffle": ("torch", "dpex"),
+        "alive": ("torch", "dpex", "auto"),
+        "send": ("dpex", "Ray tasks"),
+        "carry": ("dpex",),
+    }
     for part, whos in parts.items():
         for who in whos:
             asked.measure("large", "large", part, who)

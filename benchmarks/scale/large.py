@@ -4,6 +4,8 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,15 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.cluster import connected, join, raylets
 from benchmarks.machine import process_tree, tree_bytes
 from benchmarks.scale.course import BATCH, BatchWaits
 from dpex import DpexDataLoader
 
+NODES = 4
 INDICES = 100_000_000
 GIGABYTE = 1 << 30
+LARGE_BATCH = 10_000_000
 
 
 class Range(Dataset[int]):
@@ -71,26 +76,53 @@ def send(who: str) -> dict[str, Any]:
     """Return the seconds until each of four nodes has made a batch of a dataset of a gigabyte, or has a copy of it."""
     import ray
 
-    from benchmarks.cluster import join, raylets
-
-    with raylets([1] * 4, store_bytes=3 * GIGABYTE // 2) as address:
+    with raylets([1] * NODES, store_bytes=3 * GIGABYTE // 2) as address:
         join(address)
-        time.sleep(3.0)
-        began, seen = time.perf_counter(), {}
-        if who == "Ray tasks":
-            data = ray.put(Held().data)
-            copies = [ray.remote(copied).options(scheduling_strategy="SPREAD").remote([data]) for _ in range(4)]
-            while copies:
-                _, copies = ray.wait(copies)
-                seen[len(copies)] = time.perf_counter() - began
-            return {"first_s": min(seen.values()), "all_s": max(seen.values())}
-        with DpexDataLoader(Held(), BATCH, num_workers=4, distribute_mode=True, seeding="batch") as loader:
-            for batch in loader:
-                seen.setdefault(int(batch[0, 1]), time.perf_counter() - began)
-                if len(seen) == 4:
-                    break
-        ray.shutdown()
-        return {"first_s": min(seen.values()), "all_s": max(seen.values())}
+        try:
+            time.sleep(3.0)
+            data, began = Held(), time.perf_counter()
+            came = (time.perf_counter() - began for _ in (copies if who == "Ray tasks" else new_workers)(data))
+            seen = list(islice(came, NODES))
+            return {"first_s": seen[0], "all_s": seen[-1]}
+        finally:
+            ray.shutdown()
+
+
+def new_workers(data: Held) -> Iterator[int]:
+    """Yield each worker with its first batch."""
+    seen = set()
+    with DpexDataLoader(data, BATCH, num_workers=NODES, distribute_mode=True, seeding="batch") as loader:
+        for batch in loader:
+            if (worker := int(batch[0, 1])) not in seen:
+                seen.add(worker)
+                yield worker
+
+
+def copies(data: Held) -> Iterator[int]:
+    """Yield as each node's task has its copy."""
+    import ray
+
+    sent = ray.put(data.data)
+    tasks = [ray.remote(copied).options(scheduling_strategy="SPREAD").remote([sent]) for _ in range(NODES)]
+    while tasks:
+        _, tasks = ray.wait(tasks)
+        yield len(tasks)
+
+
+def carry(who: str) -> dict[str, Any]:
+    """Return the gigabytes per second of batches of 10 MB over loopback, and the CPU seconds of a gigabyte."""
+    with connected([NODES]):
+        data = BatchWaits(0.0, LARGE_BATCH // BATCH)
+        with DpexDataLoader(data, BATCH, num_workers=NODES, distribute_mode=True, seeding="batch") as loader:
+            batches = iter(loader)
+            for _ in range(100):
+                next(batches)
+            began, cpu_s = time.perf_counter(), time.process_time()
+            for _ in range(500):
+                next(batches)
+            seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
+    gigabytes = 500 * LARGE_BATCH / 1e9
+    return {"gigabytes_s": gigabytes / seconds, "cpu_s": cpu_s / gigabytes}
 
 
 def copied(data: list[Any]) -> int:
@@ -102,7 +134,7 @@ def copied(data: list[Any]) -> int:
 def main(argument: str) -> None:
     """Measure ``[part, who]``, and print the figures."""
     part, who = json.loads(argument)
-    print(json.dumps({"shuffle": shuffle, "alive": alive, "send": send}[part](who)), flush=True)
+    print(json.dumps({"shuffle": shuffle, "alive": alive, "send": send, "carry": carry}[part](who)), flush=True)
 
 
 if __name__ == "__main__":

@@ -115,19 +115,29 @@ def memory_file(name: str, size: int = 0) -> int:
 
 
 def write_parts(parts: Sequence[Any]) -> int:
-    """Put uint8 arrays into a file in memory; return its descriptor."""
+    """Write uint8 arrays to a file in memory, without a map and its page faults; return its descriptor."""
     layout, size = [], _ALIGN
     for part in parts:
         layout.append((size, part.nbytes))
         size += -(-part.nbytes // _ALIGN) * _ALIGN
     table = marshal.dumps(layout)
     fd = memory_file("dpex-shipped", size + len(table))
-    with mmap.mmap(fd, 0) as memory:
-        memory[:_LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES, "little")
-        memory[size:] = table
-        for (at, nbytes), part in zip(layout, parts, strict=True):
-            memory[at : at + nbytes] = memoryview(part).cast("B")
+    try:
+        _write_at(fd, 0, size.to_bytes(_LENGTH_BYTES, "little"))
+        _write_at(fd, size, table)
+        for (at, _), part in zip(layout, parts, strict=True):
+            _write_at(fd, at, part)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
+
+
+def _write_at(fd: int, at: int, data: Any) -> None:
+    left = memoryview(data).cast("B")
+    while left:
+        count = os.pwrite(fd, left, at)
+        left, at = left[count:], at + count
 
 
 def map_parts(fd: int) -> list[memoryview]:
