@@ -280,13 +280,20 @@ def plots(found: Results) -> Iterator[str]:
 
 
 def _plot(name: str, x: str, y: str, curves: dict[str, list[tuple[float, float]]]) -> str:
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for label, points in curves.items():
         style = {"linestyle": "--", "color": "grey"} if label == "ideal" else {"marker": "o"}
         axes.plot(*zip(*points, strict=True), label=label, **style)  # type: ignore[arg-type]
-    axes.set(xlabel=x, ylabel=y, xscale="log", yscale="log")
+    values = [value for points in curves.values() for _, value in points]
+    axes.set(xlabel=x, ylabel=y, xscale="log")
+    if max(values) > 10 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(0)
     ticks = sorted({at for points in curves.values() for at, _ in points})
     axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
     axes.minorticks_off()
