@@ -32,8 +32,8 @@ class Asked:
         self.tensorflow: str | None = options.tensorflow
 
     def few(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return all values, or the first, a middle one and the last of many."""
-        return values if not self.is_quick or len(values) < 4 else (values[0], values[len(values) // 2])
+        """Return all values, or the middle one."""
+        return (values[len(values) // 2],) if self.is_quick else values
 
     def seconds(self, usual: float) -> float:
         return usual / 2 if self.is_quick else usual
@@ -77,16 +77,16 @@ def measure_links(asked: Asked) -> None:
     if why := why_not():
         print(f"links: not measured, as {why}")
         return
-    for rate in links.RATES[-1:] if asked.is_quick else links.RATES:
-        for trip in links.ROUND_TRIPS_S:
-            for nbytes in asked.few(links.BATCH_BYTES)[-2:] if asked.is_quick else links.BATCH_BYTES:
+    for rate in asked.few(links.RATES):
+        for trip in asked.few(links.ROUND_TRIPS_S):
+            for nbytes in asked.few(links.BATCH_BYTES):
                 for who in ("fixed", "auto"):
                     asked.measure("links", "links", who, rate, trip, nbytes, asked.seconds(12.0))
 
 
 def measure_starts(asked: Asked) -> None:
     """The first batch on a cluster."""
-    for count in starts.NODES:
+    for count in asked.few(starts.NODES):
         asked.measure("starts", "starts", count, 1 if asked.is_quick else 3, limit_s=600.0)
 
 
@@ -104,7 +104,7 @@ def measure_shares(asked: Asked) -> None:
 
 def measure_faults(asked: Asked) -> None:
     """Part 6: one of four nodes is killed, or the control service."""
-    for what in nodes.FAULTS:
+    for what in asked.few(nodes.FAULTS):
         asked.measure("faults", "nodes", what, 4, asked.seconds(30.0))
 
 
@@ -116,7 +116,9 @@ def measure_large(asked: Asked) -> None:
         "send": ("dpex", "Ray tasks"),
         "carry": ("dpex",),
     }
-    for part, whos in parts.items():
+    for part, whos in parts.items():  # the longest are left out where it is to be quick
+        if asked.is_quick and part == "send":
+            continue
         for who in whos:
             asked.measure("large", "large", part, who)
 
@@ -125,7 +127,7 @@ def measure_model(asked: Asked) -> None:
     """Part 8: the simulation, with the costs that parts 1 and 2 measured."""
     measured = page.fixed_nodes(asked.parts.of("nodes"))
     thread_s = max([found["thread_us"] for found in measured.values()] or [400.0]) / 1e6
-    for count in SIMULATED:
+    for count in asked.few(SIMULATED):
         for name, changes in page.MODELS.items():
             cluster = Cluster(nodes=count, thread_s=thread_s, batch_s=nodes.WAIT_S, workers=nodes.CPUS, **changes)
             seconds = 10.0 if count > 64 else 60.0

@@ -25,7 +25,7 @@ WAIT_S = 0.064
 """Seconds of a batch: a node of four workers makes 62.5 batches/s."""
 NODES = (1, 2, 4, 8)
 WHO = ("dpex", "auto", "mix", "Ray Data, tasks", "Ray Data, actors", "tf.data service")
-FAULTS = ("node", "control service")
+FAULTS = ("control service", "node")
 _STORE_BYTES = 200 << 20
 
 
