@@ -147,7 +147,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
 
-    A subclass may set it, see [Use workers of your own](../how-to/own-workers.md). It needs ``seeding="batch"`` and a
+    A subclass may set it, see [Use workers of your own](../how-to/extend.md#workers). It needs ``seeding="batch"`` and a
     map-style dataset.
     """
 
