@@ -147,8 +147,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
 
-    A subclass may set it, see [Use workers of your own](../how-to/extend.md#workers). It needs ``seeding="batch"`` and a
-    map-style dataset.
+    A subclass may set it, see [Use workers of your own](../how-to/extend.md#workers). It needs ``seeding="batch"`` and
+    a map-style dataset.
     """
 
     @with_hints(HELD)
@@ -303,9 +303,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
         Raises:
             OptionError: A count is not an integer of at least 0, ``prefetch`` is less than 1, or no worker would be
-                left.
-            FixedWorkersError: The call changes the workers under ``seeding="worker"``, of an iterable dataset, or
-                PyTorch's own; or the loader has ``num_workers=0``.
+                left. Or the workers cannot change: under ``seeding="worker"``, with an iterable dataset, with
+                PyTorch's own workers, or with ``num_workers=0``.
             ClusterError: The call asks for remote workers, and Ray is not installed.
 
         Examples:

@@ -28,7 +28,7 @@ import torch
 from dpex._torch import BaseDataLoaderIter, SingleProcessDataLoaderIter
 from dpex.device import tree
 from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
-from dpex.errors import CapturedGraphError
+from dpex.errors import UsageError
 from dpex.schedule.seeding import mix64
 from dpex.system.compiler import untraced
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
@@ -217,10 +217,10 @@ class Feed:
         """Raise unless batches can be taken now.
 
         Raises:
-            CapturedGraphError: The calling thread captures a graph.
+            UsageError: The calling thread captures a graph.
         """
         if self.device.is_capturing():
-            raise CapturedGraphError(
+            raise UsageError(
                 f"next() was called while a graph is captured, and its batch is to be on {self.device.target}: the "
                 "graph would hold that one batch's memory. Take a batch before the capture, and copy each batch "
                 "into the tensor that the graph reads"

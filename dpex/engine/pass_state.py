@@ -24,7 +24,6 @@ import torch
 from dpex._torch import DatasetKind, SingleProcessDataLoaderIter
 from dpex.engine.draws import BegunDraws, Draws
 from dpex.engine.samplers import SamplerStart, batches_of, indices_from, samplers_within, skipping
-from dpex.errors import CapturedGraphError
 from dpex.schedule.progress import ResumePoint
 from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, is_stateful, load_state, state_of
@@ -136,13 +135,13 @@ class PassRecorder:
         )
 
     def raised(self, error: Exception, *, has_index: bool) -> None:
-        """Note that ``next()`` raised ``error``: the end, or in place of a batch. A refusal has drawn nothing.
+        """Note that ``next()`` raised ``error``: the end, or in place of a batch.
 
         ``has_index``: A batch was begun. If a map-style dataset raises StopIteration, that takes the batch's place.
         """
         is_end = isinstance(error, StopIteration)
         self.has_finished = self.has_finished or is_end
-        if has_index and not (is_end and self._is_stream) and not isinstance(error, CapturedGraphError):
+        if has_index and not (is_end and self._is_stream):
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:

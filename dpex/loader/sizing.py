@@ -30,7 +30,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
-from dpex.errors import FixedWorkersError, OptionError
+from dpex.errors import OptionError
 from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
@@ -227,14 +227,13 @@ class Sizing:
         """Return the settings that a call of ``resize`` fixes, by name.
 
         Raises:
-            OptionError: A count makes no sense.
-            FixedWorkersError: It asks for other workers, and these cannot change.
+            OptionError: A count is invalid, or the call asks for other workers and these cannot change.
         """
         check_count("local", local)
         check_count("remote", remote)
         check_count("prefetch", prefetch, least=1)
         if self._workers == 0:
-            raise FixedWorkersError(
+            raise OptionError(
                 "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
                 "loader with at least one worker, or with num_workers='auto'"
             )
@@ -250,8 +249,7 @@ class Sizing:
         """Return the settings of now with those that are fixed by name.
 
         Raises:
-            FixedWorkersError: Local workers are PyTorch's.
-            OptionError: No worker would be left.
+            OptionError: Local workers are PyTorch's, or no worker would be left.
             ClusterError: It asks for remote workers, and Ray is not installed.
         """
         is_prefetch_fixed = now.is_prefetch_fixed or "prefetch" in fixed
@@ -265,7 +263,7 @@ class Sizing:
             require_ray()
         why = self.why_torch
         if why is not None and settings.local:
-            raise FixedWorkersError(
+            raise OptionError(
                 f"resize() to {settings.local} local and {settings.remote} remote workers: local workers are PyTorch's "
                 f"({why}), whose number and prefetch stay what the loader was made with. Make a new loader, or "
                 "give remote workers only"
@@ -278,7 +276,7 @@ class Sizing:
         if self.is_iterable:
             why = "the number of workers decides what each of them reads of an iterable dataset"
             remedy = "Make a new loader for another number"
-        raise FixedWorkersError(
+        raise OptionError(
             f"resize({', '.join(f'{name}={count}' for name, count in asked.items())}) asks for other workers than the "
             f"{now.local} local and {now.remote} remote, but {why}. {remedy}"
         )

@@ -6,7 +6,7 @@ import errno
 import inspect
 from typing import Any
 
-from dpex.errors import AsyncError
+from dpex.errors import UsageError
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import READING, async_datasets
 from dpex.worker.decoded_stream import Decoding
@@ -45,14 +45,14 @@ def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> E
         return OSError(error.errno, _FILES.format(index=as_text(index), kind=kind, concurrency=concurrency))
     if isinstance(error, RuntimeError):
         told = next(((part, meaning) for part, meaning in _MEANINGS.items() if part in text), None)
-        return None if told is None else AsyncError(told[1].format(kind=kind, part=told[0]))
+        return None if told is None else UsageError(told[1].format(kind=kind, part=told[0]))
     if inner and isinstance(error, (TypeError, AttributeError)) and "'coroutine'" in text:
-        return AsyncError(
+        return UsageError(
             f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {kind}.__getitem__ is async: that of "
             f"{outer}, which wraps it, must be, too, and await it"
         )
     if isinstance(error, (TypeError, AttributeError)) and "AsyncSample" in text:
-        return AsyncError(
+        return UsageError(
             f"{outer} got a sample of {kind}, a dpex.AsyncDataset, before it was decoded ({text}). Make {outer} a "
             f"dpex.AsyncDataset, too: its fetch awaits that of {kind}, and its decode calls that of {kind}"
         )
@@ -67,13 +67,13 @@ _DRAWS = (
 )
 
 
-def drawn(dataset: Any, generators: list[str]) -> AsyncError:
+def drawn(dataset: Any, generators: list[str]) -> UsageError:
     """Return the error of samples that have drawn from ``generators`` while they were fetched.
 
     It names each method that may have drawn.
     """
     places = " or ".join(dict.fromkeys(map(_place, async_datasets(dataset) or [dataset])))
-    return AsyncError(_DRAWS.format(generators=", ".join(generators), places=places))
+    return UsageError(_DRAWS.format(generators=", ".join(generators), places=places))
 
 
 def _place(dataset: Any) -> str:

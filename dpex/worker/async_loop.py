@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from dpex.errors import AsyncError
+from dpex.errors import UsageError
 from dpex.schedule.names import with_inner_datasets
 from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
@@ -148,12 +148,12 @@ class SampleLoop:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of a coroutine, which is cancelled at an exception in this thread, such as Ctrl-C.
 
-        Raises AsyncError in a sample that the loop loads: it would wait for itself.
+        Raises UsageError in a sample that the loop loads: it would wait for itself.
         """
         running = asyncio._get_running_loop()
         if running is self.loop:
             coroutine.close()
-            raise AsyncError(
+            raise UsageError(
                 "an asynchronous dataset was read synchronously inside a sample that the event loop is loading, which "
                 "would wait for itself: await it there (of a dpex.AsyncDataset, await its fetch in fetch), or give the "
                 "inner loader workers of its own"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dpex.errors import AsyncError, SampleTimeoutError
+from dpex.errors import SampleTimeoutError, UsageError
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import async_datasets, reads_either_way
 from dpex.schedule.seeding import ticket_seed
@@ -199,7 +199,7 @@ class AsyncSamples:
     def _begin_computing(self, seed: int | None) -> None:
         """Begin to decode and to collate a batch.
 
-        Raises AsyncError if a sample has drawn while it was fetched: of this batch, or of another one under way.
+        Raises UsageError if a sample has drawn while it was fetched: of this batch, or of another one under way.
         """
         now = self._now()
         self._drawn = self._drawn or [name for name, mark in self._marks.items() if mark != now[name]]
@@ -333,7 +333,7 @@ class AsyncSamples:
                 raise self._too_late(sample) from error
             if sample.is_dropped or self._loop.is_ending:
                 raise
-            raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
+            raise UsageError(_CANCELLED.format(as_text(sample.index))) from error
         except Exception as error:
             self._explain(error, sample)
             raise

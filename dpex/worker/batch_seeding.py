@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from dpex.errors import NoBatchError
+from dpex.errors import UsageError
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.setup import Modes
 from dpex.worker.states import KeptStates
@@ -118,7 +118,7 @@ def batch_seed() -> int:
         A non-negative integer of 63 bits.
 
     Raises:
-        NoBatchError: This process makes no batch at the moment, or makes batches without seeds (``num_workers=0`` with
+        UsageError: This process makes no batch at the moment, or makes batches without seeds (``num_workers=0`` with
             ``seeding="worker"``). It is a RuntimeError.
 
     Examples:
@@ -144,7 +144,7 @@ def batch_seed() -> int:
         worker = get_worker_info()
         seed = None if worker is None else worker.seed
     if seed is None:
-        raise NoBatchError(_why_none())
+        raise UsageError(_why_none())
     return seed
 
 
