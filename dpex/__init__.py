@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.schedule.prefetch import Settings
     from dpex.schedule.sample_policy import SamplePolicy
-    from dpex.stats import LoaderStats
+    from dpex.stats import LoaderStats, StreamStats
     from dpex.transport.compact import compact
     from dpex.worker.async_dataset import AsyncDataset
     from dpex.worker.batch_seeding import batch_seed
@@ -75,7 +75,7 @@ _NAMES = {
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
-    "dpex.stats": ("LoaderStats",),
+    "dpex.stats": ("LoaderStats", "StreamStats"),
     "dpex.transport.compact": ("compact",),
     "dpex.worker.async_dataset": ("AsyncDataset",),
     "dpex.worker.batch_seeding": ("batch_seed",),
@@ -118,6 +118,7 @@ __all__ = [
     "ShippingError",
     "SlowIndex",
     "StateError",
+    "StreamStats",
     "TLSConfig",
     "TooManySampleErrors",
     "Tuned",

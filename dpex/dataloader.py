@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
 
@@ -352,7 +353,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Returns:
             An immutable snapshot; see `LoaderStats`.
         """
-        return self._runtime.stats()
+        stats = self._runtime.stats()
+        return replace(stats, streams=Sizing(self).with_shards(stats.streams)) if stats.streams else stats
 
     @property
     def decisions(self) -> list[Decision]:

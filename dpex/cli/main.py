@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import dpex
+from dpex.cli.about import About
 
 COMMANDS = ("demo", "run", "top", "cluster")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
@@ -43,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     found.add_argument("--version", action="version", version=f"dpex {dpex.__version__}")
+    found.add_argument(
+        "--about", action=About, help="show the versions, CPUs and settings that a report of a problem needs, and exit"
+    )
     subparsers = found.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"dpex.cli.{name}").register(subparsers)

@@ -18,6 +18,7 @@ from dpex.worker.decoded_stream import FailedRead, RawSamples
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
+    from dpex.stats import StreamStats
 
 POINT_S = 1.0
 """Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
@@ -92,6 +93,10 @@ class Drawing:
     def reading(self) -> Sums:
         """Return the counts of the engine that reads the stream; without one, of no batches."""
         return Sums() if self._readings is None else self._readings.sums()
+
+    def streams(self) -> tuple[StreamStats, ...]:
+        """Return the streams of the engine that reads; without one, none."""
+        return () if self._readings is None else self._readings.streams()
 
     def awaits_reading(self, schedule: Schedule) -> bool:
         """Return True if the next batch in turn is not read yet."""
@@ -170,6 +175,10 @@ class ReadBatches:
     def sums(self) -> Sums:
         """Return the counts of the reading engine. Any thread may call it."""
         return self._engine.sums()
+
+    def streams(self) -> tuple[StreamStats, ...]:
+        """Return the streams of the reading engine. Any thread may call it."""
+        return self._engine.stats().streams
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when there may be more; none once it is over."""

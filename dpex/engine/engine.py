@@ -40,7 +40,7 @@ from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
-from dpex.stats import LoaderStats
+from dpex.stats import LoaderStats, StreamStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
@@ -504,7 +504,13 @@ class Engine:
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        return self._view.stats()
+        """Return a snapshot. Any thread may call it; it does not wait for the consumer."""
+        return replace(self._view.stats(), streams=self._drawing.streams() or self._streams())
+
+    def _streams(self) -> tuple[StreamStats, ...]:
+        """Return the counts of each stream, without the number of its shards."""
+        counts = self.state.schedule.queue_counts() if self._plan.iterable else ()
+        return tuple(StreamStats(0, batches, has_ended) for batches, has_ended in counts)
 
     @property
     def _is_counted(self) -> bool:

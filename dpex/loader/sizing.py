@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.dataloader import DpexDataLoader
+    from dpex.stats import StreamStats
 
 logger: logging.Logger = logging.getLogger("dpex")
 STREAMS = 8
@@ -180,6 +181,11 @@ class Sizing:
     def shards(self) -> int:
         """Return the number of shards that an iterable dataset names for this rank; 0: none, or another dataset."""
         return named_shards(self._loader.dataset, ranks(launched())) or 0 if self.reads_streams else 0
+
+    def with_shards(self, streams: tuple[StreamStats, ...]) -> tuple[StreamStats, ...]:
+        """Return the streams with their numbers of shards: stream k of n has shards k, k + n, k + 2n and so on."""
+        shards, count = self.shards(), len(streams)
+        return tuple(one._replace(shards=len(range(k, shards, count))) for k, one in enumerate(streams))
 
     @property
     def reads_streams(self) -> bool:

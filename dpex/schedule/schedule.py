@@ -193,6 +193,10 @@ class Schedule:
         delivered = self.delivered_of[queue] - len(kept)
         return min(ready + waiting, default=self.drawn), delivered, not (self._active[queue] or ready)
 
+    def queue_counts(self) -> list[tuple[int, bool]]:
+        """Return each queue's count of delivered batches, and True if it has ended. Any thread may call it."""
+        return [(count, not active) for count, active in zip(self.delivered_of, self._active, strict=True)]
+
     def is_in_midst(self, queue: int, working_on: int | None) -> bool:
         """Return True if ``queue`` has not ended, and a ticket of it was made, or is ``working_on``."""
         worked_on = None if working_on is None else self._open.get(working_on)
