@@ -107,7 +107,7 @@ class WorkerPool(Protocol):
         return 0
 
     def resize(self, wanted: int) -> None:
-        """Request ``wanted`` workers; `WorkerUp` and `WorkerGone` follow. A leaving worker finishes what it holds.
+        """Request ``wanted`` workers; `WorkerUp` and `WorkerGone` follow. A leaving worker finishes its tickets.
 
         With logical workers a pool only grows, as each of them stays on its worker.
         """

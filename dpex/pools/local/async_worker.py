@@ -113,7 +113,7 @@ class AsyncWorker:
         self._has_news.set()
 
     async def _end(self, *, is_leaving: bool) -> bool:
-        """Finish what was taken if the worker was asked to leave; else cancel it."""
+        """Finish the batches under way if the worker was asked to leave; else cancel them."""
         if not is_leaving:
             loop_of_process().is_ending = True
             for task in self._under_way:

@@ -162,7 +162,7 @@ class _Template:
         self._tell(*answer)
 
     def _enter_worker(self, template_pid: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
-        """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
+        """Take the first steps of a forked worker: close the template's descriptors, die with it, ignore Ctrl-C."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._control, self._child_ended, self._wakeup):
@@ -299,19 +299,19 @@ class TemplateHandle:
         return forking.ProcessHandle(kinship.name, number, parent=self._process.pid)
 
     def news(self) -> deque[tuple[Any, ...]]:
-        """Return what happened, in the handle's deque. The caller removes what it has handled.
+        """Return what happened, in the handle's deque. The caller removes the entries that it has handled.
 
-        Of the template: ``("ready", pid)`` or ``("unfit", why)``, then perhaps ``("notice", text)``, and ``("dead",)``
-        once it has ended. Of a process:
-        ``("up", number, pid)`` or ``("refused", number, why)``, then ``("exit", number, pid, code)``. If its socket was
-        hung up before it was forked, there is only an exit, with 0 as pid and code.
+        The template reports ``("ready", pid)`` or ``("unfit", why)``, then perhaps ``("notice", text)``, and
+        ``("dead",)`` once it has ended. For each process it reports ``("up", number, pid)`` or ``("refused", number,
+        why)``, then ``("exit", number, pid, code)``. If the socket of a process was hung up before its fork, there is
+        only an exit, with 0 as pid and code.
         """
         while not self._closed:
             try:
                 data = self._control.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 break
-            except ConnectionResetError:  # it ended with requests unread; what it sent before is still there
+            except ConnectionResetError:  # it ended with requests unread; its earlier messages can still be read
                 continue
             told: tuple[Any, ...] = pickle.loads(data) if data else ("dead",)
             if told[0] == "ready":

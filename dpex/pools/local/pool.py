@@ -285,7 +285,7 @@ class LocalPool:
                 count = worker.socket.recv_into(self._buffer)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it ended with tickets unread; what it sent before is still there
+            except ConnectionResetError:  # it ended with tickets unread; its earlier results can still be read
                 continue
             if count:
                 self._read(worker, *marshal.loads(self._buffer[:count]))
@@ -465,7 +465,7 @@ class LocalPool:
         has_begun = worker.has_begun or self._closed or (code == 0 and worker.is_leaving)
         if not (is_told or has_begun or self.failed is not None):
             if worker.refused or code >= 0 or self._failed_starts:
-                printed = "; what it printed says more" if code > 0 else ""
+                printed = "; its output says more" if code > 0 else ""
                 self._did_not_begin(worker, worker.refused or f"{how} before its first batch{printed}")
                 return
             self._failed_starts, is_told = 1, True

@@ -7,7 +7,7 @@ message, as a notice may come between the two.
 Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
 shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
 thread. Before a process works on a message it writes the message's number on the *board*, a page of shared memory, so
-that the trainer knows what a killed worker held.
+that the trainer knows the tickets of a killed worker.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _MESSAGE_BYTES = 96 << 10
 """Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
 goes through the arena, such as the state of a large dataset."""
 _CANNOT_TELL = (
-    "state_dict() of the dataset failed, so its state is not kept: a later run makes again what came before, and "
+    "state_dict() of the dataset failed, so its state is not kept. A later run makes the earlier batches again, and "
     "streams stay where they are"
 )
 IDLE = bytes(ROWS * BOARD_ROW.size)
@@ -206,7 +206,7 @@ class LocalWorker:
                 return
             self._send(("begun",))
         self._send(("serving", os.getpid()))
-        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
+        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # only its used pages take memory
         tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_S * 1e6)))
         while True:
             if self._shared_queue and self.core.samples is not None:
@@ -337,7 +337,7 @@ class LocalWorker:
             return ERROR, self._error(ExceptionWrapper(where=where(logical)))
 
     def _fitting(self, made: Any) -> Any:
-        """Encode, and move into a slot what is too long for a message."""
+        """Encode a batch; one that is too long for a message goes into a slot."""
         node = self._encoder.encode(made)
         size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
         if size > _RESULT_BYTES:
@@ -348,7 +348,7 @@ class LocalWorker:
         return node
 
     def _error(self, wrapper: ExceptionWrapper) -> Any:
-        """Encode an error; of one that cannot travel, or for which there is no memory, the end of its text."""
+        """Encode an error. If it cannot be pickled, or memory is short, only the end of its text is sent."""
         try:
             return self._fitting(self._dump_error(wrapper))
         except Exception:
@@ -430,7 +430,7 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     with results, tickets, contextlib.suppress(*gone):
         try:
             plan = open_plan()
-        except Exception:  # of the user's script or dataset
+        except Exception:  # raised by the user's script or dataset
             why = f"a worker failed before its first batch:\n{traceback.format_exc().strip()[-_ERROR_END:]}"
             results.send(marshal.dumps((("refused", why), ())))
             return

@@ -28,7 +28,8 @@ PAUSE_S = 600.0
 class Places:
     """The places of one loader on the cluster: ``held`` were added for it, and ``awaited`` are pending.
 
-    ``useful``: remote workers that would speed up training, or None. ``requested``: those that it has requested.
+    ``useful``: remote workers that would speed up training, or None. ``requested``: remote workers that the loader has
+    requested.
     """
 
     useful: int | None
@@ -96,7 +97,7 @@ class Demand:
         if given_up is not None:
             self.pause_until, self._held = now + PAUSE_S, 0
             return DemandChange(held=places.held, awaited=places.awaited, message=given_up)
-        if taken:  # what waits here would get the room before what the loader has just asked for; it is asked for again
+        if taken:  # pending places would get the room before the loader's own request; they are asked for again later
             return DemandChange(held=taken, awaited=places.awaited)
         return self._by_need(places, held, now)
 
@@ -109,7 +110,7 @@ class Demand:
         if awaited and now - self._hoping_since >= NODE_S:
             return (
                 f"Gave back the request for {_places(awaited)} on the cluster: no node came for them within "
-                f"{NODE_S:.0f} s. See `ray status` for what the autoscaler says, or give a smaller max_remote."
+                f"{NODE_S:.0f} s. See the autoscaler's messages in `ray status`, or give a smaller max_remote."
             )
         return None
 

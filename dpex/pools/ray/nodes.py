@@ -101,7 +101,7 @@ def ray_pool(
     first_workers: int,
     **options: Any,
 ) -> RemotePool:
-    """Return a pool of workers on a Ray cluster; ``options`` are those of `order_of`.
+    """Return a pool of workers on a Ray cluster; ``options`` are passed on to `order_of`.
 
     Raises ClusterError if the cluster cannot be reached, and ShippingError if the dataset cannot travel.
     """
@@ -169,12 +169,12 @@ class RayNodes(Nodes):
         return self._room.workers
 
     def ship(self, kind: str, refs: list[Any]) -> None:
-        """Set what the next pool's agents are to open: a dataset of that kind, in Ray's object store."""
+        """Set the shipment that the next pool's agents open: a dataset of that kind, in Ray's object store."""
         self._kind, self._refs = kind, refs
 
     def expect(self, workers: int) -> None:
-        """Reserve room for a pool that is about to begin, and start agents there. What goes wrong meanwhile is reported
-        to that pool."""
+        """Reserve room for a pool that is about to begin, and start agents there. Failures until then are reported to
+        that pool."""
         self._room.want(workers)
         self._do(self._expect)
 
@@ -218,7 +218,7 @@ class RayNodes(Nodes):
         release(self._cluster)
 
     def give_back_room(self) -> threading.Event:
-        """Have the thread give back all reservations of a parked pool; return what is set once that is done."""
+        """Have the thread give back all reservations of a parked pool; return an event that is set once it has."""
         done = threading.Event()
         self._do(lambda: self._give_back_room(done))
         return done

@@ -1,6 +1,6 @@
 """The shares of a cluster's workers that belong to the loaders which tune themselves.
 
-Each loader gets an equal part of the CPUs, or one by its weight, and what it has no use for goes to the others (max-min
+Each loader gets an equal part of the CPUs, or one by its weight. CPUs for which it has no use go to the others (max-min
 fairness). `ClusterShares` decides and is pure. It lives in a small named actor of the cluster, to which each loader
 reports about once a second through its `ClusterShare`. The actor belongs to the process that started it and ends with
 that process. The next report of another loader starts a new actor, which knows all loaders within a second: a loader
@@ -75,8 +75,8 @@ class Claim:
 def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
     """Return the number of workers of each loader, of a capacity in the unit of `Claim.cpus`.
 
-    The next worker always goes to the loader with the fewest CPUs for its weight, among those that have fewer workers
-    than are useful. What no loader has a use for is divided by the same rule, so that all may try more.
+    The next worker always goes to the loader with the fewest CPUs for its weight, among the loaders with fewer workers
+    than are useful. Capacity for which no loader has a use is divided by the same rule, so that all may try more.
     """
     shares = dict.fromkeys(claims, 0)
     part = max(1, int(capacity / PARTS))

@@ -39,7 +39,7 @@ _NAME_LETTERS = 24
 _MOST_LETTERS = 200
 """Characters of a value in a message."""
 _MOST_ITEMS = 16
-"""Items of what is compared by its values. Of what has more, only the number is compared."""
+"""Maximum number of items of a container whose values are compared. Of longer ones only the length is compared."""
 _LEVELS = 3
 """Depth to which datasets in datasets are compared, such as a Subset of a ConcatDataset of an ImageFolder."""
 _REMEDIES = {
@@ -49,13 +49,13 @@ _REMEDIES = {
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process at the other end and its user: of a socket that connected, the listener's."""
+    """Return the process at the other end and its user. For a socket that connected this is the listener."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
 
 class MeetingPlace:
-    """The place where the trainings with the same ``key`` meet. Those in other containers have another place."""
+    """The place where the trainings with the same ``key`` meet. Trainings in other containers have another place."""
 
     def __init__(self, key: str) -> None:
         processes = Path("/proc/self/ns/pid").readlink()
@@ -142,7 +142,7 @@ def _described(what: str, dataset: Any, levels: int = _LEVELS) -> Facts:
 
 
 def _made_with(value: Any) -> dict[str, Any]:
-    """Return the attributes whose names are those of arguments of the constructor."""
+    """Return the attributes that have the name of an argument of the constructor."""
     attributes = getattr(value, "__dict__", {})
     with contextlib.suppress(TypeError, ValueError):
         names = {name: name if name in attributes else f"_{name}" for name in inspect.signature(type(value)).parameters}
