@@ -116,7 +116,8 @@ class AsyncSample:
         return self._dataset.decode(self._index, self._raw)
 
 
-# -- samples that have parts, as those of torch's StackDataset ---------------------------------------------------------
+# -- samples that have parts, as with torch's StackDataset
+# --------------------------------------------------------------
 
 
 def awaits(sample: Any) -> bool:
@@ -129,7 +130,7 @@ def _is_awaited(part: Any) -> bool:
 
 
 def _parts(sample: Any) -> Any:
-    """Return the parts of a sample; of one without parts, the sample itself."""
+    """Return the parts of a sample, or the sample itself if it has none."""
     if type(sample) in (tuple, list):
         return sample
     return sample.values() if type(sample) is dict else (sample,)

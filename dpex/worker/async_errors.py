@@ -1,4 +1,4 @@
-"""Errors of asynchronous datasets, in plain words: what the dataset does wrong, and what to do."""
+"""Errors of asynchronous datasets: each names the mistake in the dataset, and the remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FILES = (
 
 
 def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> Exception | None:
-    """Return an error that says what the dataset does wrong, and what to do; None if ``error`` has no known meaning."""
+    """Return an error that names the mistake in the dataset and the remedy; None if ``error`` has no known meaning."""
     text, outer = str(error), type(dataset).__name__
     inner = async_datasets(dataset)
     kind = type(inner[-1]).__name__ if inner else outer

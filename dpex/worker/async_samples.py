@@ -1,4 +1,4 @@
-"""Loads the samples of asynchronous datasets: those of a batch, and of several batches, at the same time.
+"""Load the samples of asynchronous datasets: all samples of a batch, and of several batches, at the same time.
 
 **Two phases.** The samples of a batch are fetched at the same time, in steps between which other batches go on. Then
 they are decoded and collated in one step (`SampleLoop.is_computing`).
@@ -8,8 +8,8 @@ of the batch and the sample's place, and for the collate function. Draws of samp
 on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails it and all later
 batches.
 
-**Order.** Results are awaited in the order of the samples. So the error of a batch is that of the first sample, in
-order, that fails. Those before it are awaited; those behind it are cancelled and awaited.
+**Order.** Results are awaited in the order of the samples. So a batch raises the error of the first sample, in order,
+that fails. Earlier samples are awaited; later ones are cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _CANCELLED = (
 )
 
 Errors = dict[int, Exception] | None
-"""The errors of samples, by their places. None: the first one is that of the batch."""
+"""The errors of samples, by their places. None: the batch raises the first of them."""
 
 
 class Slots:
     """Bounds the samples that a process loads at the same time, to ``most``. The first to ask is the first to load.
 
     Attributes:
-        open: Samples that are not loaded yet, those that wait included.
+        open: Samples that are not loaded yet, including samples that wait for a slot.
         on_room: Called when samples end and fewer than ``most`` are open.
     """
 
@@ -129,10 +129,10 @@ class BatchLoad:
 class AsyncSamples:
     """Loads the batches of one map-style dataset, at most ``concurrency`` samples at the same time.
 
-    Without a ``guard``, the error of a sample is that of its batch.
+    Without a ``guard``, a batch raises the error of its sample.
 
     Attributes:
-        cpu_since: CPU seconds of the process when it ended the batch before.
+        cpu_since: CPU seconds of the process at the end of the previous batch.
     """
 
     def __init__(
@@ -190,7 +190,8 @@ class AsyncSamples:
     # -- random numbers ------------------------------------------------------------------------------------------------
 
     def seed(self, seed: int | None) -> None:
-        """Seed the generators, if there is a seed: of a sample for decoding it, of a batch for collating it."""
+        """Seed the generators with the seed of a sample, to decode it, or of a batch, to collate it. None changes
+        nothing."""
         if seed is not None:
             seed_ticket(seed)
             if self._own:
@@ -299,7 +300,7 @@ class AsyncSamples:
     async def _together(
         self, gets: Sequence[Callable[[], Any]], samples: list[Step], batch: BatchLoad, errors: Errors
     ) -> list[Any]:
-        """Return what was fetched for these samples at the same time by ``gets``, which begin to read each."""
+        """Fetch these samples at the same time, and return the results. Each of ``gets`` begins to read a sample."""
         tasks = [self._begun(get, sample, batch) for get, sample in zip(gets, samples, strict=True)]
         loaded: list[Any] = []
         try:
@@ -349,7 +350,7 @@ class AsyncSamples:
             raise told from error
 
     def _decode(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: Errors) -> None:
-        """Put decoded samples in the places of those that were fetched."""
+        """Decode the samples of ``data`` in place."""
         for at, sample in enumerate(samples):
             try:
                 if not is_decoded(data[at]):
@@ -395,7 +396,7 @@ class AsyncSamples:
         )
 
     async def _fill(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: dict[int, Exception]) -> None:
-        """Put other samples in the places of those that fail, as without an event loop."""
+        """Put other samples in the places of failed ones, as without an event loop."""
         guard = self._guard
         assert guard is not None
         wanted = [sample.index for sample in samples]

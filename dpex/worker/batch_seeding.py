@@ -97,12 +97,12 @@ class CurrentBatch:
     seed: int | None = None
     """None: no batch is being made, or it has no seed of its own."""
     is_per_batch: bool = False
-    """This process is a worker of ``seeding="batch"``."""
+    """True in a worker of ``seeding="batch"``."""
 
 
 current: CurrentBatch = CurrentBatch()
 seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpex-batch-seed", default=None)
-"""The seed of the batch of a sample that an event loop loads beside those of other batches."""
+"""The seed of the batch of a sample that an event loop loads beside samples of other batches."""
 
 
 def batch_seed() -> int:

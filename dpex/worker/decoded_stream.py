@@ -26,7 +26,7 @@ from dpex.worker.states import is_stateful, load_state, state_of
 class DecodedStream(IterableDataset[Any]):
     """The samples of ``source``, each decoded by ``fn``; made by `dpex.decode_in_workers`.
 
-    Other attributes are those of ``source``, such as ``num_shards`` and ``set_epoch``.
+    Other attributes are read from ``source``, such as ``num_shards`` and ``set_epoch``.
     """
 
     def __init__(self, source: Iterable[Any], fn: Callable[[Any], Any]) -> None:
@@ -63,9 +63,10 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
 
     Each worker of torch reads a stream and decodes the samples that it reads, so a dataset of two shards keeps at most
     two workers busy. A `DpexDataLoader` with ``num_workers="auto"`` or ``seeding="batch"`` reads the samples of
-    ``source`` with one worker for each stream, on this machine. Their batches and order are those of torch's workers.
-    Any number of other workers call ``fn``, on this machine or on the cluster; the tuner sets this number as it does
-    for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, one worker reads and decodes.
+    ``source`` with one worker for each stream, on this machine. Torch's workers would give the same batches in the same
+    order. Any number of other workers call ``fn``, on this machine or on the cluster; the tuner sets this number as it
+    does for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, one worker reads and
+    decodes.
 
     Samples of ``source`` are pickled on their way to the worker that decodes them, so they should be small: compressed
     bytes, names of files, text. Random numbers that ``fn`` draws depend only on the base seed, the epoch and the number

@@ -1,4 +1,4 @@
-"""Loads the samples of a batch one by one, also where some fail, reports those, and counts what was reported.
+"""Load the samples of a batch one by one, report samples that fail, and count the reports.
 
 A batch stays full. Under "skip" the place of a sample that fails is taken by another sample of the same batch, which is
 then in it twice. Under "replace" it is taken by another sample of the dataset, drawn by a number made of the seed, the
@@ -135,7 +135,7 @@ class SampleGuard:
     # -- replacements ----------------------------------------------------------------------------------------------
 
     def filling(self, data: list[Any], wanted: Sequence[Any], errors: Collection[int]) -> dict[int, Iterator[int]]:
-        """Put samples of the batch in the places of those that failed.
+        """Put samples of the batch in the places of samples that failed.
 
         Return the places that take another sample of the dataset, each with the indices to try.
         """
@@ -278,8 +278,8 @@ def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None
 class SampleErrors:
     """Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
 
-    Used by the thread that takes batches in; read by any. What is to be said or raised is returned as instructions,
-    which the training thread performs. ``count`` samples failed, the ``latest`` of which are kept.
+    The thread that takes batches in uses it, and any thread may read it. Warnings and errors are returned as
+    instructions, which the training thread performs. ``count`` samples failed, the ``latest`` of which are kept.
     """
 
     def __init__(self, policy: SamplePolicy) -> None:

@@ -92,7 +92,7 @@ def check_global_states(states: Mapping[str, Any]) -> None:
 
 
 class KeptStates:
-    """The global generators, and those of a dataset, as they are now, to be put back later in this process.
+    """The present states of the global generators and of a dataset's generators, to be put back later in this process.
 
     It includes NumPy's bit generator, which `seed_ticket` and datasets may replace.
     """
@@ -119,10 +119,10 @@ RngState = bytes
 
 
 def is_stateful(thing: Any) -> bool:
-    """Return True if it has a ``state_dict()`` that takes no argument and a ``load_state_dict(state)``.
+    """Return True if ``thing`` has a ``state_dict()`` that takes no argument and a ``load_state_dict(state)``.
 
-    Methods of these names with other arguments are not those of ``torchdata``: litdata's ``state_dict`` takes three,
-    and is for its own loader.
+    Methods of these names with other arguments have another meaning than in ``torchdata``: litdata's ``state_dict``
+    takes three, and is for its own loader.
     """
     return _takes(attribute(thing, "state_dict"), 0) and _takes(attribute(thing, "load_state_dict"), 1)
 
