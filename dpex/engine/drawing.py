@@ -1,6 +1,6 @@
-"""Makes tickets of the indices that a sampler draws, or of batches that another engine reads.
+"""Make tickets of the indices that a sampler draws, or of batches that another engine reads.
 
-Of a stream that another engine reads (`ReadBatches`), the batches that are there are drawn, without a wait.
+If another engine reads a stream (`ReadBatches`), the batches that it has read so far are drawn, without a wait.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ReadBatches:
     behind those.
 
     ``engine`` has begun an epoch, of which the decoding engine gives batch number ``first`` to the first batch.
-    ``largest_bytes``: of the largest batch so far.
+    ``largest_bytes``: the size of the largest batch so far.
     """
 
     def __init__(self, engine: Engine, first: int) -> None:

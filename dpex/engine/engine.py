@@ -5,7 +5,7 @@ in (`Engine.listen`). `Engine.resize` may be called from any thread: it is carri
 else at the next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends
 everything.
 
-`EngineState` decides and does not act. `Pools` acts on worker pools and takes in what they report, `Drawing` draws from
+`EngineState` decides and does not act. `Pools` acts on worker pools and takes in their reports, `Drawing` draws from
 the sampler, `Delivery` opens the batch that is next in turn. All of them are called under the engine's lock, and none
 refers to the engine. Other threads read `snapshots`.
 """

@@ -1,7 +1,8 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
 A batch that Ctrl-C or a time limit breaks off is made again by the next call of ``next()``. An error stands in place
-of the batch, as with torch. Of a stream, what was read for that batch is lost, as with torch.
+of the batch, as with torch. If the dataset is a stream, the samples that were read for that batch are lost, as with
+torch.
 
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
 The meter is used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.

@@ -50,7 +50,8 @@ class PassState:
     base_seed: int
     """The base seed of the iterator."""
     start: SamplerStart
-    """Random states before the first draw, or, once the pass has finished, those of the loader's own generators now."""
+    """Random states before the first draw. Once the pass has finished, the present states of the loader's own
+    generators."""
     point: ResumePoint
     """The next batch, and the states of logical workers."""
     batches: int
@@ -68,11 +69,11 @@ class PassState:
 
 
 class PassRecorder:
-    """Records what the states of an iterator's passes need and what could not be found out later.
+    """Records facts for the states of an iterator's passes that could not be found out later.
 
     Attributes:
-        every: After how many batches a sampler is asked for its state.
-        failed: Batches that raised an error, where torch's iterator counts those that it returned.
+        every: Batches after which a sampler is asked for its state.
+        failed: Count of batches that raised an error, which torch's iterator does not count.
         has_finished: As in `PassState`.
     """
 

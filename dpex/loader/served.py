@@ -32,7 +32,7 @@ OF_DATA = (
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 """torch's options that a loader without workers may not have."""
 _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
-"""Private attributes of a loader that torch's iterators read; dpex's would not see those of a subclass."""
+"""Private attributes of a loader that torch's iterators read; dpex's iterators would not see a subclass's values."""
 
 
 class StandIn:

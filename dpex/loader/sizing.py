@@ -57,12 +57,13 @@ class LeftOut(int):
 
 TORCH_PREFETCH_FACTOR = LeftOut(2)
 """torch's default."""
-_NOT_TUNED = "The number decides what each worker reads, so it is not tuned; only the prefetch is."
+_NOT_TUNED = "The number determines the samples of each worker, so it is not tuned; only the prefetch is."
 _READING_NOT_TUNED = (
-    "That number decides what is read, so it is not tuned. Other workers, whose number is tuned, decode what is read."
+    "That number determines the samples of each stream, so it is not tuned. Other workers, whose number is tuned, "
+    "decode the samples."
 )
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
-"""Attributes of datasets, such as those of Hugging Face, that name the number of shards for this rank."""
+"""Attributes that name the number of shards for this rank, as in datasets of Hugging Face."""
 _UNNAMED = (
     "num_workers='auto': {kind} names no shards (num_shards, n_shards, or the URLs of webdataset), so one worker reads "
     "it. If it splits itself among workers, as by get_worker_info(), give num_workers={count}. "
@@ -114,7 +115,7 @@ class Sizing:
 
     @property
     def are_workers_fixed(self) -> bool:
-        """Return True if what is read, or the random numbers, depend on which worker makes a batch."""
+        """Return True if the samples or the random numbers of a batch depend on the worker that makes it."""
         return self._loader.seeding == "worker" or self.is_iterable
 
     def tuner(self) -> Tuner | None:
@@ -193,7 +194,7 @@ class Sizing:
         return self.is_iterable or self.is_split
 
     def _pins(self) -> dict[str, Any]:
-        """Return what the user fixed, by name. A daemonic process has no local workers."""
+        """Return the settings that the user fixed, by name. A daemonic process has no local workers."""
         return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
 
     def start(self) -> Settings:
@@ -252,7 +253,7 @@ class Sizing:
         return fixed
 
     def resized(self, now: Settings, fixed: Mapping[str, int]) -> Settings:
-        """Return the settings of now with those that are fixed by name.
+        """Return the present settings ``now``, changed by the ``fixed`` ones.
 
         Raises:
             OptionError: Local workers are PyTorch's, or no worker would be left.
@@ -271,7 +272,7 @@ class Sizing:
         if why is not None and settings.local:
             raise OptionError(
                 f"resize() to {settings.local} local and {settings.remote} remote workers: local workers are PyTorch's "
-                f"({why}), whose number and prefetch stay what the loader was made with. Make a new loader, or "
+                f"({why}), whose number and prefetch cannot change after the loader is made. Make a new loader, or "
                 "give remote workers only"
             )
         return settings
@@ -280,7 +281,7 @@ class Sizing:
         why = "seeding='worker' ties the random state to the workers"
         remedy = "With seeding='batch' any number gives the same batches"
         if self.is_iterable:
-            why = "the number of workers decides what each of them reads of an iterable dataset"
+            why = "the number of workers determines the samples of each worker of an iterable dataset"
             remedy = "Make a new loader for another number"
         raise OptionError(
             f"resize({', '.join(f'{name}={count}' for name, count in asked.items())}) asks for other workers than the "
@@ -330,7 +331,8 @@ def is_split(loader: DpexDataLoader[Any]) -> bool:
 
 
 def is_daemonic() -> bool:
-    """Return True if this process may not have children by `multiprocessing`: of a `Pool`, or a worker of torch's."""
+    """Return True if this process may not have children by `multiprocessing`, like a process of a `Pool` or a worker of
+    torch."""
     return multiprocessing.current_process().daemon
 
 

@@ -98,7 +98,7 @@ class EngineState:
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
         if ticket is None:
-            self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
+            self.placement.instructions.append(Discard((event.value,)))  # from an earlier epoch, or made twice
             return
         times = event.times
         self.rules.learn(times.busy_s, times.nbytes)

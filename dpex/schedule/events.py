@@ -42,7 +42,8 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the one that it was making.
+    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the ticket that it was
+    making.
 
     ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
     sample at that place of the ticket took too long. ``is_reported``: another event says why, so that the end of a node

@@ -120,7 +120,7 @@ class Placement:
         return count
 
     def running(self) -> int:
-        """Return the number of workers that run, those that are about to leave included."""
+        """Return the number of running workers, including workers that are about to leave."""
         return sum(status.running for status in self.pools.values())
 
     # -- workers wanted ------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Placement:
         self._issue_shared(schedule, epoch, starving)
 
     def issue_elsewhere(self, schedule: Schedule, epoch: int) -> None:
-        """Send what was refused to pools that did not refuse."""
+        """Send refused tickets to pools that have not refused."""
         if self._paused:
             self._issue_shared(schedule, epoch, starving=True)
 
@@ -301,13 +301,13 @@ class Placement:
     # -- refusals ------------------------------------------------------------------------------------------------
 
     def refused(self, schedule: Schedule, send: Send) -> list[Send]:
-        """Take back a message, and those after it to the same receiver. Return them, the latest first.
+        """Take back a message and all later ones to the same receiver. Return them, the latest first.
 
         Their pool gets nothing while others have room.
         """
         pool, worker = send.pool, send.worker
         back = [one for one in self.instructions if isinstance(one, Send) and (one.pool, one.worker) == (pool, worker)]
-        back.reverse()  # so that each ticket waits before those that came back before it
+        back.reverse()  # so that each ticket waits before the tickets that came back earlier
         for message in back:
             self.dirty.add(message.queue)
             if not message.again:

@@ -53,7 +53,7 @@ class Ticket:
 
 
 class MadeBatch(NamedTuple):
-    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and what was given to `done`."""
+    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and the arguments of `done`."""
 
     number: int
     queue: int
@@ -145,7 +145,7 @@ class Schedule:
         self._sampler_ended = True
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change the prefetch. What was already drawn stays drawn."""
+        """Change the prefetch. Tickets that were already drawn stay drawn."""
         if prefetch < 1:
             raise ScheduleError(f"prefetch={prefetch} must be at least 1")
         self.prefetch = prefetch
@@ -170,7 +170,8 @@ class Schedule:
         return [batch for _, batch in self.held] + list(self.in_hand.values())
 
     def position(self) -> tuple[int, frozenset[int]]:
-        """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
+        """Return the number of the next batch, and the numbers of later batches that were delivered before it, out of
+        order."""
         kept = [batch.number for batch in self._not_returned]
         if self.in_order:
             self.peek()
@@ -227,7 +228,7 @@ class Schedule:
     def _requeue(self, ticket: Ticket) -> None:
         """Let a ticket wait in its place."""
         waiting = self._pending[ticket.queue]
-        if not waiting or ticket < waiting[0]:  # mostly: what comes back was taken from here
+        if not waiting or ticket < waiting[0]:  # mostly: the ticket was taken from this queue's front
             waiting.appendleft(ticket)
         else:
             ordered = list(waiting)
@@ -259,7 +260,7 @@ class Schedule:
             self._dropped += 1
 
     def lost(self, numbers: Iterable[int], working_on: int | None = None) -> list[Ticket]:
-        """Take back tickets of a worker that died. Return those that are out of tries.
+        """Take back tickets of a worker that died. Return the tickets that are out of tries.
 
         Args:
             numbers: The tickets that it held.
