@@ -366,7 +366,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     @property
     def tuned(self) -> Tuned:
-        """The workers and the prefetch that ``"auto"`` found until now, or those that are fixed. See `dpex.Tuned`.
+        """The workers and the prefetch that ``"auto"`` has found so far, or the fixed ones. See `dpex.Tuned`.
 
         Another run begins with them by ``AutotuneConfig(start=...)``. Each rank has its own.
         """

@@ -66,7 +66,7 @@ class SampleTimeoutError(DpexError, RuntimeError):
     """A sample took longer than ``SamplePolicy.timeout_s`` in two workers; the message has its index and stack."""
 
 
-class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (what is too many, is errors)
+class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (the plural: errors are too many)
     """More samples failed than ``SamplePolicy.max_errors`` allows; the message names the latest of them."""
 
 
@@ -116,4 +116,4 @@ class ShareError(DpexError, ValueError):
 
 
 class InternalError(DpexError, RuntimeError):
-    """dpex broke a rule of its own. That is an error in dpex, not in what the user wrote: please report it."""
+    """dpex broke a rule of its own. That is an error in dpex, not in the user's code: please report it."""

@@ -1,4 +1,4 @@
-"""Errors for arguments that do not exist: they suggest the one that was meant. PURE."""
+"""Errors for arguments that do not exist, each with a suggestion of the argument that was meant. PURE."""
 
 from __future__ import annotations
 

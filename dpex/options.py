@@ -475,4 +475,4 @@ HELD: Mapping[str, str] = {
     for option, holder in _HOLDERS.items()
     for field in fields(holder)
 }
-"""How to give the options that another option holds, by name."""
+"""The notation for options that another option holds, by name."""

@@ -94,8 +94,8 @@ class ClaimLock:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            # One that was inherited by a fork would not exclude the parent. By its number, as systemd removes the files
-            # of a user who logs out (RemoveIPC=), and another file would not exclude the parent either.
+            # A lock that a fork inherited would not exclude the parent. The file is opened by number: systemd removes
+            # files when their user logs out (RemoveIPC=), and a new one would not exclude the parent either.
             self._hold(os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC))
         self._threads.acquire()
         fcntl.flock(self._fd, fcntl.LOCK_EX)

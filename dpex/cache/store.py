@@ -41,9 +41,10 @@ logger: logging.Logger = logging.getLogger("dpex")
 
 PAGE = 4096
 COPIED_BYTES = 1 << 20
-"""In memory, a shorter sample is copied out. Of a longer one the pages are mapped, and copied when they are written."""
+"""Samples in memory below this size are copied out; larger ones are mapped copy-on-write."""
 _MADV_POPULATE_READ, _MADV_COLLAPSE = 22, 25
-"""Python has no names for these of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm are."""
+"""Python has no names for these constants of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm
+are."""
 _PREPARED_BYTES = 2 * HUGE_PAGE
 """Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
 _LEAD_BYTES = 64 << 20
@@ -95,7 +96,8 @@ class Store:
     """Bytes behind each sample."""
 
     def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
-        """Open the file, or make it. ``budget``: None is half of what is free. If others use the file, theirs counts.
+        """Open the file, or make it. ``budget``: None is half of the free bytes. If others use the file, their budget
+        counts.
 
         A read-only folder is read. Raises CacheError if a folder belongs to another user, or other processes use a file
         that is no such cache, and OSError if the file cannot be made.
@@ -232,7 +234,7 @@ class Store:
         except OSError as error:
             logger.warning("the samples in %s may be random, too: remove it (%s)", folder, error.strerror)
 
-    # -- what the processes tell each other ----------------------------------------------------------------------------
+    # -- messages between processes ------------------------------------------------------------------------------------
 
     @property
     def is_random(self) -> bool:
@@ -319,7 +321,7 @@ class MemoryStore(Store):
         """
         os.ftruncate(fd, 0)
         try:
-            if self._begins > files.room():  # to take it all would end other processes for want of memory
+            if self._begins > files.room():  # to take it all would end other processes, as no memory is left
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(fd, 0, self._begins)
         except OSError as error:
@@ -360,7 +362,7 @@ class MemoryStore(Store):
         if first == last:
             return
         for at in range(first, last, HUGE_PAGE):
-            advise(self._memory, _MADV_POPULATE_READ, at, PAGE)  # collapse leaves out what has no page at all
+            advise(self._memory, _MADV_POPULATE_READ, at, PAGE)  # collapse leaves out ranges without a page
         advise(self._memory, _MADV_COLLAPSE, first, last - first)
 
     def _prepared_at(self, used: int) -> int:

@@ -158,7 +158,7 @@ class QueueDevice(Device):
 
     def unlock_pages(self, address: int) -> None:
         """Undo `lock_pages`."""
-        with contextlib.suppress(Exception):  # of a device that is gone
+        with contextlib.suppress(Exception):  # the device may be gone
             self._module.cudart().cudaHostUnregister(address)
 
 

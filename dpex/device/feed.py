@@ -205,7 +205,7 @@ class Feed:
             begun = device.mark()
             try:
                 moved = host if device.target.type == "cpu" else tree.on_device(host, device.target)
-            finally:  # also after an error, what was begun until then reads that memory
+            finally:  # also after an error: copies that were begun read that memory
                 ended = device.mark()
                 self._in_flight.append(_Flight(begun, ended, host))
         nbytes = tree.nbytes(moved)
@@ -303,7 +303,7 @@ class Feed:
         """Wait until no copy is under way, and release all memory of the host. It does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # of the device, which says so at the next call of the training loop
+        with contextlib.suppress(Exception):  # the device raises it again at the next call of the training loop
             for flight in self._in_flight.copy():
                 self.device.await_mark(flight.ended)
             self.look()
@@ -405,7 +405,7 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
     if is_in_process:
         inner._pin_memory = False  # the feed has batches pinned before they are copied
         inner._dataset_fetcher = _FedFetcher(inner._dataset_fetcher, feed, inner._num_yielded)
-        meter = getattr(iterator, "meter", None)  # of an iterator that is measured
+        meter = getattr(iterator, "meter", None)  # only a measured iterator has one
         if meter is not None:
             meter.feed = feed
     else:

@@ -90,7 +90,7 @@ class Pinner:
     """The thread of one iterator, and the jobs that it has.
 
     Args:
-        device: The accelerator's type. The index is that of the current one of the thread that makes this.
+        device: The accelerator's type. The index is the current one of the thread that makes this.
         feed: Copies the batches to its device; None: they are only pinned.
 
     Attributes:
@@ -137,8 +137,8 @@ class Pinner:
     def first(self, schedule: Schedule) -> _Job | None:
         """Return the job of the batch that is next in turn, under the engine's lock; None: it is not made yet.
 
-        The other batches are left to the thread. It is woken when half of what it may hold is used up, and then only
-        after this batch was taken: a thread that wakes now would compete with the consumer for the interpreter.
+        The other batches are left to the thread. It is woken when half of its maximum is used up, and then only after
+        this batch was taken: a thread that wakes now would compete with the consumer for the interpreter.
         """
         delivery = schedule.peek()
         if delivery is None:

@@ -78,7 +78,7 @@ def pinned(value: Any, on_tensor: OnTensor) -> Any:
 def tensors(value: Any, is_done: Callable[[Any], bool] = lambda own: False) -> Iterator[torch.Tensor]:
     """Yield the strided tensors in whose memory a tree lies, each once.
 
-    Of a value that moves itself they are those in its items and attributes, unless ``is_done`` of it is true.
+    A value that moves itself has the tensors in its items and attributes, or none if ``is_done`` of it is true.
     """
     return _tensors(value, is_done, {})
 

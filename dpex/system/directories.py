@@ -1,4 +1,4 @@
-"""Directories in which processes find each other: those of this user, and those that are safe to write into.
+"""Directories in which processes find each other: the user's own ones, and checks that one is safe to write into.
 
 Processes announce their metrics in `own_directories`. These stay when they are empty, as Prometheus watches them and
 containers mount them.
@@ -97,14 +97,15 @@ def _check_links(path: Path) -> None:
 
 
 def _check(directory: Path, found: os.stat_result, *, own: bool) -> None:
-    """Root may use other users' directories where they are given: in a container those of its host are."""
+    """Check the owner and the mode of a directory. Root may use other users' directories if they are given, because a
+    container may have directories of its host."""
     me = os.getuid()
     if found.st_uid != me and (own or (found.st_uid != 0 and me != 0)):
         raise PermissionError(f"{directory} is another user's (number {found.st_uid}): {_REMEDY}")
     if own and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may change what is in {directory}: chmod it to 700, or {_REMEDY}")
+        raise PermissionError(f"others may change the files in {directory}: chmod it to 700, or {_REMEDY}")
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise PermissionError(f"all users may change what is in {directory}: chmod it, or {_REMEDY}")
+        raise PermissionError(f"all users may change the files in {directory}: chmod it, or {_REMEDY}")
 
 
 def write(directory: Path, name: str, text: str, *, own: bool) -> None:
@@ -126,7 +127,7 @@ def write(directory: Path, name: str, text: str, *, own: bool) -> None:
 def read(path: Path) -> str:
     """Return the text of a file of such a directory, without waiting. Other users may have put anything there.
 
-    Raises OSError, also for what is no file, and ValueError for what is too long or no text.
+    Raises OSError, also for anything but a regular file, and ValueError if the content is too long or no text.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(number, "rb") as file:

@@ -266,7 +266,7 @@ class Arena:
     def _reuse(self, slot_bytes: int) -> SlotRef | None:
         """Return a free slot, looked for in the segment that had one last, then in the others of that size.
 
-        Large slots have a segment each. There the oldest segment is looked at first, so that those beyond what is in
+        Large slots have a segment each. The oldest of them is looked at first, so that segments beyond the number in
         use at the same time stay unused, and are given up.
         """
         for size in sorted(s for s in self._by_size if slot_bytes <= s <= slot_bytes + slot_bytes // 2):

@@ -55,7 +55,7 @@ class _ExoticError(Exception):
 
 
 class Encoder:
-    """Encodes the batches of one worker; ``dump`` pickles those that cannot take the short way.
+    """Encodes the batches of one worker; ``dump`` pickles batches that the fast encoding does not support.
 
     ``nbytes``: bytes of the buffers of the last batch.
     """

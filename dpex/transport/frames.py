@@ -38,7 +38,7 @@ class FrameError(DpexError, ConnectionError):
 class FrameWriter:
     """Sends frames without blocking. Used by one thread.
 
-    ``pending_bytes``: what the connection has not taken yet, which is kept, with the memory that it lies in.
+    ``pending_bytes``: bytes that the connection has not taken yet. They are kept, with their memory.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -57,7 +57,8 @@ class FrameWriter:
         self.pending_bytes += sum(map(len, kept))
 
     def flush(self) -> bool:
-        """Send what the connection takes; return True if nothing is kept any more. Raises OSError if it is gone."""
+        """Send as many bytes as the connection takes; return True if none is left. Raises OSError if the connection is
+        gone."""
         pieces = self._pieces
         while pieces:
             try:
@@ -79,7 +80,7 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[An
     ``memory`` returns a writable buffer of the given number of bytes.
 
     Raises:
-        FrameError: What came is no frame.
+        FrameError: The received bytes are no frame.
         OSError: The connection broke.
     """
     head = bytearray(_HEAD.size)

@@ -4,8 +4,8 @@ A call is not free: some take a lock of the driver that kernel launches need as 
 `PERIOD_S`. Handles are kept until one fails. Without pynvml, a driver or a GPU there are no readings, and NVML is tried
 anew after `RETRY_S`. Each reason is logged once, for debugging. No function here initialises CUDA or imports torch.
 
-The tuner's thread and those that serve metrics read. While one of them reads, the others get the reading before, so
-that a driver that hangs stops one of them.
+The tuner's thread and the threads that serve metrics read. While one of them reads, the others get the previous
+reading, so that a driver that hangs stops only one thread.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Gpus:
         """The reasons that were logged."""
 
     def latest(self) -> tuple[GpuSample, ...]:
-        """Return the GPUs by torch's number, without those that NVML does not know or has lost.
+        """Return the GPUs by torch's number, without GPUs that NVML does not know or has lost.
 
         They are read now unless that was done less than `PERIOD_S` ago, or another thread is about to.
         """
