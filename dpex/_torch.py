@@ -72,7 +72,7 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
-    """Set what ``get_worker_info()`` returns in this process."""
+    """Set the return value of ``get_worker_info()`` in this process."""
     worker._worker_info = info
 
 
@@ -164,4 +164,4 @@ ATTRIBUTES: dict[type[Any], dict[str, str]] = {
     torch.nn.Module: {"_modules": "read and copied: a module's parts, which are timed one by one"},
     StackDataset: {"_length": "compared: an attribute that torch sets, not the user"},
 }
-"""Private methods and attributes of torch's classes that dpex relies on, and what for."""
+"""Private methods and attributes of torch's classes that dpex relies on, each with its purpose."""

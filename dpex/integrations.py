@@ -193,7 +193,7 @@ def diagnosis_of(loader: Any) -> str:
 
 
 def write_to(writer: Any) -> Write:
-    """Return a function that writes figures there.
+    """Return a function that writes figures to ``writer``.
 
     Raises:
         OptionError: It is no writer of a known kind.
@@ -220,7 +220,7 @@ def _to_tensorboard(writer: Any, values: Mapping[str, float], step: int) -> None
 
 
 def _to_gauges(meter: Any) -> Write:
-    """Return a function that sets gauges of an OpenTelemetry `Meter`, named with dots. A step has no place there."""
+    """Return a function that sets gauges of an OpenTelemetry `Meter`, named with dots. Gauges take no step."""
     gauge = functools.cache(lambda name: meter.create_gauge(name.replace("/", ".")))
 
     def write(values: Mapping[str, float], step: int) -> None:

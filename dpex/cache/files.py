@@ -52,7 +52,7 @@ def own_folder(folder: Path) -> None:
 
 
 def folder_of(disk: Path, key: str) -> Path:
-    """Return the folder of a cache on disk. Raises CacheError if LMDB has written there."""
+    """Return the folder of a cache on disk. Raises CacheError if LMDB has written to it."""
     for found in (disk / "data.mdb", *disk.glob(f"{'[0-9a-f]' * len(key)}/data.mdb")):
         if found.exists():
             raise CacheError(

@@ -1,4 +1,4 @@
-"""Hashes of a dataset and of its attributes, as far as a program can see what samples depend on.
+"""Hashes of a dataset and of its attributes, as far as a program can see the dependencies of samples.
 
 They can only keep a training from reading a cache: the user joins trainings by name and version. Globals, files and
 installed packages are not in a hash.

@@ -191,7 +191,7 @@ class Store:
         return None
 
     def _load(self, place: int, nbytes: int, crc: int) -> Any:
-        """Return the bytes of a sample; None if they are not all there, or are damaged."""
+        """Return the bytes of a sample; None if some are missing or damaged."""
         left = memory = np.empty(nbytes + _CRC.size, np.uint8).data
         try:
             while left and (found := os.preadv(self._file.fd, [left], place + len(memory) - len(left))):
@@ -257,7 +257,7 @@ class Store:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
-        """Keep a sample, unless it is there. Return False if it does not fit or cannot be written."""
+        """Keep a sample, unless the cache has it. Return False if it does not fit or cannot be written."""
         try:
             place = self._claim(index, sample.nbytes + self.tail_bytes)
             if place <= 0:
@@ -276,7 +276,8 @@ class Store:
         _write(self._file.fd, place, (body, _sum_of(body, crc)))
 
     def _claim(self, index: int, nbytes: int) -> int:
-        """Return where this process may write the sample; 0 if it is there, and -1 if it does not fit."""
+        """Return the place at which this process may write the sample; 0 if the cache has it, and -1 if it does not
+        fit."""
         with self._claims:
             if not self._is_whole(self._file.fd):
                 raise OSError(errno.EIO, "it was cut off, or its disk fails")

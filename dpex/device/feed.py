@@ -199,7 +199,7 @@ class Feed:
         return arrival
 
     def _copied(self, host: Any) -> tuple[Any, Mark]:
-        """Return the batch on the device, and the mark behind which it is there."""
+        """Return the batch on the device, and the mark after which its copy is complete."""
         device = self.device
         with device.copying():
             begun = device.mark()

@@ -108,8 +108,8 @@ class ReadBatches:
 
     Batches that are read already are taken without a wait, and `descriptors` turn readable when there are more. The
     thread that drives the decoding engine drives the reading engine by these calls. The batches stay with the reading
-    engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading
-    behind those.
+    engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading after the
+    delivered batches.
 
     ``engine`` has begun an epoch, of which the decoding engine gives batch number ``first`` to the first batch.
     ``largest_bytes``: the size of the largest batch so far.
@@ -144,7 +144,7 @@ class ReadBatches:
             self.is_over = True
 
     def indices(self, first: int, end: int) -> list[Any]:
-        """Return the batches from number ``first`` to ``end`` that are there, in place of indices."""
+        """Return the batches from number ``first`` to ``end`` that have been read, in place of indices."""
         return [self._raw(value) for value, _ in self._read[first - self._first : end - self._first]]
 
     def _raw(self, value: Any) -> RawSamples | FailedRead:

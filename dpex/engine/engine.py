@@ -132,7 +132,8 @@ class Engine:
         self._plan = plan
         self._pid = os.getpid()
         self._turn = threading.RLock()
-        """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
+        """Held by the consumer in ``next()``. ``_lock`` guards the state that threads share, and is free during
+        waits."""
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
         self._closed = False
@@ -166,8 +167,9 @@ class Engine:
     def begin_epoch(self, source: Draws | ReadBatches, resume: ResumePoint | None = None) -> None:
         """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
 
-        ``resume``: where it goes on if another run began it; ``source`` begins there, too. Raises IteratorClosedError
-        if it was closed, or this process is a forked child of its owner.
+        ``resume``: the position at which the pass continues if another run began it; ``source`` begins at the same
+            position. Raises IteratorClosedError if the engine was closed, or this process is a forked child of its
+            owner.
         """
         with self._lock:
             if self._closed:
@@ -300,7 +302,8 @@ class Engine:
             return wait
 
     def _attend(self, entered: float, holds: bool) -> Callable[[], Any] | None:
-        """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
+        """Attend to events since the last call, then to the next batch. Return the wait that must come first, or
+        None."""
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
             if not self._closed:
@@ -341,7 +344,8 @@ class Engine:
     # -- tickets to workers, results back ------------------------------------------------------------------------
 
     def _fill(self, starving: bool = False) -> None:
-        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
+        """Draw all tickets that the prefetch allows, and send waiting tickets; if ``starving``, incomplete messages as
+        well."""
         state = self.state
         room = state.room(starving)
         if room:
@@ -375,7 +379,7 @@ class Engine:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def _prepare_to_wait(self) -> None:
-        """Start what must precede a wait for workers, and use the time of the wait.
+        """Take the steps that must precede a wait for workers, and use the time of the wait.
 
         Raises:
             WorkerDiedError: The wait would not end: no worker is left, and no pool can start one.
@@ -412,7 +416,7 @@ class Engine:
         return partial(self._wakeup.sleep, limit)
 
     def _cause(self) -> int:
-        """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""
+        """Return the cause of the wait that is about to begin. It may be known only once the batch has arrived."""
         schedule = self.state.schedule
         if schedule.ready:
             return STRAGGLER
@@ -586,7 +590,7 @@ class Engine:
         self._pools.timeline = timeline
 
     def first_logical_worker(self, place: Place) -> int:
-        """The lowest number of the logical workers that live there, or a number above all of them."""
+        """Return the lowest number of the logical workers of ``place``, or a number above all of them."""
         return min(self.state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:

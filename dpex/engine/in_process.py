@@ -116,7 +116,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         fetcher.fetch = lambda index: maker.make(fetch, index, alive()._number, epoch)  # type: ignore[union-attr]
 
     def _setup(self, loader: Any) -> WorkerSetup:
-        """Return the facts with which a worker's fetcher makes the batches here."""
+        """Return the facts with which a worker's fetcher makes the batches in this process."""
         return WorkerSetup(
             dataset=self._dataset,
             collate_fn=self._dataset_fetcher.collate_fn,

@@ -164,10 +164,10 @@ class PassRecorder:
 
 
 def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState | None) -> None:
-    """Call torch's ``__init__`` of an iterator. One that goes on gets the base seed of the other run.
+    """Call torch's ``__init__`` of an iterator. An iterator that continues a pass gets the base seed of the other run.
 
-    One that begins an epoch draws as the other run would have. Where this takes other random states, its sampler is
-    begun here: ``_begun``.
+    An iterator that begins an epoch draws as the other run would have. If this takes other random states, its sampler
+    begins in this function, as ``_begun``.
     """
     if resume is None:
         init(loader)

@@ -70,7 +70,8 @@ class StandIn:
 
 
 def stand_in_of(loader: Any) -> StandIn | None:
-    """Return what makes this loader's iterators; None: torch does, or the loader is of another kind."""
+    """Return the stand-in that makes this loader's iterators. None: torch makes them, or the loader is of another
+    kind."""
     attributes = getattr(loader, "__dict__", {})
     found = [attributes.get(name) for name in (ON_DEMAND, BELOW_RUN)]
     return next((one for one in found if isinstance(one, StandIn)), None)

@@ -161,7 +161,7 @@ def note(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOption
 
 
 def _rank() -> int:
-    """Return this process's rank, from torch.distributed if the script has set it only there."""
+    """Return this process's rank, from torch.distributed if the script has initialised it."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else rank(os.environ)

@@ -15,9 +15,9 @@ from dpex.schedule.schedule import Ticket
 
 
 class TicketMade(NamedTuple):
-    """The result of a ticket. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
+    """The result of a ticket. ``value()`` decodes it: the batch, or the error or the end in its place.
 
-    ``times``: what making it took.
+    ``times``: the times of making it.
     """
 
     epoch: int

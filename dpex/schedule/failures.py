@@ -101,7 +101,7 @@ class Failures:
         if index is None:
             return [ticket]
         ticket.index = index
-        workers.clear()  # what takes its place may hang once, too
+        workers.clear()  # the sample in its place may hang once, too
         return []
 
     def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:

@@ -1,7 +1,7 @@
 """Logical workers: the workers that they are placed on, their states there, and the tickets sent to them. PURE.
 
-Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is what PyTorch calls worker *k*.
-A logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
+Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is PyTorch's worker *k*. A
+logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
 another worker: it starts from the last state that was reported, and makes its later tickets again. A stream can do so
 only if its dataset has a state. Datasets are asked for it from `LogicalWorkers.ask_states` on; until then a dataset
 that could be asked counts as having the state that it had at its start.
@@ -126,7 +126,7 @@ class LogicalWorkers:
                     self.untold.add(logical)
 
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
-        """Send each logical worker what waits for it; if ``starving``, incomplete messages as well."""
+        """Send each logical worker the tickets that wait for it; if ``starving``, incomplete messages as well."""
         if None in self._place_of:
             self.place(now)
         dirty = self._placement.dirty
@@ -135,7 +135,7 @@ class LogicalWorkers:
                 dirty.discard(logical)
 
     def _issue_to(self, logical: int, schedule: Schedule, epoch: int, starving: bool) -> bool:
-        """Send what waits for one logical worker. Return True if nothing waits any longer."""
+        """Send the tickets that wait for one logical worker. Return True if none is left."""
         placement, place = self._placement, self._place_of[logical]
         if place is None or not placement.serves(place):
             return False

@@ -60,7 +60,7 @@ class Placement:
         self.rules = rules
         self._former = settings
         self._took_over = 0
-        """Local workers that took over from the cluster, and leave when it is there again."""
+        """Local workers that took over from the cluster, and leave when it is available again."""
         self._now = 0.0
         """Time of the latest call of `issue`, in seconds."""
         self._carrier: dict[int, str] = {}
@@ -72,7 +72,7 @@ class Placement:
         self._room: dict[str, tuple[int, int]] = {}
         """By pool that refused: how many tickets it may have, and by how many this grows with the next attempt."""
         self._paused: set[str] = set()
-        """Pools that refused what any worker may make, and from which no ticket has come back since."""
+        """Pools that refused a message for any worker, and from which no ticket has come back since."""
 
     def new_epoch(self) -> None:
         """Forget the tickets under way."""
@@ -207,7 +207,8 @@ class Placement:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
-        """Send what waits for any worker, as far as pools take it; if ``starving``, incomplete messages as well."""
+        """Send tickets that any worker may make, as far as pools take them; if ``starving``, incomplete messages as
+        well."""
         self._now = now
         if self._paused:
             self._paused = {pool for pool in self._paused if self.load[pool]}  # from the others a ticket comes back

@@ -64,7 +64,7 @@ def _is_mine(path: Path) -> bool:
 
 
 def prepare(directory: Path, *, own: bool) -> None:
-    """Make it unless it is there. Raises OSError."""
+    """Make the directory unless it exists. Raises OSError."""
     if own and directory.is_symlink():
         raise PermissionError(f"{directory} is a symbolic link: {_REMEDY}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def opened(directory: Path, *, own: bool) -> Iterator[int]:
     """Yield the descriptor of a directory. With ``own``, only this user may be able to change it, else only its owner.
 
     Raises:
-        OSError: it cannot be opened. PermissionError: it is not safe; the message says why, and what to do.
+        OSError: it cannot be opened. PermissionError: it is not safe; the message gives the reason and the remedy.
     """
     if not own:
         _check_links(directory.absolute())
@@ -125,7 +125,8 @@ def write(directory: Path, name: str, text: str, *, own: bool) -> None:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file of such a directory, without waiting. Other users may have put anything there.
+    """Return the text of a file of such a directory, without waiting. Other users may have written anything to the
+    directory.
 
     Raises OSError, also for anything but a regular file, and ValueError if the content is too long or no text.
     """

@@ -2,8 +2,8 @@
 
 A *segment* is one anonymous shared file (`dpex.transport.memory.memory_file`), divided into
 equal *slots*. Its first pages hold two bytes a slot: "held by the maker" and "held by the taker". A slot is free when
-both are zero. The maker (a worker) sets both; each side clears its own byte when the last tensor or array that views
-the slot dies there. No lock is needed, because every byte has one writer at a time.
+both are zero. The maker (a worker) sets both; each side clears its own byte when its last tensor or array that views
+the slot dies. No lock is needed, because every byte has one writer at a time.
 
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
@@ -349,7 +349,7 @@ def _map(size: int, shared: bool) -> tuple[Any, int]:
 
 
 class Fork:
-    """A fork, and the slots that were released here and may still be read there."""
+    """A fork, and the slots that this process has released and the child may still read."""
 
     def __init__(self) -> None:
         self.age: float = math.inf

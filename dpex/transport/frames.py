@@ -2,7 +2,7 @@
 
 A frame begins with the length of its header and the number of its buffers (two u32, little endian). The size of each
 buffer follows (u64). Then comes the header. It is marshalled, so reading a frame runs no code of the other end. The
-bytes of the buffers are last. Both ends unpickle what some frames hold, and a pickle may run any code: the trainer
+bytes of the buffers are last. Both ends unpickle the content of some frames, and a pickle may run any code: the trainer
 trusts its agents, and an agent its trainer. ``docs/explanation/security.md`` has the whole list.
 
 Only `receive` blocks.

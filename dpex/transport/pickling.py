@@ -158,7 +158,7 @@ class BufferTable:
             memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
             return plain_view, (memory, tensor.dtype, offset, shape, stride)
         if tensor.requires_grad and not tensor.is_leaf and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            return reduce_tensor(tensor)  # raises, and says what to do
+            return reduce_tensor(tensor)  # raises an error that names the remedy
         reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if not isinstance(reduced, tuple) or len(reduced) != 2:
             return reduced
@@ -404,7 +404,8 @@ def _as_storage(buffer: Any) -> torch.UntypedStorage:
     return memory.untyped_storage()
 
 
-# -- naming what cannot travel -----------------------------------------------------------------------------------------
+# -- naming unpicklable objects
+# -----------------------------------------------------------------------------------------
 
 
 def is_shipping() -> bool:
@@ -431,7 +432,8 @@ def explain_spawn(obj: Any, error: Exception) -> str:
 
 
 def _is_spawnable(value: Any) -> bool:
-    """Return True for what `multiprocessing` pickles, and for its own locks and queues, which need a new process."""
+    """Return True for objects that `multiprocessing` pickles, and for its own locks and queues, which need a new
+    process."""
     try:
         ForkingPickler.dumps(value)
     except Exception as error:

@@ -212,7 +212,7 @@ class AsyncSamples:
         current.seed = seed
 
     def end_computing(self, seed: int | None) -> None:
-        """End what `_begin_computing` has begun, if it has: samples of other batches may be fetched again."""
+        """End the computing that `_begin_computing` began, if it did. Samples of other batches may be fetched again."""
         if self._loop.is_computing:
             self._loop.is_computing = False
             if self._under_way:
@@ -247,7 +247,7 @@ class AsyncSamples:
         return data if self._auto_collation else data[0]
 
     async def _in_bulk(self, wanted: Any, batch: BatchLoad, errors: Errors) -> tuple[Any, list[Step]] | None:
-        """Return what ``__getitems__`` gives, awaited, and the samples that may have to be decoded.
+        """Return the awaited result of ``__getitems__``, and the samples that may have to be decoded.
 
         None: it has failed as a whole, and each sample is to be loaded alone.
         """

@@ -1,7 +1,7 @@
 """A stream in two parts: samples are drawn by the worker that reads the stream, and decoded by any worker.
 
-`decode_in_workers` makes such a stream. `Reading` is the dataset of the workers that read, `Decoding` that of the
-workers that decode. Both hold the user's own dataset and look at its parts in the worker, when an epoch begins there.
+`decode_in_workers` makes such a stream. `Reading` is the dataset of the workers that read, and `Decoding` the dataset
+of the workers that decode. Both hold the user's own dataset, and look at its parts when an epoch begins in the worker.
 
 A reading worker pickles the samples of a batch (`pickled`, in place of a collate function). The training process passes
 the bytes on without unpickling them: a `RawSamples` stands in its ticket in place of indices, and is kept until the
@@ -140,7 +140,7 @@ def pickled(samples: list[Any]) -> tuple[int, bytes]:
 
 
 def pickled_alone(sample: Any) -> tuple[int, bytes]:
-    """Return what `pickled` returns for the single sample of a loader that does not batch."""
+    """Return the result of `pickled` for the single sample of a loader that does not batch."""
     return pickled([sample])
 
 

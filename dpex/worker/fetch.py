@@ -417,6 +417,6 @@ def _plain(tensor: Any) -> bool:
 
 
 def _like(first: torch.Tensor) -> Callable[[Any], bool]:
-    """Return a test of an item: stacked into memory of ``first``'s dtype, do the two give what torch gives?"""
+    """Return a test whether stacking ``first`` and an item in memory of ``first``'s dtype gives torch's result."""
     dtype = first.dtype
     return lambda item: _plain(item) and item.dtype == dtype and item.is_contiguous() and not item.is_conj()

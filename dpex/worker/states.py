@@ -54,7 +54,8 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Set the generator to what `generator_state` returned of one of the same kind; raise the libraries' errors."""
+    """Set the generator to a state that `generator_state` returned for a generator of the same kind. The libraries'
+    errors are raised."""
     if isinstance(generator, random.Random):
         version, words, gauss = state
         generator.setstate((version, tuple(words), gauss))
@@ -85,7 +86,7 @@ def set_global_states(states: Mapping[str, Any]) -> None:
 
 
 def check_global_states(states: Mapping[str, Any]) -> None:
-    """Raise what `set_global_states` would raise, and leave the global generators alone."""
+    """Raise the errors of `set_global_states` without changing the global generators."""
     scratch = {"python": random.Random(0), "numpy": np.random.RandomState(0), "torch": torch.Generator()}
     for name, state in states.items():
         set_generator_state(scratch[name], state)

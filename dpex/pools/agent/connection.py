@@ -232,7 +232,7 @@ class AdmissionServer:
 
 
 class Arrived(NamedTuple):
-    """A frame of the agent's, and when the last of it was here, in seconds."""
+    """A frame of the agent, and the time of its last byte's arrival, in seconds."""
 
     header: tuple[Any, ...]
     buffers: list[Any]

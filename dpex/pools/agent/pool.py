@@ -386,7 +386,7 @@ class RemotePool:
 
     def _read(self, agent: AgentHandle) -> None:
         link = agent.link
-        has_ended = link.ended  # before what arrived is read: there is nothing after it then
+        has_ended = link.ended  # read before the frames: after the end no further frame arrives
         while link.arrived:
             self._take_frame(agent, link.arrived.popleft())
         if agent.number not in self._agents:

@@ -1,4 +1,4 @@
-"""An agent: a process on a node that keeps a pool of local workers for a trainer elsewhere.
+"""An agent: a process on a node that keeps a pool of local workers for a trainer on another node.
 
 It is a `LocalPool` with a connection in place of an engine. Tickets, requests, results and events travel as frames. The
 connection sends large buffers directly from the workers' slots. A slot is free again once its bytes are sent. The
@@ -232,7 +232,7 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedContents:
-    """The setup, and torch's ``default_collate_fn_map`` as it is here: the user may have changed it."""
+    """The setup, and the trainer's ``default_collate_fn_map`` of torch, which the user may have changed."""
 
     setup: WorkerSetup
     collate_entries: dict[Any, Any] = field(default_factory=lambda: dict(torch_collate.default_collate_fn_map))
@@ -255,8 +255,8 @@ class UnfitError(DpexError):
 
 
 def open_plan(order: PoolOrder) -> WorkerPlan:
-    """Return the plan, in the template that forks the workers, which share it. Raises UnfitError, and what unpacking
-    raises."""
+    """Return the plan, in the template that forks the workers, which share it. Raises UnfitError, and the errors of
+    unpacking."""
     if order.codec != codec_signature():
         raise UnfitError("torch there has other number types than the trainer's torch")
     with Path(order.path).open("rb") as file:
@@ -269,7 +269,7 @@ def open_plan(order: PoolOrder) -> WorkerPlan:
 
 
 def _probe(setup: WorkerSetup) -> None:
-    """Get one sample, in a process of its own, so that it leaves no trace here. Raises UnfitError."""
+    """Get one sample in a process of its own, so that it changes nothing in this process. Raises UnfitError."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:

@@ -60,7 +60,8 @@ class AsyncWorker:
         return await self._end(is_leaving=is_leaving)
 
     async def _has_room(self) -> bool:
-        """Return True if another message can be taken; else wait for what may change that, and return False."""
+        """Return True if another message can be taken. Otherwise wait for an event that may change this, and return
+        False."""
         samples = self._core.samples
         assert samples is not None
         if self._row.can_hold and samples.slots.open < samples.slots.most:

@@ -67,10 +67,11 @@ _SCRIPT = ("init_main_from_name", "init_main_from_path")
 
 
 def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
-    """The user's start method, or torch's; the clean server where Ray's threads make forking unsafe.
+    """Return a starter for the user's start method, or torch's, or for the clean server if Ray's threads make forking
+    unsafe.
 
-    Raises what pickling raises where the start method is "spawn" or "forkserver", after a warning that begins with
-    torch's words; and AssertionError where this process may not have children.
+    Under the start methods "spawn" and "forkserver" it raises the errors of pickling, after a warning that begins with
+    torch's words. Raises AssertionError if this process may not have children.
     """
     context = usable_context(context)
     daemonic = multiprocessing.current_process()._config.get("daemon")  # type: ignore[attr-defined]
@@ -122,10 +123,10 @@ def usable_context(context: Any) -> Any:
 
 
 class CleanStarter(TemplateStarter):
-    """Starts templates from the clean server. Raises what pickling raises.
+    """Starts templates from the clean server. Raises the errors of pickling.
 
-    The plan is pickled here, once, so a worker that starts later gets the dataset as it was when the epoch began.
-    Unless each worker imports the user's script, its classes and functions travel by value.
+    The constructor pickles the plan, once, so a worker that starts later gets the dataset as it was when the epoch
+    began. Unless each worker imports the user's script, its classes and functions travel by value.
     """
 
     def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:

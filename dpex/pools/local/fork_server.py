@@ -75,8 +75,8 @@ def in_common(plan: WorkerPlan) -> tuple[Callable[[], WorkerPlan], str]:
 def template_main(control: socket.socket, trainer_pid: int, prepare: Prepare, survives: frozenset[int]) -> None:
     """Run the template process: fork workers on request until the trainer asks it to end, or ends.
 
-    ``prepare`` is called here, once, and may raise anything. ``survives``: signals that end neither this process nor
-    its workers.
+    The template calls ``prepare`` once, which may raise anything. ``survives``: signals that end neither this process
+    nor its workers.
     """
     forking.forget_handlers(survives)
     forget_inherited()
@@ -217,7 +217,7 @@ def _is_hung_up(fd: int) -> bool:
 
 
 class TemplateStarter(ABC):
-    """A way to start templates; it keeps what their workers need."""
+    """A way to start templates; it keeps the plan of their workers."""
 
     is_quick = False
     """True if a worker serves milliseconds after it was asked for: it inherits the dataset, and unpickles nothing."""

@@ -54,8 +54,8 @@ _RESULT_BYTES = 48 << 10
 _ERROR_END = 8000
 """Characters of the end of an error's text that are sent where the error itself cannot be."""
 IDLE_S = 0.4
-"""Seconds without a message, after which a worker gives back the memory of free slots and what samples
-freed. Training steps of that length do not notice that the next batch faults its pages in."""
+"""Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. Training
+steps of that length do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
 """Seconds for which results of tiny batches are kept at most, so that they go together."""
 _TOO_MANY = (
@@ -105,8 +105,8 @@ class WorkerPlan:
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
     """Return a message and its descriptors, or None at the end of the stream.
 
-    Raises OSError where this process has no descriptor left for one that came: the kernel has dropped it then, and
-    with ``MSG_PEEK`` among the ``flags`` the message is still there.
+    Raises OSError if this process has no free descriptor for one in the message. The kernel has then dropped the
+    descriptor; with ``MSG_PEEK`` among the ``flags`` the message can be read again.
     """
     count, ancillary, told, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
     if not count:
@@ -194,7 +194,7 @@ class LocalWorker:
         self._has_stream_ended = False
         self._cannot_tell = False
         self._latest: dict[int, tuple[int, int]] = {}
-        """Epoch and number of the latest ticket of each logical worker since it came here."""
+        """Epoch and number of the latest ticket of each logical worker since this process adopted it."""
 
     def serve(self, tickets: socket.socket) -> None:
         if (timeout_s := self.core.setup.samples.timeout_s) is not None:

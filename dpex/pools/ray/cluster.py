@@ -70,7 +70,7 @@ PAUSE_S = 60.0
 """Seconds in which a machine usually restarts, or frees its memory."""
 
 
-# -- what Ray says -----------------------------------------------------------------------------------------------------
+# -- answers of Ray ----------------------------------------------------------------------------------------------------
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def trainer_address() -> str:
     return str(importlib.import_module("ray").util.get_node_ip_address())
 
 
-# -- what waits for the next pool --------------------------------------------------------------------------------------
+# -- nodes kept for the next pool --------------------------------------------------------------------------------------
 
 
 class Parked:

@@ -1,8 +1,8 @@
 """Decide when a cluster shall grow: how many places to ask for that no node has yet, and when to give them back. PURE.
 
 A loader that would use more remote workers than the cluster has room for asks for places beyond that room. An
-autoscaler sees the placement groups that wait and adds nodes. Training goes on meanwhile: the tuner plans with the
-places that are there, and a new place is one of them until the loader takes it.
+autoscaler sees the placement groups that wait and adds nodes. Training continues meanwhile. The tuner plans with the
+places that exist, and a new place counts as free until the loader takes it.
 
 Places go back when they are not useful any more, when no node comes for them, and when the loader does not take them
 after they have come. The last two are reported, and followed by a pause.
@@ -72,7 +72,8 @@ class _Lasting:
 
 
 class Demand:
-    """Decide what to ask for. Times are seconds of one clock. Nothing is requested before ``pause_until``."""
+    """Decides about requests for places. Times are seconds of one clock. Nothing is requested before
+    ``pause_until``."""
 
     def __init__(self) -> None:
         self.pause_until: float = float("-inf")

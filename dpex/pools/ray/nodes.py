@@ -138,7 +138,8 @@ class RayNodes(Nodes):
         self._early: list[NodeNews] = []
         """Notices for a pool that is about to begin."""
         self._told: tuple[deque[NodeNews], Callable[[], None]] | None = None
-        """The news of the present pool, and what wakes it. The thread's: the pool before it gets none of them."""
+        """The news of the present pool, and the function that wakes it. Only the thread uses them, so a former pool
+        gets no news."""
         self._changed = threading.Event()
         self._closed = False
         self._parked_at: float | None = None

@@ -147,8 +147,8 @@ class ReservedRoom:
         return list(dict.fromkeys(one.node for one in self._reserved if one.node is not None and not one.leaving))
 
     def reserve(self) -> list[str]:
-        """Reserve room for workers that have none, each near the node that has the fewest; return the nodes of those
-        that have free resources for it, where it will most likely be."""
+        """Reserve room for workers without any, each near the node with the fewest workers. Return the nodes with free
+        resources, in which the room will most likely be."""
         missing = self._wanted - sum(not one.leaving for one in self._reserved)
         free = available_resources_per_node() if missing > 0 else {}
         likely: list[str] = []

@@ -78,7 +78,7 @@ class MeetingPlace:
             raise
 
     def listen(self) -> socket.socket | None:
-        """Begin to listen here; return None if another process does."""
+        """Begin to listen at the address; return None if another process listens."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.address)

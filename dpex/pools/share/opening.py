@@ -58,7 +58,7 @@ class Share:
         return "\n".join((self.name, str(self.passes_before), *part))
 
     def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> RemotePool:
-        """The pool of one pass. Raises ShareError, OSError where the system refuses, and what pickling raises."""
+        """Return the pool of one pass. Raises ShareError, OSError if the system refuses, and the errors of pickling."""
         from dpex.pools.agent.pool import RemotePool
         from dpex.pools.share.nodes import SharedNodes
 

@@ -173,7 +173,7 @@ class Subscriber:
         self._results.append((batch.data, is_first))
 
     def report(self, failed: str | None, processes: tuple[Any, ...]) -> bool:
-        """Send what there is to report, as far as the socket takes it; return False if the training has gone.
+        """Send results and events, as far as the socket takes them. Return False if the training has ended.
 
         A ``failed`` pool is one that cannot serve this training.
         """
@@ -198,7 +198,7 @@ class Subscriber:
 
 
 class Producer:
-    """See the module. ``facts``: what all trainings must have alike."""
+    """See the module. ``facts``: the values that must be equal in all trainings."""
 
     def __init__(self, listener: socket.socket, facts: Facts, pool: ProducerPool) -> None:
         self._listener = listener

@@ -208,6 +208,6 @@ _gpus = Gpus()
 
 
 def process_gpus() -> Gpus | None:
-    """Return the GPUs that this process uses now or later; None if torch is not there, or was built without CUDA."""
+    """Return the GPUs that this process uses now or later; None if torch is not imported, or was built without CUDA."""
     torch: Any = sys.modules.get("torch")
     return _gpus if torch is not None and getattr(torch.version, "cuda", None) is not None else None

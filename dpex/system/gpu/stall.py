@@ -211,7 +211,7 @@ class GpuStall(Generic[Mark]):
         return mark
 
     def block(self, mark: Mark | None) -> Mark | None:
-        """The batch is not there: a wait begins. Returns the mark for `leave`, which may be a new one.
+        """A wait begins, as the batch has not arrived. Return the mark for `leave`, which may be a new one.
 
         A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
         or not at all: a mark at a later one would count only the rest of the visit as stall.
