@@ -77,7 +77,8 @@ def set_worker_info(info: WorkerInfo | None) -> None:
 
 
 def pin_memory(data: Any, device: str | None = None) -> Any:
-    """Copy a batch into page-locked memory, by torch's function as it is now: another library may have replaced it."""
+    """Copy a batch into page-locked memory by torch's present function, because another library may have replaced
+    it."""
     return pinning.pin_memory(data, device)
 
 

@@ -367,7 +367,7 @@ class MemoryStore(Store):
         advise(self._memory, _MADV_COLLAPSE, first, last - first)
 
     def _prepared_at(self, used: int) -> int:
-        """Return where the huge pages end once the file is used up to ``used``: a small cache gets a short lead."""
+        """Return the end of the huge pages once the file is used up to ``used``. A small cache gets a short lead."""
         end = used + min(_LEAD_BYTES, max(0, used - self._begins))
         return min(end // _PREPARED_BYTES * _PREPARED_BYTES, len(self._table) // HUGE_PAGE * HUGE_PAGE)
 

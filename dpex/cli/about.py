@@ -89,6 +89,6 @@ def _machine(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _settings(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that are set. Only numbers are shown: any other value may name a path or a host."""
+    """Yield the variables that are set. Only numbers are shown, because any other value may name a path or a host."""
     for name in sorted(name for name in environ if name.startswith("DPEX_") or name in _NAMES):
         yield name, environ[name] if environ[name].isascii() and environ[name].isdigit() else "set"

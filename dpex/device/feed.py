@@ -38,7 +38,7 @@ Transform = Callable[[Any], Any]
 Pin = Callable[[torch.Tensor], torch.Tensor]
 """Returns a host tensor in page-locked memory: the tensor itself if it is page-locked, else a copy."""
 _OTHER_WORDS = 0x6465762D74667273
-"""Mixed into the base seed: a transform that draws as the dataset did must not get the same numbers again."""
+"""Mixed into the base seed, because a transform that draws as the dataset did must not get the same numbers again."""
 USUAL = 2
 """Batches to begin with: one for the step that runs, one more for when a step is shorter than a copy."""
 MOST = 8
@@ -182,7 +182,7 @@ class Feed:
             self.transform = SeededTransform(transform, self.device, base_seed)
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: batches that were launched before are not going to be taken."""
+        """Begin an epoch. Batches that were launched before are not taken any more."""
         self.epoch += 1
         self._has_caught_up = False
         self._to_transform.clear()
@@ -312,8 +312,8 @@ class Feed:
 class SeededTransform:
     """Calls the user's function of a batch on the device, with random numbers of the batch's own.
 
-    It runs in the consumer's thread, within ``next()``: it may draw from the training loop's random generators, on the
-    host and on the device, and no other thread could borrow them unnoticed. They start from a seed of the batch, and
+    It runs in the consumer's thread, within ``next()``, because it may draw from the training loop's random generators,
+    on the host and on the device. No other thread could borrow them unnoticed. They start from a seed of the batch, and
     have their former state afterwards. The seed is a function of the base seed, the epoch and the number of the batch,
     and differs from the seed that the batch was made with.
     """

@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
-"""Minimum seconds between polls of the pools while finished batches wait: each poll costs system calls."""
+"""Minimum seconds between polls of the pools while finished batches wait, because each poll costs system calls."""
 COLLECT_PINNED_EVERY_S = 0.01
 """Minimum seconds between polls while the pinning thread has more than half of its maximum of batches."""
 TICK_S = 1.0
-"""The longest sleep of the consumer, seconds: some changes wake no thread."""
+"""Maximum seconds of one sleep of the consumer, because some changes wake no thread."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and report their states within milliseconds."""
 FIRST_STATES_S = 5.0
@@ -276,7 +276,7 @@ class Engine:
     def read_ahead(self) -> Callable[[], Any] | None:
         """Deliver the next batch, or its error, into `Schedule.held`, or return the wait for it.
 
-        Nothing of it is measured: the caller measures its own wait.
+        This wait is not measured, because the caller measures its own.
         """
         with self._turn:
             return self._step(monotonic(), holds=True)
@@ -578,7 +578,7 @@ class Engine:
                 self._wakeup.ring()
 
     def look(self) -> EngineLook:
-        """For the tuner, from its thread: does not wait for the consumer."""
+        """Return the counts for the tuner, from its thread, without waiting for the consumer."""
         return self._view.look(resizing=self._requested is not self._granted, thread=self._consumer)
 
     def sums(self) -> Sums:

@@ -263,7 +263,7 @@ def in_process_kind(loader: Any) -> type[InProcessIterator]:
 
 
 class _UnmarkedInProcessIterator(InProcessIterator):
-    """Batches are marked only while a profiler is on: torch's mark takes as long as a tiny batch."""
+    """Batches are marked only while a profiler is on, because torch's mark takes as long as a tiny batch."""
 
     def __next__(self) -> Any:
         if is_profiled():

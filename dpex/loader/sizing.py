@@ -74,8 +74,8 @@ _SPLITS_BY_RANK = "split_by_node"
 
 
 def given_prefetch(of_torchs: int | None) -> int | None:
-    """Return the ``prefetch_factor`` of a loader of torch's class as an argument. torch's default counts as left out:
-    the loader does not tell whether it was given."""
+    """Return the ``prefetch_factor`` of a loader of torch's class as an argument. torch's default counts as left out,
+    because the loader does not tell whether it was given."""
     return None if of_torchs == TORCH_PREFETCH_FACTOR else of_torchs
 
 

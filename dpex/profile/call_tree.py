@@ -155,7 +155,7 @@ class CallRecorder:
             root.wall_s, root.wait_s = root.wall_s - root.wait_s, 0.0
 
     def _hook_for(self, root: CallNode, most_events: float) -> Any:  # noqa: C901
-        """Return the profile function: one function, as a call of another takes a third of its time."""
+        """Return the profile function. It is one function, because a call of another would take a third of its time."""
         clock, kinds, long_s = self._wall, self._kinds, LONG_S
         calls: list[tuple[Any, CallNode, bool]] = []  # its frame, or the code that calls C; the node around it
         node, is_hidden, is_comparing = root, True, self._draws is not None

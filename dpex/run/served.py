@@ -47,7 +47,7 @@ class ProxyLoader(DpexDataLoader[Any]):
     """Makes another loader's iterators."""
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch has warned of the loader itself."""
+        """Do nothing, because torch has already warned of the loader."""
 
 
 _said: set[str] = set()

@@ -29,7 +29,8 @@ class TicketMade(NamedTuple):
 
 
 ticket_made_of: Callable[..., TicketMade] = tuple.__new__
-"""Makes a `TicketMade` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+"""Make a `TicketMade` of a tuple of all its fields, in half the time of a call of the class. One is made for each
+batch."""
 
 
 @dataclass(frozen=True, slots=True)

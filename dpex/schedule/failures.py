@@ -28,8 +28,8 @@ _MOST_LETTERS = 200
 PATIENCE = 1.0
 """The consumer waits `PATIENCE` times the mean time of a batch. With a factor of 1 the bound of 2 holds."""
 LEAST_PATIENCE_S = 0.1
-"""The shortest wait, seconds: a healthy link may pause for a moment, and batches that take microseconds travel in
-messages of many."""
+"""Minimum seconds of the wait, because a healthy link may pause for a moment, and batches that take microseconds travel
+in messages of many."""
 
 
 class Failures:
@@ -157,9 +157,9 @@ class LateTickets:
 
     A slow link or a hanging machine delays its tickets, and batches in order wait for them. The remaining delay is
     unknown, but the time that a local worker takes for a batch is known. dpex waits for that time, and then has the
-    tickets made again. In every case this costs at most twice as much as the better of the two choices: it is the ski
-    rental problem (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as
-    a batch does not depend on the worker that makes it.
+    tickets made again. This costs at most twice as much as the better of the two choices, by the ski rental problem
+    (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as a batch does
+    not depend on the worker that makes it.
 
     Tickets under way at that moment are late as soon as the consumer waits for them. If all workers are remote, no
     ticket is made again, as only these workers may have access to the data.

@@ -69,7 +69,7 @@ _MOST_DATASETS = 64
 def is_asynchronous(dataset: Any) -> bool:
     """Return True if the dataset, or one that it wraps, is an `AsyncDataset` or has an ``async def __getitem__``.
 
-    An `AsyncDataset` in a wrapper that is not torch's does not count: that may read it synchronously.
+    An `AsyncDataset` in a wrapper that is not torch's does not count, because the wrapper may read it synchronously.
     """
     return any(
         _is_async_itself(each) and (is_torchs or not reads_either_way(each))

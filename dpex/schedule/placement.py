@@ -147,7 +147,7 @@ class Placement:
                 self.ask(name, count, optional=name == REMOTE and self.rules.is_tuned)
 
     def keep_workers(self, settings: Settings) -> None:
-        """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives.
+        """Take over the prefetch only, because logical workers stay on their workers as long as the iterator lives.
 
         A pool that could not start all of its workers is asked for them again.
         """

@@ -11,7 +11,7 @@ from dpex.errors import OptionError
 
 OnSampleError = Literal["raise", "skip", "replace"]
 HANGS = 2
-"""Workers that a sample may hang in, one after the other: a network or a disk may have paused for the first."""
+"""Workers that a sample may hang in, one after the other, because a network or a disk may have paused for the first."""
 
 
 @dataclass(frozen=True, kw_only=True)

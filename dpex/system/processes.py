@@ -35,7 +35,7 @@ class ProcessOwned(Protocol):
     """Something that belongs to the process that made it."""
 
     def inherited(self) -> None:
-        """Run in a forked child of the owner. Take no lock: another thread of the parent may hold it."""
+        """Run in a forked child of the owner. Take no lock, because another thread of the parent may hold it."""
 
 
 _owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()

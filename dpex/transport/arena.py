@@ -41,7 +41,7 @@ PAGE_BYTES = mmap.PAGESIZE
 # Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
 _MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 9, 14, 22, 23
 _SEGMENT_BYTES = 4 << 20
-"""Bytes of a segment that small slots share: each segment costs a mapping on either side."""
+"""Bytes of a segment that small slots share, because each segment costs a mapping on either side."""
 _LARGE_BYTES = 1 << 20
 """Slots of this size or more have sizes that fit closely, to save memory."""
 _TRIM_EVERY = 128
@@ -408,7 +408,7 @@ def _ended() -> list[Fork]:
 
 
 def forget_inherited() -> None:
-    """Close the pipes to the parent: dpex's own processes do not read slots that they inherited."""
+    """Close the pipes to the parent, because dpex's own processes do not read slots that they inherited."""
     while _inherited:
         os.close(_inherited.pop())
 

@@ -356,7 +356,7 @@ def _remote_pickler() -> Any:
 
 @cache
 def _spawning_pickler(base: Any) -> Any:
-    """Return a class with these reductions: a pickler in C reads them once, when it is made."""
+    """Return a class with these reductions, because a pickler in C reads them once, when it is made."""
     own: Any = ForkingPickler
 
     class SpawningPickler(base):  # type: ignore[misc]

@@ -148,7 +148,7 @@ class SampleLoop:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of a coroutine, which is cancelled at an exception in this thread, such as Ctrl-C.
 
-        Raises UsageError in a sample that the loop loads: it would wait for itself.
+        Raises UsageError in a sample that the loop loads, because the loop would wait for itself.
         """
         running = asyncio._get_running_loop()
         if running is self.loop:

@@ -200,7 +200,7 @@ class AsyncSamples:
     def _begin_computing(self, seed: int | None) -> None:
         """Begin to decode and to collate a batch.
 
-        Raises UsageError if a sample has drawn while it was fetched: of this batch, or of another one under way.
+        Raises UsageError if a sample of this batch, or of another one under way, has drawn while it was fetched.
         """
         now = self._now()
         self._drawn = self._drawn or [name for name, mark in self._marks.items() if mark != now[name]]

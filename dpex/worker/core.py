@@ -237,7 +237,7 @@ class Logical:
         self.fetcher.go_on(state)
 
     def new_pass(self, epoch: int) -> None:
-        """Begin an epoch: an iterable dataset is iterated anew."""
+        """Begin an epoch. An iterable dataset is iterated anew."""
         self.epoch = epoch
         self.fetcher = Fetcher(self._setup, self._timer, own=self.own, former=self.fetcher)
 

@@ -42,7 +42,8 @@ class DecodedStream(IterableDataset[Any]):
         return (run(self.fn(sample)) for sample in self.source)
 
     def __copy__(self) -> DecodedStream:
-        """Return a stream with a copy of the source: logical workers in one process must not share its place."""
+        """Return a stream with a copy of the source, because logical workers in one process must not share its
+        place."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self), source=copy.copy(self.source))
         return copied
@@ -75,7 +76,7 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
     Args:
         source: An iterable dataset, or any object that can be iterated anew for each epoch. As with torch, it must
             yield a different part in each worker.
-        fn: A function of a sample of ``source``. If it waits, write an ``async def``: a worker then runs several calls
+        fn: A function of a sample of ``source``. If it waits, write an ``async def``. A worker then runs several calls
             at the same time. Any worker may call it, once for each sample, in any order.
 
     Returns:
@@ -179,7 +180,7 @@ class FailedRead:
         self.error: Exception = error
 
     def __call__(self) -> FailedRead:
-        """Return itself: an error needs no decoding."""
+        """Return itself, because an error needs no decoding."""
         return self
 
 

@@ -26,7 +26,8 @@ from dpex.worker.states import GLOBAL
 _MT19937_BYTES = 624 * 4 + 4
 """The words of NumPy's ``mt19937_state`` and the position of the next one."""
 _MOST = 16
-"""Generators whose states are compared: a state takes up to 50 µs to read, and there are two comparisons in a step."""
+"""Maximum number of generators whose states are compared, because a state takes up to 50 µs to read and a step has two
+comparisons."""
 
 
 def state_mark(generator: Any) -> Any:

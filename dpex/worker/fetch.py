@@ -91,7 +91,7 @@ class SampledCpu:
 class SampleClock:
     """Finds the slowest sample of each batch while samples take long enough (``is_on``).
 
-    The first sample of all is left out: it pays for files that are opened and modules that are imported.
+    The very first sample is left out, because it pays for opening files and importing modules.
     """
 
     __slots__ = ("_is_warm", "_slowest", "is_on")

@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 MOST_OBJECTS = 5000
 """Objects of a dataset that are looked at; it takes a few milliseconds."""
 MOST_ITEMS = 64
-"""Items of a list or dict that are looked at: transforms are few, and samples are many."""
+"""Maximum number of items of a list or dict that are searched. Transforms are few, and samples are many."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
 

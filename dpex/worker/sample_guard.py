@@ -42,7 +42,7 @@ _MOST_STACK_LETTERS = 4000
 """Characters of the innermost frames of a stack that are reported."""
 _NONE = -1
 LEAST = 10
-"""Samples that may fail whatever their share: the first batch of a pass proves nothing."""
+"""Samples that may fail whatever their share, because the first batch of a pass proves nothing."""
 _PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
 
 
@@ -82,7 +82,8 @@ class SampleGuard:
         return self._one_by_one([wanted], left_out)[0]
 
     def _bulk(self, wanted: Any) -> Any:
-        """Return all at once, or None if that fails: then each is loaded alone, to find the failing one."""
+        """Return all samples, loaded at once, or None if that fails. Each is then loaded alone, to find the failing
+        one."""
         if self._watch is not None:
             self._watch.begin(ALL_AT_ONCE, wanted, len(wanted))
         try:
@@ -224,7 +225,7 @@ class SampleWatch:
             time.sleep(0.001)  # the thread has just found that it took too long, and sends something
 
     def run(self) -> None:
-        """Look without an end: the body of the watching thread."""
+        """Look in an endless loop. This is the body of the watching thread."""
         while True:
             time.sleep(self._timeout_s / LOOKS)
             self.look()

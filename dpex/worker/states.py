@@ -195,7 +195,7 @@ def unpack_state(packed: RngState) -> LogicalState:
 _SNAPSHOT_S = 0.25
 """Seconds between states of a logical worker, unless the loader gives a number of batches."""
 _SNAPSHOT_TICKETS = 1024
-"""Batches between states of a logical worker, at most: these would be made again after a death."""
+"""Maximum number of batches between states of a logical worker. They would be made again after a death."""
 _SNAPSHOT_SHARE = 0.02
 """Most of a worker's time that snapshots may take where the user has not set their pace."""
 

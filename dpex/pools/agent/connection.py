@@ -45,7 +45,7 @@ _TRAINER, _AGENT = b"trainer", b"agent"
 Send = Callable[[bytes], object]
 Read = Callable[[int], bytes]
 CONNECT_S = 10.0
-"""Seconds that an agent tries to connect: twice `GREETING_S`, as silent clients may come before it."""
+"""Seconds for which an agent tries to connect, twice `GREETING_S`, because silent clients may come before it."""
 GREETING_S = 5.0
 """More than an agent on a busy machine needs."""
 MOST_GREETINGS = 64

@@ -1,4 +1,5 @@
-"""Workers on other machines: one agent on each, and who holds which ticket. Knows no Ray.
+"""Workers on other machines: one agent on each, and the tickets that each agent holds. This module knows nothing of
+Ray.
 
 Agents come from a source of `Nodes`: a cluster, or a test. It starts an agent on each node and reports it by `NodeNews`
 with an `AgentLink`, the trainer's end of the agent's connection.
@@ -46,7 +47,7 @@ from dpex.transport.pickling import cloud_dumps
 from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000
-"""Workers are numbered by agent: worker k of agent n is n times this, plus k."""
+"""Numbers of workers for each agent: worker k of agent n has the number `WORKERS_AN_AGENT` * n + k."""
 _pools = itertools.count(1)
 
 
@@ -138,7 +139,7 @@ class Nodes(Protocol):
 
 
 class HeldTicket(NamedTuple):
-    """A ticket that is not answered yet: its message, when that was sent, and the worker that it is for, if any."""
+    """A ticket that is not answered yet: its message, the time of sending, and its worker, if it has one."""
 
     message: int
     sent_at: float

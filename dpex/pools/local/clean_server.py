@@ -104,7 +104,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
 
 
 def start_early(context: Any) -> None:
-    """Start the server if it does not run, and Ray makes it necessary or will: importing torch takes seconds."""
+    """Start the server early if Ray makes it necessary, or will, because importing torch takes seconds."""
     if usable_context(context).get_start_method() == "fork":
         _begin()
 

@@ -52,7 +52,8 @@ def keep_from_templates(sock: socket.socket) -> None:
 
 
 def private_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets; the first, which does not block, is the trainer's own: no forked template keeps it."""
+    """Return two connected sockets. The first, which does not block, is the trainer's own, and no forked template keeps
+    it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     keep_from_templates(ours)
@@ -220,7 +221,8 @@ class TemplateStarter(ABC):
     """A way to start templates; it keeps the plan of their workers."""
 
     is_quick = False
-    """True if a worker serves milliseconds after it was asked for: it inherits the dataset, and unpickles nothing."""
+    """True if a worker serves milliseconds after it was requested, because it inherits the dataset and unpickles
+    nothing."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -328,8 +330,8 @@ class TemplateHandle:
     def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
         """Wait at most ``timeout_s`` seconds until all processes have ended; return the last news.
 
-        A template that overstays is killed. One that is not ready yet is not waited for: it has no workers, and ends
-        when it finds its socket closed.
+        A template that overstays is killed. A template that is not ready yet is not awaited, because it has no workers
+        and ends when it finds its socket closed.
         """
         if self._owner != os.getpid():
             return []

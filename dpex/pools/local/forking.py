@@ -34,7 +34,7 @@ T = TypeVar("T")
 UNKNOWN_EXIT = 255
 """The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
 _OF_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
-"""Signals that the kernel sends for a fault of the process itself: to ignore them would repeat the fault."""
+"""Signals that the kernel sends for a fault of the process itself. Ignoring them would repeat the fault."""
 _NOT_OURS = {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGXFSZ", "SIGINT"}
 """Cannot be handled, are needed as they are, or have a rule of their own."""
 SENT_SIGNALS = frozenset(

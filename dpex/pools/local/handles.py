@@ -109,7 +109,7 @@ class LocalWorkerHandle:
 
 
 class Result:
-    """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
+    """An undecoded result. Call once to decode. Later calls return None, because the slot may have been reused.
 
     ``lease`` views a slot.
     """
@@ -205,7 +205,7 @@ class TicketQueue:
         return True
 
     def ask_to_leave(self, count: int) -> bool:
-        """Let that many workers leave; False if the socket is full: ask for the rest later."""
+        """Let that many workers leave. Return False if the socket is full; ask for the rest later."""
         for _ in range(count):
             if not write(self.socket, _LEAVE):
                 return False

@@ -271,8 +271,8 @@ class LocalWorker:
     def _ask_state(self, logical: int) -> None:
         """Report the state of a dataset at once, and from now on.
 
-        A dataset that was given its state and has made nothing since is not asked: it may answer with its former
-        state until the first batch, as it may apply the given one in ``__iter__``. The trainer has the given state.
+        A dataset that was given its state and has made nothing since is not asked. It may apply the given state in
+        ``__iter__``, and would answer with its former state until the first batch. The trainer has the given state.
         """
         if self.core.logicals[logical].is_asked and logical not in self._latest:
             return

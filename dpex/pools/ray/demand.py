@@ -13,15 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LACKING_S = 3.0
-"""Seconds for which places must be lacking before any are asked for: a node costs money, and a single window errs."""
+"""Seconds for which places must be lacking before any are requested, because a node costs money and a single window
+errs."""
 SPARE_S = 5.0
-"""Seconds for which places must be more than enough before they go back: the need of a loop varies by window."""
+"""Seconds for which there must be spare places before they are given back, because the need of a loop varies by
+window."""
 NODE_S = 600.0
-"""Seconds without a new place after which no node is expected any more: clouds take one to five minutes for one."""
+"""Seconds without a new place after which no node is expected any more. Clouds take one to five minutes for a node."""
 UNTAKEN_S = 30.0
-"""Seconds for which places may be there and not be taken: the tuner decides within a few windows."""
+"""Seconds for which new places may stay unused. The tuner decides within a few windows."""
 PAUSE_S = 600.0
-"""Pause after places that did not come, or were not taken: a node that is started for nothing costs money."""
+"""Seconds of pause after places that did not come, or were not taken, because a node that is started for nothing costs
+money."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any
 
 CALLS_AT_ONCE = 8
-"""Calls that one guardian answers at a time: it waits for the end of an agent, and pools begin and end."""
+"""Calls that one guardian answers at a time, because it waits for the end of an agent while pools begin and end."""
 LONGEST_TEXT = 400
 """Shown letters of Ray's message, which begins with the event and continues with possible causes."""
 Ended = Callable[[int, str], object]
@@ -187,7 +187,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
         def ship(self, number: int, refs: list[Any]) -> str:
             """Fetch the parts of a dataset, and return where processes of this node can open them.
 
-            It is "" if this shipment has been forgotten meanwhile: calls may overtake each other.
+            It is "" if this shipment has been forgotten meanwhile, because calls may overtake each other.
             """
             import ray
 

@@ -52,10 +52,10 @@ LOOK_S = 0.05
 NODES_S = 1.0
 """Seconds between two requests for the list of nodes."""
 IDLE_S = 30.0
-"""Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
+"""Seconds for which an agent stays without a reservation. An autoscaler keeps a node that has an actor, but a new agent
 takes a second or two of CPU."""
 _agents, _shipments = itertools.count(1), itertools.count(1)
-"""Numbers of agents and of shipments, which guardians tell apart by them: pools share guardians."""
+"""Numbers of agents and of shipments, by which guardians tell them apart, because pools share guardians."""
 
 
 @dataclass(eq=False)

@@ -28,17 +28,19 @@ from dpex.system.clock import monotonic
 logger: logging.Logger = logging.getLogger("dpex")
 
 FORGOTTEN_S = 5.0
-"""Seconds after which a loader that has not reported has no share: several of its reports, as one may be late."""
+"""Seconds without a report after which a loader has no share. They span several reports, because one may be late."""
 GROWTH = 2
 """A loader has a claim to this many times the workers that it has asked for, and one more: the tuner at most doubles
 them at a time. So a share that it leaves unused goes to others, and one that it takes grows with its requests."""
 SAME = 0.1
-"""A number of useful workers that differs by less than this part does not change a share: no worker moves for noise."""
+"""A number of useful workers that differs by less than this part does not change a share, so that no worker moves for
+noise."""
 CAPACITY_S = 5.0
 """The capacity is the maximum of this many seconds. A worker that was just requested may be in no count for a moment,
 and no loader shall lose one for that."""
 DIVIDE_EVERY_S = 0.2
-"""Seconds between two divisions, unless a loader is new: a thousand loaders report a thousand times a second."""
+"""Seconds between two divisions, unless a loader is new, because a thousand loaders report a thousand times a
+second."""
 PARTS = 1000
 """Workers are handed out one by one, or in this many parts of a larger cluster, which takes a millisecond or two."""
 _ROUNDING = 1e-9

@@ -123,7 +123,7 @@ class BatchCache:
         return missed
 
     def leave(self, training: int) -> None:
-        """Forget a training that has ended: no batch is made or held for it."""
+        """Forget a training that has ended, so that no batch is made or held for it."""
         self._forget(training, [key for key, batch in self._batches.items() if batch.value is None])
         for batch in self._made.values():
             batch.borrowers.discard(training)

@@ -35,7 +35,7 @@ BACKLOG = 128
 """Trainings that may come at the same moment."""
 _CREDENTIALS = struct.Struct("3i")
 _NAME_LETTERS = 24
-"""Characters of a hash: a socket's address holds 107 bytes, and names must stay distinct."""
+"""Characters of a hash. A socket's address holds 107 bytes, and names must stay distinct."""
 _MOST_LETTERS = 200
 """Characters of a value in a message."""
 _MOST_ITEMS = 16
@@ -159,7 +159,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return the repr of a value, with the items of sets in the order of their texts: their own differs by process."""
+    """Return the repr of a value, with the items of sets in the order of their texts, because their own order differs
+    by process."""
     if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > _MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (set, frozenset)):

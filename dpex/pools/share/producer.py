@@ -157,7 +157,8 @@ class Subscriber:
         return bool(self.pool) and not self.refused
 
     def is_alive(self) -> bool:
-        """Return True if its process runs: processes that it forked may hold its socket."""
+        """Return True if its process runs. The socket does not show this, because processes that it forked may hold the
+        socket."""
         return self._process < 0 or not readable_within(self._process, 0)
 
     def watch(self, poller: select.poll) -> None:

@@ -98,7 +98,7 @@ class _Gpu:
         self._model = str(self._unless_refused(nvml.nvmlDeviceGetName) or "")
 
     def _unless_refused(self, ask: Callable[[Any], Any]) -> Any:
-        """Return the answer, or None for a value that the device does not offer now: a part of a GPU has few."""
+        """Return the answer, or None for a value that the device does not offer now. A part of a GPU offers few."""
         try:
             return ask(self._handle)
         except self._nvml.NVMLError as error:

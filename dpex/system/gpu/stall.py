@@ -214,7 +214,7 @@ class GpuStall(Generic[Mark]):
         """A wait begins, as the batch has not arrived. Return the mark for `leave`, which may be a new one.
 
         A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
-        or not at all: a mark at a later one would count only the rest of the visit as stall.
+        or not at all, because a mark at a later one would count only the rest of the visit as stall.
         """
         is_first, self._has_waited = not self._has_waited, True
         if not (is_first and self._is_skipping) or self._has_failed:
