@@ -27,23 +27,20 @@ if TYPE_CHECKING:
     from dpex.diagnose.verdict import Evidence, Verdict
     from dpex.diagnose.what_if import Prediction
     from dpex.errors import (
-        AsyncError,
         BatchTimeoutError,
         CacheError,
-        CapturedGraphError,
         ClusterError,
         DpexError,
-        FixedWorkersError,
         InternalError,
         IteratorClosedError,
         IteratorInterruptedError,
-        NoBatchError,
         OptionError,
         SampleTimeoutError,
         ShareError,
         ShippingError,
         StateError,
         TooManySampleErrors,
+        UsageError,
         WorkerDiedError,
     )
     from dpex.integrations import loader_behind, log_to, serve
@@ -53,7 +50,7 @@ if TYPE_CHECKING:
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.schedule.prefetch import Settings
     from dpex.schedule.sample_policy import SamplePolicy
-    from dpex.stats import LoaderStats
+    from dpex.stats import LoaderStats, StreamStats
     from dpex.transport.compact import compact
     from dpex.worker.async_dataset import AsyncDataset
     from dpex.worker.batch_seeding import batch_seed
@@ -78,7 +75,7 @@ _NAMES = {
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
-    "dpex.stats": ("LoaderStats",),
+    "dpex.stats": ("LoaderStats", "StreamStats"),
     "dpex.transport.compact": ("compact",),
     "dpex.worker.async_dataset": ("AsyncDataset",),
     "dpex.worker.batch_seeding": ("batch_seed",),
@@ -88,12 +85,10 @@ _NAMES = {
 
 __all__ = [
     "AsyncDataset",
-    "AsyncError",
     "AutotuneConfig",
     "BatchTimeoutError",
     "CacheError",
     "CallFacts",
-    "CapturedGraphError",
     "ClusterConfig",
     "ClusterError",
     "Decision",
@@ -104,14 +99,12 @@ __all__ = [
     "Evidence",
     "Facts",
     "FailedSample",
-    "FixedWorkersError",
     "GpuUse",
     "InternalError",
     "IteratorClosedError",
     "IteratorInterruptedError",
     "LoaderStats",
     "MetricsConfig",
-    "NoBatchError",
     "NodeStats",
     "OptionError",
     "Outcome",
@@ -125,9 +118,11 @@ __all__ = [
     "ShippingError",
     "SlowIndex",
     "StateError",
+    "StreamStats",
     "TLSConfig",
     "TooManySampleErrors",
     "Tuned",
+    "UsageError",
     "Verdict",
     "WorkerConfig",
     "WorkerDiedError",

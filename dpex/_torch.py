@@ -1,10 +1,10 @@
-"""Every private name of torch that dpex uses, once, with what it is used for.
+"""Every private name of torch that dpex uses, once, with its purpose.
 
 Other modules take these names from here: ruff fails on a private name elsewhere (`banned-api` in pyproject.toml).
 `tests/project/test_torch_names.py` checks the presence and shape of each name in the torch that is installed. Importing
 this module imports torch.
 
-Names of methods and attributes cannot be imported: those that dpex overrides, replaces or reads are in `ATTRIBUTES`.
+Names of methods and attributes cannot be imported. `ATTRIBUTES` has the names that dpex overrides, replaces or reads.
 """
 
 from __future__ import annotations
@@ -72,12 +72,13 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
-    """Set what ``get_worker_info()`` returns in this process."""
+    """Set the return value of ``get_worker_info()`` in this process."""
     worker._worker_info = info
 
 
 def pin_memory(data: Any, device: str | None = None) -> Any:
-    """Copy a batch into page-locked memory, by torch's function as it is now: another library may have replaced it."""
+    """Copy a batch into page-locked memory by torch's present function, because another library may have replaced
+    it."""
     return pinning.pin_memory(data, device)
 
 
@@ -85,8 +86,8 @@ set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_th
 """Name the calling thread for the system, as torch names the thread that pins. Older releases have no such function."""
 
 # -- pickles of tensors ------------------------------------------------------------------------------------------------
-# rebuild_from_type: what a tensor of a subclass, or with attributes, is pickled as.
-# rebuild_sparse_tensor: what a sparse tensor is pickled as.
+# rebuild_from_type: the function in the pickle of a tensor of a subclass, or with attributes.
+# rebuild_sparse_tensor: the function in the pickle of a sparse tensor.
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """Context in which methods of a tensor's subclass are torch's own."""
@@ -164,4 +165,4 @@ ATTRIBUTES: dict[type[Any], dict[str, str]] = {
     torch.nn.Module: {"_modules": "read and copied: a module's parts, which are timed one by one"},
     StackDataset: {"_length": "compared: an attribute that torch sets, not the user"},
 }
-"""Private methods and attributes of torch's classes that dpex relies on, and what for."""
+"""Private methods and attributes of torch's classes that dpex relies on, each with its purpose."""

@@ -1,4 +1,4 @@
-"""Accelerate: `DpexTracker` writes what loaders do beside what the script logs, and prints the diagnosis at the end.
+"""Accelerate: `DpexTracker` writes figures of loaders whenever the script logs, and prints the diagnosis at the end.
 
 It needs Accelerate (``pip install 'dpex[accelerate]'``).
 """
@@ -20,7 +20,7 @@ else:
 class DpexTracker(GeneralTracker):
     """Writes wait, workers and decisions of loaders whenever the script calls ``accelerator.log``.
 
-    Give it to the `Accelerator` as ``log_with=[tracker]``. The names are those of `dpex.log_to`.
+    Give it to the `Accelerator` as ``log_with=[tracker]``. `dpex.log_to` lists the names.
 
     Args:
         writer: Where to write, as for `dpex.log_to`; another tracker will do as well.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
 
@@ -147,8 +148,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
 
-    A subclass may set it, see [Use workers of your own](../how-to/own-workers.md). It needs ``seeding="batch"`` and a
-    map-style dataset.
+    A subclass may set it, see [Use workers of your own](../how-to/extend.md#workers). It needs ``seeding="batch"`` and
+    a map-style dataset.
     """
 
     @with_hints(HELD)
@@ -303,9 +304,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
         Raises:
             OptionError: A count is not an integer of at least 0, ``prefetch`` is less than 1, or no worker would be
-                left.
-            FixedWorkersError: The call changes the workers under ``seeding="worker"``, of an iterable dataset, or
-                PyTorch's own; or the loader has ``num_workers=0``.
+                left. Or the workers cannot change: under ``seeding="worker"``, with an iterable dataset, with
+                PyTorch's own workers, or with ``num_workers=0``.
             ClusterError: The call asks for remote workers, and Ray is not installed.
 
         Examples:
@@ -353,7 +353,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         Returns:
             An immutable snapshot; see `LoaderStats`.
         """
-        return self._runtime.stats()
+        stats = self._runtime.stats()
+        return replace(stats, streams=Sizing(self).with_shards(stats.streams)) if stats.streams else stats
 
     @property
     def decisions(self) -> list[Decision]:
@@ -365,7 +366,7 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
 
     @property
     def tuned(self) -> Tuned:
-        """The workers and the prefetch that ``"auto"`` found until now, or those that are fixed. See `dpex.Tuned`.
+        """The workers and the prefetch that ``"auto"`` has found so far, or the fixed ones. See `dpex.Tuned`.
 
         Another run begins with them by ``AutotuneConfig(start=...)``. Each rank has its own.
         """

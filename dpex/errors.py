@@ -1,28 +1,26 @@
-"""The errors that dpex itself raises.
-
-Three kinds of errors keep their type. Errors of the user's dataset, sampler or collate function arrive with the
-worker's traceback, as from PyTorch's DataLoader. The others are errors of PyTorch's DataLoader about its own arguments,
-and of the operating system (OSError), such as "too many open files". All other errors are a `DpexError`, and also the
-built-in error in brackets, which code for PyTorch may catch::
+"""The errors that dpex itself raises, each with the built-in error that it also is, in brackets::
 
     DpexError
-    ├── OptionError(ValueError)         an option of dpex, or an argument of a call, is invalid
-    ├── AsyncError(RuntimeError)        an asynchronous dataset, or its wrapper, is used in an unsupported way
-    ├── CacheError(RuntimeError)        a cache of samples cannot be used, or its samples are random
-    ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
-    ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
-    ├── SampleTimeoutError(RuntimeError)  a sample took longer than ``SamplePolicy.timeout_s`` in two workers
-    ├── TooManySampleErrors(RuntimeError)  more samples failed than ``SamplePolicy.max_errors`` allows
-    ├── BatchTimeoutError(RuntimeError)  no batch came within ``timeout``
-    ├── NoBatchError(RuntimeError)       ``batch_seed`` was called while no batch is being made
-    ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
-    ├── CapturedGraphError(RuntimeError)  ``next()`` would copy a batch to a device while a graph is captured there
-    ├── IteratorInterruptedError(RuntimeError)  an exception interrupted an earlier ``next()`` of the iterator
-    ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
-    ├── ClusterError(RuntimeError)      no Ray cluster could be reached or started, or Ray is not installed
-    ├── StateError(ValueError)          a state of a loader cannot be read, or is of another loader
-    ├── ShareError(ValueError)          trainings with the same ``share`` read different data, or cannot connect
-    └── InternalError(RuntimeError)     dpex broke a rule of its own, which is a bug in dpex
+    ├── OptionError(ValueError)          An option, or an argument of a call, is invalid or cannot change.
+    ├── UsageError(RuntimeError)         A dataset or a call is used in a place or way that cannot work.
+    ├── ShippingError(TypeError)         The dataset, or something beside it, cannot be pickled for a worker.
+    ├── StateError(ValueError)           A state of a loader cannot be read, or belongs to another loader.
+    ├── WorkerDiedError(RuntimeError)    A worker ended, and its work could not be made again.
+    ├── SampleTimeoutError(RuntimeError)  A sample took longer than ``SamplePolicy.timeout_s`` in two workers.
+    ├── TooManySampleErrors(RuntimeError)  More samples failed than ``SamplePolicy.max_errors`` allows.
+    ├── BatchTimeoutError(RuntimeError)  No batch came within ``timeout``; a later ``next()`` may return it.
+    ├── IteratorClosedError(RuntimeError)  The iterator was closed, or belongs to the parent process.
+    ├── IteratorInterruptedError(RuntimeError)  An exception interrupted ``next()``, and the iterator is broken.
+    ├── ClusterError(RuntimeError)       No Ray cluster could be reached or started, or Ray is not installed.
+    ├── CacheError(RuntimeError)         A cache of samples cannot be used, or a sample for it is random.
+    ├── ShareError(ValueError)           Trainings with the same ``share`` read different data, or cannot connect.
+    └── InternalError(RuntimeError)      dpex broke a rule of its own: please report it.
+
+Other errors keep their type. Errors of the user's dataset, sampler or collate function arrive with the worker's
+traceback, as from PyTorch's DataLoader. PyTorch's errors about its own arguments, and errors of the operating system
+(OSError) such as "too many open files", are not changed either.
+
+An error has a class of its own if a program can act on it differently than on the others. Its message names the case.
 """
 
 from __future__ import annotations
@@ -42,19 +40,19 @@ class DpexError(Exception):
 
 
 class OptionError(DpexError, ValueError):
-    """An option has a value that makes no sense; the message holds the value and what is accepted."""
+    """An option or an argument is invalid, or cannot change; the message has the value and the accepted ones."""
 
 
-class AsyncError(DpexError, RuntimeError):
-    """An asynchronous dataset, or a wrapper of one, is used as it cannot work; the message names it and the remedy."""
+class UsageError(DpexError, RuntimeError):
+    """A dataset or a call is used in a place or way that cannot work; the message names it and the remedy.
+
+    Examples are an asynchronous dataset that draws random numbers while it fetches, `batch_seed` outside the making of
+    a batch, and ``next()`` of a loader with a ``device`` while a graph is captured there.
+    """
 
 
 class CacheError(DpexError, RuntimeError):
     """A cache of `dpex.cached` cannot be used; the message names the folder or the random sample, and the remedy."""
-
-
-class FixedWorkersError(DpexError, ValueError):
-    """The number of logical workers cannot change under ``seeding="worker"``; use ``seeding="batch"``."""
 
 
 class WorkerDiedError(DpexError, RuntimeError):
@@ -68,7 +66,7 @@ class SampleTimeoutError(DpexError, RuntimeError):
     """A sample took longer than ``SamplePolicy.timeout_s`` in two workers; the message has its index and stack."""
 
 
-class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (what is too many, is errors)
+class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (the plural: errors are too many)
     """More samples failed than ``SamplePolicy.max_errors`` allows; the message names the latest of them."""
 
 
@@ -76,16 +74,8 @@ class BatchTimeoutError(DpexError, RuntimeError):
     """No batch came within ``timeout`` seconds. The iterator stays usable: call ``next()`` again."""
 
 
-class NoBatchError(DpexError, RuntimeError):
-    """`batch_seed` was called while no batch is being made. The message names the places for calls."""
-
-
 class IteratorClosedError(DpexError, RuntimeError):
     """An iterator was used after it was closed, or in a process that was forked from its owner."""
-
-
-class CapturedGraphError(DpexError, RuntimeError):
-    """``next()`` of a loader with a ``device`` was called while a graph was captured. The message gives a remedy."""
 
 
 class IteratorInterruptedError(DpexError, RuntimeError):
@@ -126,4 +116,4 @@ class ShareError(DpexError, ValueError):
 
 
 class InternalError(DpexError, RuntimeError):
-    """dpex broke a rule of its own. That is an error in dpex, not in what the user wrote: please report it."""
+    """dpex broke a rule of its own. That is an error in dpex, not in the user's code: please report it."""

@@ -1,4 +1,4 @@
-"""Errors for arguments that do not exist: they suggest the one that was meant. PURE."""
+"""Errors for arguments that do not exist, each with a suggestion of the argument that was meant. PURE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 _MEANT = {"max_workers": "max_local", "min_workers": "min_local"}
-"""Names of the field that spelling does not lead to, and the argument that they mean here."""
+"""Common names that no similarity of spelling would find, and the argument of dpex for each."""
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _Class = TypeVar("_Class", bound=type)
 

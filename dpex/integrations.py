@@ -1,4 +1,4 @@
-"""dpex in training frameworks: have their loaders served, find what serves them, and log what it measures."""
+"""dpex in training frameworks: serve their loaders, find the `DpexDataLoader` behind a loader, and log its figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve(
     Args:
         loader: A `torch.utils.data.DataLoader`, or a wrapper of Accelerate, Fabric or Ray Train around it.
         num_workers: The number of workers. ``"auto"``: dpex finds it and adapts it. None: the number of ``like``, or
-            ``"auto"`` without ``like``. A number that replaces the one of ``like`` is tuned only if you give
+            ``"auto"`` without ``like``. A number that replaces the number of ``like`` is tuned only if you give
             ``autotune``.
         like: The `DpexDataLoader` from which the framework built ``loader``. It gives dpex's options, and PyTorch's
             ``prefetch_factor``, ``persistent_workers``, ``multiprocessing_context`` and ``in_order``, but not its
@@ -193,7 +193,7 @@ def diagnosis_of(loader: Any) -> str:
 
 
 def write_to(writer: Any) -> Write:
-    """Return a function that writes figures there.
+    """Return a function that writes figures to ``writer``.
 
     Raises:
         OptionError: It is no writer of a known kind.
@@ -220,7 +220,7 @@ def _to_tensorboard(writer: Any, values: Mapping[str, float], step: int) -> None
 
 
 def _to_gauges(meter: Any) -> Write:
-    """Return a function that sets gauges of an OpenTelemetry `Meter`, named with dots. A step has no place there."""
+    """Return a function that sets gauges of an OpenTelemetry `Meter`, named with dots. Gauges take no step."""
     gauge = functools.cache(lambda name: meter.create_gauge(name.replace("/", ".")))
 
     def write(values: Mapping[str, float], step: int) -> None:

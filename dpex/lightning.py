@@ -1,4 +1,4 @@
-"""Lightning: `DpexCallback` logs what the training loaders do, and prints the diagnosis at the end.
+"""Lightning: `DpexCallback` logs figures of the training loaders, and prints the diagnosis at the end.
 
 It needs Lightning (``pip install 'dpex[lightning]'``).
 """
@@ -19,7 +19,7 @@ else:
 class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
     """Logs wait, workers and decisions of the training loaders to the trainer's loggers.
 
-    The names are those of `dpex.log_to`. Loaders that dpex does not serve are left out.
+    `dpex.log_to` lists the names. Loaders that dpex does not serve are left out.
 
     Args:
         every_n_steps: The batches between two entries. None: the trainer's ``log_every_n_steps``.

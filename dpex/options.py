@@ -2,7 +2,7 @@
 
 `LoaderOptions` names them all. Options that users choose together are the fields of one frozen value, which checks
 itself; `checked` checks combinations. The constructor, its errors, rebuilt loaders and `dpex run` use these
-declarations. Each message names the value that was given and what would be accepted.
+declarations. Each message names the given value and the accepted ones.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class DeviceConfig:
     """Options of batches that arrive on a ``device``.
 
     Args:
-        transform: A function of a batch, called on the device once the batch is there, on the stream of its copy. For
+        transform: A function of a batch, called once the batch is on the device, on the stream of its copy. For
             example, it converts ``uint8`` to floats, so that a quarter of the bytes crosses the bus, and crops or
             flips. Its random numbers depend only on the base seed, the epoch and the number of the batch; the
             generators of training, on host and device, keep their states. With the device ``"cpu"`` it runs on the
@@ -321,7 +321,8 @@ DEFAULTS: Mapping[str, Any] = {name: getattr(LoaderOptions, name) for name in Lo
 
 
 def checked(given: Mapping[str, Any], *, is_auto: bool = False, is_asynchronous: bool = False) -> dict[str, Any]:
-    """Return all options by name, checked: those given, and the defaults of the others. ``seeding`` is never None.
+    """Return all options by name, checked: the given options, and the defaults of the others. ``seeding`` is never
+    None.
 
     ``"auto"`` sets ``autotune``: a framework that makes the loader anew copies a number of workers and the options.
 
@@ -423,7 +424,8 @@ def _check_together(options: Any) -> None:
 
 
 def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: Any) -> None:
-    """Check what torch's constructor accepts, or refuses without naming the value. Messages contain torch's words.
+    """Check values that torch's constructor accepts wrongly, or refuses without naming them. Messages contain torch's
+    words.
 
     Raises:
         OptionError: The dataset is missing, or a number is no number, not whole or too small.
@@ -475,4 +477,4 @@ HELD: Mapping[str, str] = {
     for option, holder in _HOLDERS.items()
     for field in fields(holder)
 }
-"""How to give the options that another option holds, by name."""
+"""The notation for options that another option holds, by name."""

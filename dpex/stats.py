@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dpex.measure.readable import duration, fine_percent, size
 from dpex.measure.sums import PoolStats
+
+
+class StreamStats(NamedTuple):
+    """A stream of an iterable dataset, in the present epoch and this run.
+
+    Attributes:
+        shards: The number of shards of this stream if the dataset deals them to its workers in turn; 0 if it names no
+            shards.
+        batches: Count of batches of this stream that were delivered, or handed to the workers that decode them.
+        has_ended: True if the dataset has no more samples for this stream.
+    """
+
+    shards: int
+    batches: int
+    has_ended: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +52,7 @@ class LoaderStats:
         late: Count of batches that local workers made again because a remote worker was too slow.
         failed_samples: Count of samples that failed to load; see `SamplePolicy`.
         pools: Counts and times of each worker pool: "local", "remote", and "inline" for the training process.
+        streams: The streams in which workers read an iterable dataset, in the order of their numbers.
 
     Examples:
         >>> import torch
@@ -67,6 +84,7 @@ class LoaderStats:
     late: int = 0
     failed_samples: int = 0
     pools: Mapping[str, PoolStats] = field(default_factory=dict)
+    streams: tuple[StreamStats, ...] = ()
 
     @property
     def wait_ratio(self) -> float:
@@ -92,6 +110,8 @@ class LoaderStats:
         yield "queue", f"{self.ready} ready, {self.in_flight} in flight, prefetch {self.prefetch}"
         if self.batch_bytes:
             yield "a batch", size(self.batch_bytes)
+        if self.streams:
+            yield "streams", f"{len(self.streams)}, {sum(one.has_ended for one in self.streams)} of them ended"
         for name in ("deaths", "remade", "late", "failed_samples"):
             if count := getattr(self, name):
                 yield name.replace("_", " "), f"{count:,}"

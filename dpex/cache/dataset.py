@@ -48,7 +48,7 @@ _MOST_ITEMS = 64
 _MOST_OBJECTS = 1000
 """Maximum objects whose parts `caches_in` searches, the nearest first."""
 _LABEL_DIGITS = 16
-"""Digits of a key that stand for name and version. Those that follow are of the fingerprint."""
+"""Digits of a key that stand for name and version. The digits after them belong to the fingerprint."""
 _OWN = "_CachedDataset__"
 """Prefixes of the cache's own attributes. All other attributes belong to the wrapped dataset."""
 OnRandom = Literal["raise", "skip"]
@@ -76,11 +76,11 @@ def cached(
     Args:
         dataset: A map-style dataset with a length. ``__getitem__`` or ``__getitems__`` loads its samples.
         memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
-            as "8GB". A table takes 24 more for each sample of the dataset. All goes when the last process that uses the
-            cache ends. None: half of what is free, divided by the training processes of the machine that keep a cache
-            of their own. 0: none.
+            as "8GB". A table takes 24 more for each sample of the dataset. The memory is free again when the last
+            process that uses the cache ends. None: half of the free shared memory, divided by the training processes of
+            the machine that keep a cache of their own. 0: no cache in memory.
         disk: A folder on a local disk, for a cache that outlives the run. It needs ``version``.
-        disk_budget: The maximum number of bytes there. None: half of what is free.
+        disk_budget: The maximum number of bytes on the disk. None: half of the free bytes.
         name: A name by which other trainings join the cache, such as the other ranks of a job. It needs ``version``.
         version: Give another value whenever the samples change: other code, other files, other settings. If an old
             version is given for new samples, the old ones are read. With neither ``name`` nor ``disk`` no other
@@ -92,7 +92,7 @@ def cached(
             times of change differ share no cache.
 
     Returns:
-        A map-style dataset. Attributes that it lacks are those of ``dataset``, and are set there. Samples consist of
+        A map-style dataset. Attributes that it lacks are read from ``dataset``, and are set there. Samples consist of
         the same types. Their arrays and tensors are views of shared memory, of which a page is copied when it is
         written to.
 
@@ -100,7 +100,7 @@ def cached(
         OptionError: An argument has a wrong value. It is a ValueError.
         CacheError: A folder is another user's, was written by LMDB or was set aside, or a disk, shared memory or a
             limit of the process is too small. Reading a random sample raises it as well, and setting an attribute to
-            another value than that of cached samples.
+            another value than the cached samples were prepared with.
 
     Examples:
         >>> import dpex
@@ -128,7 +128,7 @@ def cached(
         )
     if callable(getattr(dataset, "set_epoch", None)):
         raise OptionError(
-            f"{kind} has set_epoch, so its samples may differ between epochs, and a cache would keep those of one: "
+            f"{kind} has set_epoch, so its samples may differ between epochs, and a cache would keep one epoch's: "
             "cache a dataset with the part that stays the same, and put set_epoch into a dataset around it"
         )
     if on_random not in ("raise", "skip"):
@@ -248,7 +248,7 @@ class CachedDataset(Dataset[Any]):
         return bool(self.__stores) and not self.is_random
 
     def stored(self) -> dict[str, Stored]:
-        """Return what the cache of this machine has at present, by "memory" and, if there is one, "disk"."""
+        """Return the present contents of the cache of this machine, by "memory" and, if there is one, "disk"."""
         return {where: store.stored() for where, store in self.__stores.items()}
 
     # -- attributes of the dataset -------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ class CachedDataset(Dataset[Any]):
 
     def __end_caching(self, place: int) -> None:
         """Raise CacheError for a random sample, or have nothing cached any more."""
-        label, remedy = self.__options.label, "put what is random into a dataset around the cached one"
+        label, remedy = self.__options.label, "put the random part into a dataset around the cached one"
         if self.__options.on_random == "raise":
             raise CacheError(
                 f"sample {place} of {label} is random, so it cannot be cached: {remedy}, or on_random='skip'"
@@ -431,11 +431,11 @@ class CachedDataset(Dataset[Any]):
         self.__stores = {}
 
 
-# -- what others ask ---------------------------------------------------------------------------------------------------
+# -- caches within datasets --------------------------------------------------------------------------------------------
 
 
 def caches_in(dataset: Any) -> list[CachedDataset]:
-    """Return the cached datasets in a dataset: itself, or those in its attributes, lists and datasets within."""
+    """Return the cached datasets in a dataset: itself, or datasets in its attributes, lists and inner datasets."""
     caches: list[CachedDataset] = []
     seen: dict[int, Any] = {}
     waiting = deque([dataset])

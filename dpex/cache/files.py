@@ -52,7 +52,7 @@ def own_folder(folder: Path) -> None:
 
 
 def folder_of(disk: Path, key: str) -> Path:
-    """Return the folder of a cache on disk. Raises CacheError if LMDB has written there."""
+    """Return the folder of a cache on disk. Raises CacheError if LMDB has written to it."""
     for found in (disk / "data.mdb", *disk.glob(f"{'[0-9a-f]' * len(key)}/data.mdb")):
         if found.exists():
             raise CacheError(
@@ -94,8 +94,8 @@ class ClaimLock:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            # One that was inherited by a fork would not exclude the parent. By its number, as systemd removes the files
-            # of a user who logs out (RemoveIPC=), and another file would not exclude the parent either.
+            # A lock that a fork inherited would not exclude the parent. The file is opened by number: systemd removes
+            # files when their user logs out (RemoveIPC=), and a new one would not exclude the parent either.
             self._hold(os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC))
         self._threads.acquire()
         fcntl.flock(self._fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Hashes of a dataset and of its attributes, as far as a program can see what samples depend on.
+"""Hashes of a dataset and of its attributes, as far as a program can see the dependencies of samples.
 
 They can only keep a training from reading a cache: the user joins trainings by name and version. Globals, files and
 installed packages are not in a hash.
@@ -151,7 +151,8 @@ def _function_in(value: Any) -> Any:
 
 
 def _code(code: CodeType) -> list[Any]:
-    """Return what a compiled function does. Places in files do not count, nor does the order of a set of constants."""
+    """Return the behaviour of a compiled function: its instructions, names and constants. Places in files do not count,
+    nor does the order of a set of constants."""
     constants = [
         _code(one) if isinstance(one, CodeType) else sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
         for one in code.co_consts
@@ -167,5 +168,5 @@ def _files(paths: Iterable[Path | str]) -> Iterator[bytes]:
             )
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_dir():
-                found = file.stat() if file.exists() else file.lstat()  # of a link to nowhere
+                found = file.stat() if file.exists() else file.lstat()  # a link to nowhere
                 yield f"{file} {found.st_size} {found.st_mtime_ns}\n".encode()

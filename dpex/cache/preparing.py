@@ -67,6 +67,7 @@ def load(dataset: Any, places: Sequence[int], *, in_bulk: bool) -> list[Any]:
 
 
 def has_getitem(dataset: Any) -> bool:
-    """Return True if a dataset has a ``__getitem__`` of its own: that of torch's base class only raises an error."""
+    """Return True if a dataset has a ``__getitem__`` of its own. The method of torch's base class only raises an
+    error."""
     own = getattr(type(dataset), "__getitem__", None)
     return own is not None and own is not Dataset.__getitem__

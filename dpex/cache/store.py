@@ -41,9 +41,10 @@ logger: logging.Logger = logging.getLogger("dpex")
 
 PAGE = 4096
 COPIED_BYTES = 1 << 20
-"""In memory, a shorter sample is copied out. Of a longer one the pages are mapped, and copied when they are written."""
+"""Samples in memory below this size are copied out; larger ones are mapped copy-on-write."""
 _MADV_POPULATE_READ, _MADV_COLLAPSE = 22, 25
-"""Python has no names for these of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm are."""
+"""Python has no names for these constants of linux/mman.h. Collapse makes huge pages whatever the settings of /dev/shm
+are."""
 _PREPARED_BYTES = 2 * HUGE_PAGE
 """Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
 _LEAD_BYTES = 64 << 20
@@ -95,7 +96,8 @@ class Store:
     """Bytes behind each sample."""
 
     def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
-        """Open the file, or make it. ``budget``: None is half of what is free. If others use the file, theirs counts.
+        """Open the file, or make it. ``budget``: None is half of the free bytes. If others use the file, their budget
+        counts.
 
         A read-only folder is read. Raises CacheError if a folder belongs to another user, or other processes use a file
         that is no such cache, and OSError if the file cannot be made.
@@ -189,7 +191,7 @@ class Store:
         return None
 
     def _load(self, place: int, nbytes: int, crc: int) -> Any:
-        """Return the bytes of a sample; None if they are not all there, or are damaged."""
+        """Return the bytes of a sample; None if some are missing or damaged."""
         left = memory = np.empty(nbytes + _CRC.size, np.uint8).data
         try:
             while left and (found := os.preadv(self._file.fd, [left], place + len(memory) - len(left))):
@@ -232,7 +234,7 @@ class Store:
         except OSError as error:
             logger.warning("the samples in %s may be random, too: remove it (%s)", folder, error.strerror)
 
-    # -- what the processes tell each other ----------------------------------------------------------------------------
+    # -- messages between processes ------------------------------------------------------------------------------------
 
     @property
     def is_random(self) -> bool:
@@ -255,7 +257,7 @@ class Store:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def put(self, index: int, sample: Encoded, cost_us: int) -> bool:
-        """Keep a sample, unless it is there. Return False if it does not fit or cannot be written."""
+        """Keep a sample, unless the cache has it. Return False if it does not fit or cannot be written."""
         try:
             place = self._claim(index, sample.nbytes + self.tail_bytes)
             if place <= 0:
@@ -274,7 +276,8 @@ class Store:
         _write(self._file.fd, place, (body, _sum_of(body, crc)))
 
     def _claim(self, index: int, nbytes: int) -> int:
-        """Return where this process may write the sample; 0 if it is there, and -1 if it does not fit."""
+        """Return the place at which this process may write the sample; 0 if the cache has it, and -1 if it does not
+        fit."""
         with self._claims:
             if not self._is_whole(self._file.fd):
                 raise OSError(errno.EIO, "it was cut off, or its disk fails")
@@ -319,7 +322,7 @@ class MemoryStore(Store):
         """
         os.ftruncate(fd, 0)
         try:
-            if self._begins > files.room():  # to take it all would end other processes for want of memory
+            if self._begins > files.room():  # to take it all would end other processes, as no memory is left
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(fd, 0, self._begins)
         except OSError as error:
@@ -360,11 +363,11 @@ class MemoryStore(Store):
         if first == last:
             return
         for at in range(first, last, HUGE_PAGE):
-            advise(self._memory, _MADV_POPULATE_READ, at, PAGE)  # collapse leaves out what has no page at all
+            advise(self._memory, _MADV_POPULATE_READ, at, PAGE)  # collapse leaves out ranges without a page
         advise(self._memory, _MADV_COLLAPSE, first, last - first)
 
     def _prepared_at(self, used: int) -> int:
-        """Return where the huge pages end once the file is used up to ``used``: a small cache gets a short lead."""
+        """Return the end of the huge pages once the file is used up to ``used``. A small cache gets a short lead."""
         end = used + min(_LEAD_BYTES, max(0, used - self._begins))
         return min(end // _PREPARED_BYTES * _PREPARED_BYTES, len(self._table) // HUGE_PAGE * HUGE_PAGE)
 

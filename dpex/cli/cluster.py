@@ -53,7 +53,7 @@ def nodes() -> list[ClusterNode]:
 
 
 def screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]]) -> RenderableType:
-    """Return the nodes, then the loaders, those that lack most workers first."""
+    """Return the nodes, then the loaders, the ones with most missing workers first."""
     cpus, free = sum(node.cpus for node in found), sum(node.free for node in found)
     title = f"Ray cluster: {len(found)} node{'' if len(found) == 1 else 's'}, {cpus:g} CPUs, {free:g} free"
     rows = [(one.name, f"{one.cpus:g}", f"{one.cpus - one.free:g}", f"{one.free:g}") for one in found]

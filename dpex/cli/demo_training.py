@@ -183,7 +183,7 @@ class Demo:
             )
 
     def run(self) -> None:
-        """Run all parts and print what each measured."""
+        """Run all parts and print the measurements of each."""
         from dpex import AutotuneConfig, DpexDataLoader
         from dpex.diagnose import report
 
@@ -196,7 +196,7 @@ class Demo:
             self._head(f"2. torch.utils.data.DataLoader, num_workers={FIXED_WORKERS}")
             torchs = DataLoader(self.dataset, **self._settings(), num_workers=FIXED_WORKERS)
             self._train(torchs, "torch", f"torch, {FIXED_WORKERS} workers")
-            self._head(f"3. As in another run: AutotuneConfig(start=...) with what was found, {found}")
+            self._head(f"3. As in another run: AutotuneConfig(start=...) with the setting found, {found}")
         config = AutotuneConfig(start=found)
         with DpexDataLoader(
             self.dataset, **self._settings(), num_workers="auto", autotune=config, name="demo"
@@ -224,7 +224,7 @@ class Demo:
             "bold green" if ratio > 1.0 else "bold",
         )
 
-    # -- what is printed -----------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------------
 
     def _head(self, text: str) -> None:
         self.console.print(f"\n[bold]{text}[/]")

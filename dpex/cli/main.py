@@ -1,6 +1,6 @@
 """The command ``dpex``, and the parser, the table and the screen that its subcommands share.
 
-Each subcommand is a module with ``register(subparsers)``, which names what is to be called.
+Each subcommand is a module with ``register(subparsers)``, which names the function to be called.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import dpex
+from dpex.cli.about import About
 
 COMMANDS = ("demo", "run", "top", "cluster")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
@@ -32,7 +33,7 @@ _REPLAY = "see loader.decisions instead; in dpex's repository, python -m benchma
 COLUMNS = 80
 """Help is read in terminals, and many are no wider."""
 EVERY_S = 1.0
-"""Seconds between two drawings of a screen: what it shows is measured once a second."""
+"""Seconds between two drawings of a screen, whose figures are measured once a second."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     found.add_argument("--version", action="version", version=f"dpex {dpex.__version__}")
+    found.add_argument(
+        "--about", action=About, help="show the versions, CPUs and settings that a report of a problem needs, and exit"
+    )
     subparsers = found.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"dpex.cli.{name}").register(subparsers)
@@ -72,7 +76,7 @@ def add_command(
     """Add a subcommand whose help begins with a description and ends with ``epilog``, such as examples.
 
     Args:
-        subparsers: Those of the command ``dpex``.
+        subparsers: The subparsers of the command ``dpex``.
         name: The subcommand.
         summary: Its line in the help of ``dpex`` itself.
         description: One paragraph; it is wrapped.

@@ -54,8 +54,8 @@ workers:
   rely on that (a cache, a counter, a GPU). With --also-in-process it gets
   workers, too. As with PyTorch's workers, its dataset then no longer draws from
   the script's own random state, so later random numbers of the script differ.
-  A loader of an IterableDataset keeps its number, which decides what each
-  worker reads.
+  A loader of an IterableDataset keeps its number, which determines the
+  samples of each worker.
 
 Settings that the script gives itself (prefetch_factor, persistent_workers,
 worker_init_fn, a multiprocessing context, a generator) count as with PyTorch.
@@ -226,7 +226,7 @@ def _say_whose_options_these_are(given: argparse.Namespace, command: str, argume
 
 # -- the script --------------------------------------------------------------------------------------------------------
 # It runs in this process as ``python script.py`` or ``python -m module`` would run it. It is ``__main__``, with its own
-# ``sys.argv`` and ``sys.path[0]``. What it raises leaves the process as under Python itself. The traceback begins with
+# ``sys.argv`` and ``sys.path[0]``. Its exceptions leave the process as under Python itself. The traceback begins with
 # the frames of this command.
 
 

@@ -44,7 +44,7 @@ NO_PROCESS = (
 )
 _DESCRIPTION = """
 Print the report of each training process that serves metrics, again every second: whether it waits for data, why, what
-to do first, and what the tuner decided. q or Ctrl-C ends it.
+to do first, and the tuner's decisions. q or Ctrl-C ends it.
 """
 _NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 Fetch = Callable[[str], str]

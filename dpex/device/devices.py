@@ -30,7 +30,7 @@ Mark = Any
 
 
 class Device:
-    """The host, or a device without streams in torch: copies are synchronous, and marks are times."""
+    """The host, or a device without streams in torch. Copies are synchronous, and marks are times."""
 
     def __init__(self, target: torch.device) -> None:
         self.target = target
@@ -43,7 +43,8 @@ class Device:
         return contextlib.nullcontext()
 
     def mark(self) -> Mark:
-        """Mark the queue that the calling thread feeds: its training queue, or within `copying` that for copies."""
+        """Mark the queue that the calling thread feeds: its training queue, or within `copying` the queue for
+        copies."""
         return monotonic()
 
     def is_passed(self, mark: Mark) -> bool:
@@ -158,7 +159,7 @@ class QueueDevice(Device):
 
     def unlock_pages(self, address: int) -> None:
         """Undo `lock_pages`."""
-        with contextlib.suppress(Exception):  # of a device that is gone
+        with contextlib.suppress(Exception):  # the device may be gone
             self._module.cudart().cudaHostUnregister(address)
 
 

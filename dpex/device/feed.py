@@ -28,7 +28,7 @@ import torch
 from dpex._torch import BaseDataLoaderIter, SingleProcessDataLoaderIter
 from dpex.device import tree
 from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
-from dpex.errors import CapturedGraphError
+from dpex.errors import UsageError
 from dpex.schedule.seeding import mix64
 from dpex.system.compiler import untraced
 from dpex.worker.batch_seeding import TicketSeeds, call_seeded, one_at_a_time
@@ -38,7 +38,7 @@ Transform = Callable[[Any], Any]
 Pin = Callable[[torch.Tensor], torch.Tensor]
 """Returns a host tensor in page-locked memory: the tensor itself if it is page-locked, else a copy."""
 _OTHER_WORDS = 0x6465762D74667273
-"""Mixed into the base seed: a transform that draws as the dataset did must not get the same numbers again."""
+"""Mixed into the base seed, because a transform that draws as the dataset did must not get the same numbers again."""
 USUAL = 2
 """Batches to begin with: one for the step that runs, one more for when a step is shorter than a copy."""
 MOST = 8
@@ -182,7 +182,7 @@ class Feed:
             self.transform = SeededTransform(transform, self.device, base_seed)
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: batches that were launched before are not going to be taken."""
+        """Begin an epoch. Batches that were launched before are not taken any more."""
         self.epoch += 1
         self._has_caught_up = False
         self._to_transform.clear()
@@ -199,13 +199,13 @@ class Feed:
         return arrival
 
     def _copied(self, host: Any) -> tuple[Any, Mark]:
-        """Return the batch on the device, and the mark behind which it is there."""
+        """Return the batch on the device, and the mark after which its copy is complete."""
         device = self.device
         with device.copying():
             begun = device.mark()
             try:
                 moved = host if device.target.type == "cpu" else tree.on_device(host, device.target)
-            finally:  # also after an error, what was begun until then reads that memory
+            finally:  # also after an error: copies that were begun read that memory
                 ended = device.mark()
                 self._in_flight.append(_Flight(begun, ended, host))
         nbytes = tree.nbytes(moved)
@@ -217,10 +217,10 @@ class Feed:
         """Raise unless batches can be taken now.
 
         Raises:
-            CapturedGraphError: The calling thread captures a graph.
+            UsageError: The calling thread captures a graph.
         """
         if self.device.is_capturing():
-            raise CapturedGraphError(
+            raise UsageError(
                 f"next() was called while a graph is captured, and its batch is to be on {self.device.target}: the "
                 "graph would hold that one batch's memory. Take a batch before the capture, and copy each batch "
                 "into the tensor that the graph reads"
@@ -303,7 +303,7 @@ class Feed:
         """Wait until no copy is under way, and release all memory of the host. It does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # of the device, which says so at the next call of the training loop
+        with contextlib.suppress(Exception):  # the device raises it again at the next call of the training loop
             for flight in self._in_flight.copy():
                 self.device.await_mark(flight.ended)
             self.look()
@@ -312,8 +312,8 @@ class Feed:
 class SeededTransform:
     """Calls the user's function of a batch on the device, with random numbers of the batch's own.
 
-    It runs in the consumer's thread, within ``next()``: it may draw from the training loop's random generators, on the
-    host and on the device, and no other thread could borrow them unnoticed. They start from a seed of the batch, and
+    It runs in the consumer's thread, within ``next()``, because it may draw from the training loop's random generators,
+    on the host and on the device. No other thread could borrow them unnoticed. They start from a seed of the batch, and
     have their former state afterwards. The seed is a function of the base seed, the epoch and the number of the batch,
     and differs from the seed that the batch was made with.
     """
@@ -405,7 +405,7 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
     if is_in_process:
         inner._pin_memory = False  # the feed has batches pinned before they are copied
         inner._dataset_fetcher = _FedFetcher(inner._dataset_fetcher, feed, inner._num_yielded)
-        meter = getattr(iterator, "meter", None)  # of an iterator that is measured
+        meter = getattr(iterator, "meter", None)  # only a measured iterator has one
         if meter is not None:
             meter.feed = feed
     else:

@@ -90,7 +90,7 @@ class Pinner:
     """The thread of one iterator, and the jobs that it has.
 
     Args:
-        device: The accelerator's type. The index is that of the current one of the thread that makes this.
+        device: The accelerator's type. The index is the current one of the thread that makes this.
         feed: Copies the batches to its device; None: they are only pinned.
 
     Attributes:
@@ -124,7 +124,7 @@ class Pinner:
         return len(self._stock) <= self.ahead // 2 + 1
 
     def begin_epoch(self) -> None:
-        """Begin an epoch, under the engine's lock: batches handed over before are not going to be taken."""
+        """Begin an epoch, under the engine's lock. Batches handed over before are not taken any more."""
         self._stock = set()
         if self._feed is not None:
             self._feed.begin_epoch()
@@ -137,8 +137,8 @@ class Pinner:
     def first(self, schedule: Schedule) -> _Job | None:
         """Return the job of the batch that is next in turn, under the engine's lock; None: it is not made yet.
 
-        The other batches are left to the thread. It is woken when half of what it may hold is used up, and then only
-        after this batch was taken: a thread that wakes now would compete with the consumer for the interpreter.
+        The other batches are left to the thread. It is woken when half of its maximum is used up, and then only after
+        this batch was taken, because a thread that wakes now would compete with the consumer for the interpreter.
         """
         delivery = schedule.peek()
         if delivery is None:

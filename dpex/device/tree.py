@@ -1,9 +1,10 @@
 """Batches as trees: move tensors to a device, and leave all other values as they are.
 
 Containers are taken apart and put together by the rules of torch's ``pin_memory``: mappings, named tuples, tuples and
-sequences keep their type where the type allows it. Only torch 2.4's lists in the place of plain tuples are not copied.
-A value whose class has a ``to`` of its own moves itself. Such types come before containers, as types with a
-``pin_memory`` of their own do there. torch's pytree does not know other mappings and sequences than Python's own.
+sequences keep their type where the type allows it. The only exception is that plain tuples stay tuples, which torch 2.4
+turns into lists. A value whose class has a ``to`` of its own moves itself. Such types are tested before containers, as
+``pin_memory`` tests types with a ``pin_memory`` of their own first. torch's pytree knows only Python's own mappings and
+sequences.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def pinned(value: Any, on_tensor: OnTensor) -> Any:
 def tensors(value: Any, is_done: Callable[[Any], bool] = lambda own: False) -> Iterator[torch.Tensor]:
     """Yield the strided tensors in whose memory a tree lies, each once.
 
-    Of a value that moves itself they are those in its items and attributes, unless ``is_done`` of it is true.
+    A value that moves itself has the tensors in its items and attributes, or none if ``is_done`` of it is true.
     """
     return _tensors(value, is_done, {})
 

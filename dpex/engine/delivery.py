@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
 """Errors that report lost workers."""
 ERRORS = (FailedRead, *OF_WORKERS)
-"""Types of what stands in place of a batch that could not be made."""
+"""Types of values in place of a batch that could not be made."""
 
 
 class Delivery:

@@ -1,6 +1,6 @@
-"""Makes tickets of the indices that a sampler draws, or of batches that another engine reads.
+"""Make tickets of the indices that a sampler draws, or of batches that another engine reads.
 
-Of a stream that another engine reads (`ReadBatches`), the batches that are there are drawn, without a wait.
+If another engine reads a stream (`ReadBatches`), the batches that it has read so far are drawn, without a wait.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dpex.worker.decoded_stream import FailedRead, RawSamples
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine
+    from dpex.stats import StreamStats
 
 POINT_S = 1.0
 """Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
@@ -93,6 +94,10 @@ class Drawing:
         """Return the counts of the engine that reads the stream; without one, of no batches."""
         return Sums() if self._readings is None else self._readings.sums()
 
+    def streams(self) -> tuple[StreamStats, ...]:
+        """Return the streams of the engine that reads; without one, none."""
+        return () if self._readings is None else self._readings.streams()
+
     def awaits_reading(self, schedule: Schedule) -> bool:
         """Return True if the next batch in turn is not read yet."""
         return self._readings is not None and schedule.next_number >= schedule.drawn
@@ -103,11 +108,11 @@ class ReadBatches:
 
     Batches that are read already are taken without a wait, and `descriptors` turn readable when there are more. The
     thread that drives the decoding engine drives the reading engine by these calls. The batches stay with the reading
-    engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading
-    behind those.
+    engine (`Schedule.held`) until the decoding engine has delivered them. So a later run resumes the reading after the
+    delivered batches.
 
     ``engine`` has begun an epoch, of which the decoding engine gives batch number ``first`` to the first batch.
-    ``largest_bytes``: of the largest batch so far.
+    ``largest_bytes``: the size of the largest batch so far.
     """
 
     def __init__(self, engine: Engine, first: int) -> None:
@@ -139,7 +144,7 @@ class ReadBatches:
             self.is_over = True
 
     def indices(self, first: int, end: int) -> list[Any]:
-        """Return the batches from number ``first`` to ``end`` that are there, in place of indices."""
+        """Return the batches from number ``first`` to ``end`` that have been read, in place of indices."""
         return [self._raw(value) for value, _ in self._read[first - self._first : end - self._first]]
 
     def _raw(self, value: Any) -> RawSamples | FailedRead:
@@ -170,6 +175,10 @@ class ReadBatches:
     def sums(self) -> Sums:
         """Return the counts of the reading engine. Any thread may call it."""
         return self._engine.sums()
+
+    def streams(self) -> tuple[StreamStats, ...]:
+        """Return the streams of the reading engine. Any thread may call it."""
+        return self._engine.stats().streams
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when there may be more; none once it is over."""

@@ -74,7 +74,7 @@ class Draws:
         self._due: float = 1
 
     def begin_at(self, first: int, begun: BegunDraws) -> None:
-        """Draw batch ``first`` and all later batches from a sampler that begins there."""
+        """Draw batch ``first`` and all later batches from a sampler that begins with batch ``first``."""
         self._numbers, self._due, self.start = count(first), first + 1, begun.start
         self._indices = chain(begun.first, each_of(begun.source))
 

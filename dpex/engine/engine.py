@@ -5,7 +5,7 @@ in (`Engine.listen`). `Engine.resize` may be called from any thread: it is carri
 else at the next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends
 everything.
 
-`EngineState` decides and does not act. `Pools` acts on worker pools and takes in what they report, `Drawing` draws from
+`EngineState` decides and does not act. `Pools` acts on worker pools and takes in their reports, `Drawing` draws from
 the sampler, `Delivery` opens the batch that is next in turn. All of them are called under the engine's lock, and none
 refers to the engine. Other threads read `snapshots`.
 """
@@ -40,7 +40,7 @@ from dpex.schedule.prefetch import PrefetchRules, Settings
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
-from dpex.stats import LoaderStats
+from dpex.stats import LoaderStats, StreamStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
-"""Minimum seconds between polls of the pools while finished batches wait: each poll costs system calls."""
+"""Minimum seconds between polls of the pools while finished batches wait, because each poll costs system calls."""
 COLLECT_PINNED_EVERY_S = 0.01
 """Minimum seconds between polls while the pinning thread has more than half of its maximum of batches."""
 TICK_S = 1.0
-"""The longest sleep of the consumer, seconds: some changes wake no thread."""
+"""Maximum seconds of one sleep of the consumer, because some changes wake no thread."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and report their states within milliseconds."""
 FIRST_STATES_S = 5.0
@@ -132,7 +132,8 @@ class Engine:
         self._plan = plan
         self._pid = os.getpid()
         self._turn = threading.RLock()
-        """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
+        """Held by the consumer in ``next()``. ``_lock`` guards the state that threads share, and is free during
+        waits."""
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
         self._closed = False
@@ -166,8 +167,9 @@ class Engine:
     def begin_epoch(self, source: Draws | ReadBatches, resume: ResumePoint | None = None) -> None:
         """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
 
-        ``resume``: where it goes on if another run began it; ``source`` begins there, too. Raises IteratorClosedError
-        if it was closed, or this process is a forked child of its owner.
+        ``resume``: the position at which the pass continues if another run began it; ``source`` begins at the same
+            position. Raises IteratorClosedError if the engine was closed, or this process is a forked child of its
+            owner.
         """
         with self._lock:
             if self._closed:
@@ -274,7 +276,7 @@ class Engine:
     def read_ahead(self) -> Callable[[], Any] | None:
         """Deliver the next batch, or its error, into `Schedule.held`, or return the wait for it.
 
-        Nothing of it is measured: the caller measures its own wait.
+        This wait is not measured, because the caller measures its own.
         """
         with self._turn:
             return self._step(monotonic(), holds=True)
@@ -300,7 +302,8 @@ class Engine:
             return wait
 
     def _attend(self, entered: float, holds: bool) -> Callable[[], Any] | None:
-        """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
+        """Attend to events since the last call, then to the next batch. Return the wait that must come first, or
+        None."""
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
             if not self._closed:
@@ -341,7 +344,8 @@ class Engine:
     # -- tickets to workers, results back ------------------------------------------------------------------------
 
     def _fill(self, starving: bool = False) -> None:
-        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
+        """Draw all tickets that the prefetch allows, and send waiting tickets; if ``starving``, incomplete messages as
+        well."""
         state = self.state
         room = state.room(starving)
         if room:
@@ -375,7 +379,7 @@ class Engine:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def _prepare_to_wait(self) -> None:
-        """Start what must precede a wait for workers, and use the time of the wait.
+        """Take the steps that must precede a wait for workers, and use the time of the wait.
 
         Raises:
             WorkerDiedError: The wait would not end: no worker is left, and no pool can start one.
@@ -412,7 +416,7 @@ class Engine:
         return partial(self._wakeup.sleep, limit)
 
     def _cause(self) -> int:
-        """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""
+        """Return the cause of the wait that is about to begin. It may be known only once the batch has arrived."""
         schedule = self.state.schedule
         if schedule.ready:
             return STRAGGLER
@@ -504,7 +508,13 @@ class Engine:
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        return self._view.stats()
+        """Return a snapshot. Any thread may call it; it does not wait for the consumer."""
+        return replace(self._view.stats(), streams=self._drawing.streams() or self._streams())
+
+    def _streams(self) -> tuple[StreamStats, ...]:
+        """Return the counts of each stream, without the number of its shards."""
+        counts = self.state.schedule.queue_counts() if self._plan.iterable else ()
+        return tuple(StreamStats(0, batches, has_ended) for batches, has_ended in counts)
 
     @property
     def _is_counted(self) -> bool:
@@ -568,7 +578,7 @@ class Engine:
                 self._wakeup.ring()
 
     def look(self) -> EngineLook:
-        """For the tuner, from its thread: does not wait for the consumer."""
+        """Return the counts for the tuner, from its thread, without waiting for the consumer."""
         return self._view.look(resizing=self._requested is not self._granted, thread=self._consumer)
 
     def sums(self) -> Sums:
@@ -580,7 +590,7 @@ class Engine:
         self._pools.timeline = timeline
 
     def first_logical_worker(self, place: Place) -> int:
-        """The lowest number of the logical workers that live there, or a number above all of them."""
+        """Return the lowest number of the logical workers of ``place``, or a number above all of them."""
         return min(self.state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:

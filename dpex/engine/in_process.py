@@ -1,7 +1,8 @@
 """The iterator for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
 A batch that Ctrl-C or a time limit breaks off is made again by the next call of ``next()``. An error stands in place
-of the batch, as with torch. Of a stream, what was read for that batch is lost, as with torch.
+of the batch, as with torch. If the dataset is a stream, the samples that were read for that batch are lost, as with
+torch.
 
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
 The meter is used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.
@@ -115,7 +116,7 @@ class InProcessIterator(SingleProcessDataLoaderIter):
         fetcher.fetch = lambda index: maker.make(fetch, index, alive()._number, epoch)  # type: ignore[union-attr]
 
     def _setup(self, loader: Any) -> WorkerSetup:
-        """Return the facts with which a worker's fetcher makes the batches here."""
+        """Return the facts with which a worker's fetcher makes the batches in this process."""
         return WorkerSetup(
             dataset=self._dataset,
             collate_fn=self._dataset_fetcher.collate_fn,
@@ -262,7 +263,7 @@ def in_process_kind(loader: Any) -> type[InProcessIterator]:
 
 
 class _UnmarkedInProcessIterator(InProcessIterator):
-    """Batches are marked only while a profiler is on: torch's mark takes as long as a tiny batch."""
+    """Batches are marked only while a profiler is on, because torch's mark takes as long as a tiny batch."""
 
     def __next__(self) -> Any:
         if is_profiled():

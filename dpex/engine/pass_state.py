@@ -24,7 +24,6 @@ import torch
 from dpex._torch import DatasetKind, SingleProcessDataLoaderIter
 from dpex.engine.draws import BegunDraws, Draws
 from dpex.engine.samplers import SamplerStart, batches_of, indices_from, samplers_within, skipping
-from dpex.errors import CapturedGraphError
 from dpex.schedule.progress import ResumePoint
 from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, is_stateful, load_state, state_of
@@ -51,7 +50,8 @@ class PassState:
     base_seed: int
     """The base seed of the iterator."""
     start: SamplerStart
-    """Random states before the first draw, or, once the pass has finished, those of the loader's own generators now."""
+    """Random states before the first draw. Once the pass has finished, the present states of the loader's own
+    generators."""
     point: ResumePoint
     """The next batch, and the states of logical workers."""
     batches: int
@@ -69,11 +69,11 @@ class PassState:
 
 
 class PassRecorder:
-    """Records what the states of an iterator's passes need and what could not be found out later.
+    """Records facts for the states of an iterator's passes that could not be found out later.
 
     Attributes:
-        every: After how many batches a sampler is asked for its state.
-        failed: Batches that raised an error, where torch's iterator counts those that it returned.
+        every: Batches after which a sampler is asked for its state.
+        failed: Count of batches that raised an error, which torch's iterator does not count.
         has_finished: As in `PassState`.
     """
 
@@ -136,13 +136,13 @@ class PassRecorder:
         )
 
     def raised(self, error: Exception, *, has_index: bool) -> None:
-        """Note that ``next()`` raised ``error``: the end, or in place of a batch. A refusal has drawn nothing.
+        """Note that ``next()`` raised ``error``: the end, or in place of a batch.
 
         ``has_index``: A batch was begun. If a map-style dataset raises StopIteration, that takes the batch's place.
         """
         is_end = isinstance(error, StopIteration)
         self.has_finished = self.has_finished or is_end
-        if has_index and not (is_end and self._is_stream) and not isinstance(error, CapturedGraphError):
+        if has_index and not (is_end and self._is_stream):
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:
@@ -164,10 +164,10 @@ class PassRecorder:
 
 
 def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState | None) -> None:
-    """Call torch's ``__init__`` of an iterator. One that goes on gets the base seed of the other run.
+    """Call torch's ``__init__`` of an iterator. An iterator that continues a pass gets the base seed of the other run.
 
-    One that begins an epoch draws as the other run would have. Where this takes other random states, its sampler is
-    begun here: ``_begun``.
+    An iterator that begins an epoch draws as the other run would have. If this takes other random states, its sampler
+    begins in this function, as ``_begun``.
     """
     if resume is None:
         init(loader)

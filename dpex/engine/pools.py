@@ -1,4 +1,4 @@
-"""The worker pools of an engine: performs instructions to them, and takes in what they report.
+"""The worker pools of an engine: perform instructions to them, and take in their reports.
 
 Used by the thread that holds the engine's lock: the consumer's, which takes in everything (`Pools.collect`), or the one
 that pins, which takes in batches and random states only (`Pools.take_results`). Any other event, and all that came
@@ -152,7 +152,7 @@ class Pools:
         self._state.made(event)
 
     def _measure(self, event: TicketMade) -> None:
-        """Keep what is needed of a result that is slow, awaited, or has failed samples."""
+        """Keep the facts about a result that is slow, awaited, or has failed samples."""
         ticket = self._state.schedule.ticket(event.number)
         if ticket is None or event.epoch != self._state.epoch:
             return

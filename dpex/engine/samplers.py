@@ -85,7 +85,8 @@ class SamplerStart:
     def now(
         cls, index_sampler: Any, generator: Any, *, is_stream: bool = False, for_iterator: bool = False
     ) -> SamplerStart:
-        """Return the present states. ``for_iterator``: an iterator that is made next draws its base seed there, too."""
+        """Return the present states. ``for_iterator``: include torch's global generator, from which the next iterator
+        draws its base seed if the loader has no generator."""
         draws = for_iterator and generator is None
         own = {name: each.get_state() for name, each in generators_of(index_sampler, generator).items()}
         if is_stream:
@@ -144,7 +145,7 @@ def _epochs_of(index_sampler: Any) -> dict[str, int]:
 def batches_of(index_sampler: Any, first: int = 0) -> Iterator[list[Any]] | None:
     """Return the batches of torch's `BatchSampler` over one of torch's samplers, from ``first`` on.
 
-    It draws what torch's iterator draws, in a third of the time. None: the sampler is of another kind.
+    It draws the same numbers as torch's iterator, in a third of the time. None: the sampler is of another kind.
     """
     if type(index_sampler) is not BatchSampler or type(index_sampler.sampler) not in _KNOWN:
         return None
@@ -175,7 +176,7 @@ def _in_chunks(order: torch.Tensor) -> Iterator[int]:
 
 
 def _permutation(length: int, generator: torch.Generator | None) -> torch.Tensor:
-    """Return what ``torch.randperm`` draws, in half the memory where the numbers are small enough for that."""
+    """Return the permutation of ``torch.randperm``, in half the memory if the numbers fit into 32 bits."""
     is_small = length <= torch.iinfo(torch.int32).max
     return torch.randperm(length, generator=generator, dtype=torch.int32 if is_small else torch.int64)
 

@@ -1,1 +1,1 @@
-"""Parts of `dpex.DpexDataLoader`: its settings, what it keeps while it is used, and what a pass is made of."""
+"""Parts of `dpex.DpexDataLoader`: its settings, its state while it is used, and the parts of a pass."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 """Return False in a free-threaded Python in which neither PYTHON_GIL=1 nor an extension module has enabled the lock.
 
-Threads of dpex share deques, dicts and tuples without a lock: one thread writes, and others copy them within one call
-of C. Only the global interpreter lock keeps such a copy whole.
+Threads of dpex share deques, dicts and tuples without a lock, because one thread writes and others copy them within one
+call of C. Only the global interpreter lock keeps such a copy whole.
 """
 
 
@@ -68,7 +68,7 @@ def _refuse(what: object, why: str) -> None:
 
 
 def start_fork_server_early(loader: DpexDataLoader[Any]) -> None:
-    """Start the process that forks local workers, under Ray and before the dataset is used: it must have no Ray
+    """Start the process that forks local workers, under Ray and before the dataset is used, because it must have no Ray
     threads."""
     is_tuned = bool(loader._is_auto or loader.autotune)
     may_be_local = is_tuned if loader.distribute_mode is True else loader.num_workers > 0

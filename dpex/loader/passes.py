@@ -38,7 +38,7 @@ def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
 
     Raises:
         RuntimeError: A process that `multiprocessing` started imports the script, and would become a training itself:
-            the script lacks a main guard. The error is that of `multiprocessing`.
+            the script lacks a main guard. `multiprocessing` raises the same error.
     """
     if loader.num_workers:
         spawn._check_not_importing_main()  # type: ignore[attr-defined]
@@ -225,7 +225,7 @@ def _is_cachable(dataset: Any) -> bool:
 
     try:
         return is_cachable(dataset)
-    except Exception:  # of an object that stands for another, and cannot load it here
+    except Exception:  # a stand-in for another object cannot load it in this process
         return False
 
 
@@ -235,7 +235,7 @@ def _is_torchs(sizing: Sizing) -> bool:
 
 
 def _why_unmeasured(loader: DpexDataLoader[Any], sizing: Sizing) -> str:
-    """Return what is not measured, and why, for a report without a counted batch."""
+    """Name the unmeasured part of a run, with the reason, for a report without a counted batch."""
     if _is_torchs(sizing):
         return "anything: PyTorch's own iterators make the batches of this loader"
     if not loader._runtime.is_diagnosed and loader.num_workers == 0:

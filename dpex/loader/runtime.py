@@ -59,7 +59,7 @@ class LoaderRuntime:
 
     Attributes:
         iterators: Iterators with workers.
-        last_stats, last_state: Of the latest iterator.
+        last_stats, last_state: The statistics and the state of the latest iterator.
         counters: Counts of all iterators, for diagnoses.
         loaded: The state for the next iterator.
         resume: ``loaded``, parsed.
@@ -137,7 +137,7 @@ class LoaderRuntime:
 
     @property
     def decisions(self) -> list[Decision]:
-        """Return the decisions of the tuner and of those before it; the oldest comes first."""
+        """Return the decisions of the present tuner and of earlier tuners; the oldest comes first."""
         return DecisionList([*self._past, *(self.tuner.decisions if self.tuner is not None else ())])
 
     def text(self, loader: DpexDataLoader[Any]) -> str:
@@ -157,7 +157,7 @@ class LoaderRuntime:
         return f"<{type(loader).__name__}{title}: {kind}{size}, num_workers={workers}. {now}>"
 
     def dismiss_tuner(self) -> None:
-        """End tuning from the next iterator on; `decisions` keeps what was decided."""
+        """End tuning from the next iterator on; `decisions` keeps the earlier decisions."""
         self._past, self.tuner = self.decisions, None
 
     @property

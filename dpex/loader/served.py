@@ -32,7 +32,7 @@ OF_DATA = (
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 """torch's options that a loader without workers may not have."""
 _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
-"""Private attributes of a loader that torch's iterators read; dpex's would not see those of a subclass."""
+"""Private attributes of a loader that torch's iterators read; dpex's iterators would not see a subclass's values."""
 
 
 class StandIn:
@@ -70,7 +70,8 @@ class StandIn:
 
 
 def stand_in_of(loader: Any) -> StandIn | None:
-    """Return what makes this loader's iterators; None: torch does, or the loader is of another kind."""
+    """Return the stand-in that makes this loader's iterators. None: torch makes them, or the loader is of another
+    kind."""
     attributes = getattr(loader, "__dict__", {})
     found = [attributes.get(name) for name in (ON_DEMAND, BELOW_RUN)]
     return next((one for one in found if isinstance(one, StandIn)), None)

@@ -30,7 +30,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
-from dpex.errors import FixedWorkersError, OptionError
+from dpex.errors import OptionError
 from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.dataloader import DpexDataLoader
+    from dpex.stats import StreamStats
 
 logger: logging.Logger = logging.getLogger("dpex")
 STREAMS = 8
@@ -56,12 +57,13 @@ class LeftOut(int):
 
 TORCH_PREFETCH_FACTOR = LeftOut(2)
 """torch's default."""
-_NOT_TUNED = "The number decides what each worker reads, so it is not tuned; only the prefetch is."
+_NOT_TUNED = "The number determines the samples of each worker, so it is not tuned; only the prefetch is."
 _READING_NOT_TUNED = (
-    "That number decides what is read, so it is not tuned. Other workers, whose number is tuned, decode what is read."
+    "That number determines the samples of each stream, so it is not tuned. Other workers, whose number is tuned, "
+    "decode the samples."
 )
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
-"""Attributes of datasets, such as those of Hugging Face, that name the number of shards for this rank."""
+"""Attributes that name the number of shards for this rank, as in datasets of Hugging Face."""
 _UNNAMED = (
     "num_workers='auto': {kind} names no shards (num_shards, n_shards, or the URLs of webdataset), so one worker reads "
     "it. If it splits itself among workers, as by get_worker_info(), give num_workers={count}. "
@@ -72,8 +74,8 @@ _SPLITS_BY_RANK = "split_by_node"
 
 
 def given_prefetch(of_torchs: int | None) -> int | None:
-    """Return the ``prefetch_factor`` of a loader of torch's class as an argument. torch's default counts as left out:
-    the loader does not tell whether it was given."""
+    """Return the ``prefetch_factor`` of a loader of torch's class as an argument. torch's default counts as left out,
+    because the loader does not tell whether it was given."""
     return None if of_torchs == TORCH_PREFETCH_FACTOR else of_torchs
 
 
@@ -113,7 +115,7 @@ class Sizing:
 
     @property
     def are_workers_fixed(self) -> bool:
-        """Return True if what is read, or the random numbers, depend on which worker makes a batch."""
+        """Return True if the samples or the random numbers of a batch depend on the worker that makes it."""
         return self._loader.seeding == "worker" or self.is_iterable
 
     def tuner(self) -> Tuner | None:
@@ -181,13 +183,18 @@ class Sizing:
         """Return the number of shards that an iterable dataset names for this rank; 0: none, or another dataset."""
         return named_shards(self._loader.dataset, ranks(launched())) or 0 if self.reads_streams else 0
 
+    def with_shards(self, streams: tuple[StreamStats, ...]) -> tuple[StreamStats, ...]:
+        """Return the streams with their numbers of shards: stream k of n has shards k, k + n, k + 2n and so on."""
+        shards, count = self.shards(), len(streams)
+        return tuple(one._replace(shards=len(range(k, shards, count))) for k, one in enumerate(streams))
+
     @property
     def reads_streams(self) -> bool:
         """True for an iterable dataset, whether or not other workers decode it."""
         return self.is_iterable or self.is_split
 
     def _pins(self) -> dict[str, Any]:
-        """Return what the user fixed, by name. A daemonic process has no local workers."""
+        """Return the settings that the user fixed, by name. A daemonic process has no local workers."""
         return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
 
     def start(self) -> Settings:
@@ -227,14 +234,13 @@ class Sizing:
         """Return the settings that a call of ``resize`` fixes, by name.
 
         Raises:
-            OptionError: A count makes no sense.
-            FixedWorkersError: It asks for other workers, and these cannot change.
+            OptionError: A count is invalid, or the call asks for other workers and these cannot change.
         """
         check_count("local", local)
         check_count("remote", remote)
         check_count("prefetch", prefetch, least=1)
         if self._workers == 0:
-            raise FixedWorkersError(
+            raise OptionError(
                 "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
                 "loader with at least one worker, or with num_workers='auto'"
             )
@@ -247,11 +253,10 @@ class Sizing:
         return fixed
 
     def resized(self, now: Settings, fixed: Mapping[str, int]) -> Settings:
-        """Return the settings of now with those that are fixed by name.
+        """Return the present settings ``now``, changed by the ``fixed`` ones.
 
         Raises:
-            FixedWorkersError: Local workers are PyTorch's.
-            OptionError: No worker would be left.
+            OptionError: Local workers are PyTorch's, or no worker would be left.
             ClusterError: It asks for remote workers, and Ray is not installed.
         """
         is_prefetch_fixed = now.is_prefetch_fixed or "prefetch" in fixed
@@ -265,9 +270,9 @@ class Sizing:
             require_ray()
         why = self.why_torch
         if why is not None and settings.local:
-            raise FixedWorkersError(
+            raise OptionError(
                 f"resize() to {settings.local} local and {settings.remote} remote workers: local workers are PyTorch's "
-                f"({why}), whose number and prefetch stay what the loader was made with. Make a new loader, or "
+                f"({why}), whose number and prefetch cannot change after the loader is made. Make a new loader, or "
                 "give remote workers only"
             )
         return settings
@@ -276,9 +281,9 @@ class Sizing:
         why = "seeding='worker' ties the random state to the workers"
         remedy = "With seeding='batch' any number gives the same batches"
         if self.is_iterable:
-            why = "the number of workers decides what each of them reads of an iterable dataset"
+            why = "the number of workers determines the samples of each worker of an iterable dataset"
             remedy = "Make a new loader for another number"
-        raise FixedWorkersError(
+        raise OptionError(
             f"resize({', '.join(f'{name}={count}' for name, count in asked.items())}) asks for other workers than the "
             f"{now.local} local and {now.remote} remote, but {why}. {remedy}"
         )
@@ -326,7 +331,8 @@ def is_split(loader: DpexDataLoader[Any]) -> bool:
 
 
 def is_daemonic() -> bool:
-    """Return True if this process may not have children by `multiprocessing`: of a `Pool`, or a worker of torch's."""
+    """Return True if this process may not have children by `multiprocessing`, like a process of a `Pool` or a worker of
+    torch."""
     return multiprocessing.current_process().daemon
 
 

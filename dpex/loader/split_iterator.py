@@ -3,7 +3,7 @@
 It has two iterators of dpex's, one behind the other. The first reads: it has torch's number of logical workers, which
 draw and batch samples as torch's workers would. It does not collate them, but sends them on unchanged. The second draws
 its results, in torch's order, in place of indices, and any worker of it makes batches of them. The workers that read
-are on this machine: on a cluster they could take the room of those that decode.
+are on this machine. On a cluster they could take the room of workers that decode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _LoaderView:
 
 
 class SplitDataLoaderIter(_DpexDataLoaderIter):
-    """See the module. Its workers, and all that is measured, are those that decode. Its state comes from both."""
+    """See the module. Only the decoding workers are listed and measured. The state comes from both iterators."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
         return self._reader._recorder
 
     def ask_states(self) -> None:
-        """See `_DpexDataLoaderIter.ask_states`: those who read have states."""
+        """See `_DpexDataLoaderIter.ask_states`: only the reading workers have states."""
         self._reader._recorder.has_finished = self._recorder.has_finished
         self._reader.ask_states()
 

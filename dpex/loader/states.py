@@ -3,8 +3,8 @@
 A state names the dataset, batch size, order and seeds that it belongs to. Another loader refuses it, in words.
 
 A state is dicts and lists of numbers, strings and tensors, which `torch.save` and ``torch.load(weights_only=True)``
-accept. Random states are such values from the start (`dpex.worker.states`). What a dataset or a sampler says of
-itself, and the tuples and strings of a sampler's indices, are left as they are.
+accept. Random states are such values from the start (`dpex.worker.states`). States that a dataset or a sampler returns,
+and the tuples and strings of a sampler's indices, are left as they are.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
     try:
         # torch's sampler of a stream gives this index for each batch
         resume = pass_of(state, None if loader.batch_size is None else [None] * loader.batch_size)
-    except Exception as error:  # of the libraries' generators, which refuse states in many ways
+    except Exception as error:  # the libraries' generators refuse states in many ways
         raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
     _forget_passes(loader)
     if resume.has_finished:  # the training loop may have set the epoch that begins, or sets it before `iter`
@@ -97,7 +97,7 @@ def _why_not(loader: DpexDataLoader[Any]) -> str:
     if sizing.is_piped:
         return "DataPipes are PyTorch's to read"
     if sizing.is_split and not loader.in_order:
-        return "with in_order=False what is decoded is delivered in another order than it was read: give in_order=True"
+        return "with in_order=False samples are delivered in another order than they were read: give in_order=True"
     return "" if sizing.why_torch is None else f"PyTorch's own iterators make the batches ({sizing.why_torch})"
 
 
@@ -180,7 +180,8 @@ def _batch_size(loader: DpexDataLoader[Any]) -> dict[str, Any]:
 
 
 def check_identity(saved: Mapping[str, Any], loader: DpexDataLoader[Any]) -> None:
-    """Raise StateError where a state is of another loader, naming what the state has and what the loader has."""
+    """Raise StateError if a state belongs to another loader. The message has the values of the state and of the
+    loader."""
     found = identity_of(loader)
     for name, (words, remedy) in _WORDS.items():
         theirs, ours = saved.get(name), found.get(name)
@@ -257,7 +258,7 @@ def _logical(values: Mapping[str, Any], epoch: int, index: Any) -> LogicalPoint:
 
 
 def plain_pass(state: PassState, dataset: DatasetState | None) -> dict[str, Any]:
-    """Return the state of a pass. dataset: of one that is read in the training process."""
+    """Return the state of a pass. dataset: the state of a dataset that is read in the training process."""
     return {
         **_plain_point(state.point),
         "finished": state.has_finished,
@@ -293,7 +294,7 @@ def _point_of(values: Mapping[str, Any], index: Any) -> ResumePoint:
 
 
 def pass_of(values: Mapping[str, Any], index: Any) -> PassState:
-    """Return the value that `plain_pass` was given. index: what a batch of a stream is asked for."""
+    """Return the value that `plain_pass` was given. index: the index of each batch of a stream."""
     point = _point_of(values, index)
     return PassState(
         base_seed=int(values["base_seed"]),

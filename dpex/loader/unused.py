@@ -27,7 +27,7 @@ ABOUT = "loaders without one iter()"
 """See `is_first`."""
 _NO_OPTIONS = {**DEFAULTS, "seeding": "worker"}
 _watched: dict[int, weakref.finalize[..., Any]] = {}
-"""By the loader's `id`: what warns when it ends."""
+"""The finalizer that warns when a loader ends, by the loader's `id`."""
 
 
 def watch(loader: DpexDataLoader[Any]) -> None:

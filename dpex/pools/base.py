@@ -91,8 +91,8 @@ class MakesPool(Protocol):
 class WorkerPool(Protocol):
     """A place where tickets are turned into batches.
 
-    A class that derives from this one inherits what holds for workers that are alike (``seeding="batch"``): no logical
-    workers, and no crashes. `examples/thread_pool.py` is such a pool.
+    A class that derives from this one inherits the methods of a pool without logical workers (``seeding="batch"``) that
+    reports no crashes. `examples/thread_pool.py` is such a pool.
     """
 
     name: str
@@ -107,7 +107,7 @@ class WorkerPool(Protocol):
         return 0
 
     def resize(self, wanted: int) -> None:
-        """Request ``wanted`` workers; `WorkerUp` and `WorkerGone` follow. A leaving worker finishes what it holds.
+        """Request ``wanted`` workers; `WorkerUp` and `WorkerGone` follow. A leaving worker finishes its tickets.
 
         With logical workers a pool only grows, as each of them stays on its worker.
         """
@@ -146,7 +146,8 @@ class WorkerPool(Protocol):
         """Return file descriptors that turn readable when `poll` has something."""
 
     def poll(self) -> deque[PoolEvent]:
-        """Return the events so far, without waiting, in the pool's deque. The caller removes those it has handled."""
+        """Return the events so far, without waiting, in the pool's deque. The caller removes the events that it has
+        handled."""
 
     def close(self, grace_s: float) -> None:
         """End every worker within about ``grace_s`` seconds; idempotent."""

@@ -155,9 +155,9 @@ class CallRecorder:
             root.wall_s, root.wait_s = root.wall_s - root.wait_s, 0.0
 
     def _hook_for(self, root: CallNode, most_events: float) -> Any:  # noqa: C901
-        """Return the profile function: one function, as a call of another takes a third of its time."""
+        """Return the profile function. It is one function, because a call of another would take a third of its time."""
         clock, kinds, long_s = self._wall, self._kinds, LONG_S
-        calls: list[tuple[Any, CallNode, bool]] = []  # its frame, or the code that calls C; what is around it
+        calls: list[tuple[Any, CallNode, bool]] = []  # its frame, or the code that calls C; the node around it
         node, is_hidden, is_comparing = root, True, self._draws is not None
         events, last = 0, 0.0
 
@@ -203,7 +203,7 @@ class CallRecorder:
                         self._first, most_events = self._net(), most_events + events
                     elif events > most_events:
                         self._end()
-            elif event == "return":  # of a call that began before, or of one around a call whose end was not told
+            elif event == "return":  # from a call that began earlier, or around a call whose end was not reported
                 known = next((at for at, call in enumerate(calls) if call[0] is frame), None)
                 if known is not None:
                     _, node, is_hidden = calls[known]

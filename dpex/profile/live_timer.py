@@ -74,7 +74,7 @@ class TicketTimer:
             self.due = self._occasions.due
 
     def finished(self, times: BatchTimes) -> BatchTimes:
-        """Return the times of the batch that was timed last: without what recording took, and with its calls."""
+        """Return the times of the batch that was timed last, less the cost of recording, and with its calls."""
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(
             load_s=max(0.0, times.load_s - load_cost_s),

@@ -71,7 +71,7 @@ class RunOptions:
     def workers(self, given: int, *, iterable: bool) -> Count:
         """Return the workers of a loader to which the script gives ``given``.
 
-        A stream keeps its number, which decides what its dataset yields in which worker.
+        A stream keeps its number, which determines the samples of each worker.
         """
         if self.num_workers == "keep" or iterable or (given == 0 and not self.also_in_process):
             return given
@@ -105,7 +105,7 @@ def install(options: RunOptions) -> None:
 
 
 class _TorchFinder:
-    """Finds torch's module as Python does, and has its class changed once it is there."""
+    """Finds torch's module as Python does, and has its class changed once it is imported."""
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options

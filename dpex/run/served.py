@@ -3,9 +3,9 @@
 A stand-in (`dpex.loader.served.StandIn`) makes a loader's iterators. A loader that dpex cannot stand in for is left to
 torch, and a line says why. Used by whichever thread iterates.
 
-At the end of the process there is a line for each loader, and the report of the one in which most time passed. A loader
-that is made anew for each pass, with the same kind of dataset, batch size and workers, is one loader here. Nothing that
-goes wrong there ends or changes a run, and a process that a signal ends says nothing.
+At the end of the process there is a line for each loader, and the report of the loader in which most time passed. A
+loader that is made anew for each pass, with the same kind of dataset, batch size and workers, is one loader here.
+Nothing that goes wrong there ends or changes a run, and a process that a signal ends says nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from dpex.run.install import RunOptions
 
 _SHOWN = 6
-"""Loaders that get a line each: those in which most time passed."""
+"""Number of loaders that get a line each, the ones with most time first."""
 
 
 class ProxyLoader(DpexDataLoader[Any]):
     """Makes another loader's iterators."""
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch has warned of the loader itself."""
+        """Do nothing, because torch has already warned of the loader."""
 
 
 _said: set[str] = set()
@@ -161,7 +161,7 @@ def note(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOption
 
 
 def _rank() -> int:
-    """Return this process's rank, from torch.distributed if the script has set it only there."""
+    """Return this process's rank, from torch.distributed if the script has initialised it."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else rank(os.environ)
@@ -183,7 +183,7 @@ def _begin(options: RunOptions) -> None:
 
     if parent_process() is None:
         atexit.register(report_all, options)
-    else:  # a process of ``multiprocessing`` ends without calling what is registered by `atexit`
+    else:  # a process of ``multiprocessing`` ends without calling functions registered by `atexit`
         util.Finalize(None, report_all, (options,), exitpriority=-100)
 
 

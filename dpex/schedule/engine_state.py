@@ -98,7 +98,7 @@ class EngineState:
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
         if ticket is None:
-            self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
+            self.placement.instructions.append(Discard((event.value,)))  # from an earlier epoch, or made twice
             return
         times = event.times
         self.rules.learn(times.busy_s, times.nbytes)
@@ -158,7 +158,7 @@ class EngineState:
             self.schedule.set_prefetch(prefetch)
 
     def issue(self, now: float, *, starving: bool) -> None:
-        """Send what waits, as far as workers take it; if ``starving``, incomplete messages as well."""
+        """Send waiting tickets, as far as workers take them; if ``starving``, incomplete messages as well."""
         self.placement.incomplete.clear()
         sender = self.logicals if self._count else self.placement
         sender.issue(self.schedule, self.epoch, now, starving=starving)

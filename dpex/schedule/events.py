@@ -15,9 +15,9 @@ from dpex.schedule.schedule import Ticket
 
 
 class TicketMade(NamedTuple):
-    """The result of a ticket. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
+    """The result of a ticket. ``value()`` decodes it: the batch, or the error or the end in its place.
 
-    ``times``: what making it took.
+    ``times``: the times of making it.
     """
 
     epoch: int
@@ -29,7 +29,8 @@ class TicketMade(NamedTuple):
 
 
 ticket_made_of: Callable[..., TicketMade] = tuple.__new__
-"""Makes a `TicketMade` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+"""Make a `TicketMade` of a tuple of all its fields, in half the time of a call of the class. One is made for each
+batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the one that it was making.
+    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the ticket that it was
+    making.
 
     ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
     sample at that place of the ticket took too long. ``is_reported``: another event says why, so that the end of a node

@@ -26,10 +26,10 @@ CRASHES_IN_A_ROW = 8
 _MOST_LETTERS = 200
 """Letters of dataset indices in an error message."""
 PATIENCE = 1.0
-"""The consumer waits for this many times what a batch takes: the factor for which the bound of 2 holds."""
+"""The consumer waits `PATIENCE` times the mean time of a batch. With a factor of 1 the bound of 2 holds."""
 LEAST_PATIENCE_S = 0.1
-"""The shortest wait, seconds: a healthy link may pause for a moment, and batches that take microseconds travel in
-messages of many."""
+"""Minimum seconds of the wait, because a healthy link may pause for a moment, and batches that take microseconds travel
+in messages of many."""
 
 
 class Failures:
@@ -69,7 +69,7 @@ class Failures:
             self._give_up_after_too_many(event)
 
     def _take_back(self, schedule: Schedule, event: WorkerGone) -> tuple[int, list[Ticket]]:
-        """Let what it held be made again. Return the number of these tickets, and those that are given up."""
+        """Let the tickets of the worker be made again. Return their number, and the tickets that are given up."""
         held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
         if event.hung is None:
             given_up = schedule.lost(event.lost, event.working_on)
@@ -101,7 +101,7 @@ class Failures:
         if index is None:
             return [ticket]
         ticket.index = index
-        workers.clear()  # what takes its place may hang once, too
+        workers.clear()  # the sample in its place may hang once, too
         return []
 
     def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:
@@ -157,9 +157,9 @@ class LateTickets:
 
     A slow link or a hanging machine delays its tickets, and batches in order wait for them. The remaining delay is
     unknown, but the time that a local worker takes for a batch is known. dpex waits for that time, and then has the
-    tickets made again. In every case this costs at most twice as much as the better of the two choices: it is the ski
-    rental problem (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as
-    a batch does not depend on the worker that makes it.
+    tickets made again. This costs at most twice as much as the better of the two choices, by the ski rental problem
+    (Karlin, Manasse, Rudolph and Sleator, 1988). The first result counts, and the second is dropped, as a batch does
+    not depend on the worker that makes it.
 
     Tickets under way at that moment are late as soon as the consumer waits for them. If all workers are remote, no
     ticket is made again, as only these workers may have access to the data.
@@ -181,7 +181,7 @@ class LateTickets:
         self.due_at: float = math.inf
 
     def look(self, schedule: Schedule, epoch: int, now: float) -> None:
-        """Send what is late to idle workers here, as the consumer is about to wait for the next batch in turn."""
+        """Send late tickets to idle local workers, as the consumer is about to wait for the next batch in turn."""
         self.due_at = math.inf
         head = schedule.ticket(schedule.next_number) if self._may_make else None
         sent_at = None if head is None else self._placement.sent_at(head.number)
@@ -203,7 +203,7 @@ class LateTickets:
             self.made_again += 1
 
     def _idle(self) -> int:
-        """Return the number of workers here that have nothing to do."""
+        """Return the number of idle local workers."""
         local = self._placement.pools.get(LOCAL)
         return 0 if local is None else max(0, len(local.workers) - self._placement.load[LOCAL])
 

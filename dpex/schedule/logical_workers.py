@@ -1,9 +1,9 @@
 """Logical workers: the workers that they are placed on, their states there, and the tickets sent to them. PURE.
 
-Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is what PyTorch calls worker *k*.
-A logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
-another worker: it starts from the last state that was reported, and makes again what it had made since. A stream can do
-so only if its dataset has a state. Datasets are asked for it from `LogicalWorkers.ask_states` on; until then a dataset
+Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is PyTorch's worker *k*. A
+logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
+another worker: it starts from the last state that was reported, and makes its later tickets again. A stream can do so
+only if its dataset has a state. Datasets are asked for it from `LogicalWorkers.ask_states` on; until then a dataset
 that could be asked counts as having the state that it had at its start.
 
 Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
@@ -64,8 +64,8 @@ class LogicalWorkers:
     def new_epoch(self, epoch: int, former: Schedule) -> None:
         """Begin the epoch after ``epoch``.
 
-        As in PyTorch, logical workers still make what they hold of an epoch that was broken off, and draw random
-        numbers for it. This is what they were sent, or would have been sent if they had had a worker. It counts as
+        As in PyTorch, logical workers still make the tickets that they hold of an epoch that was broken off, and draw
+        random numbers for them. Tickets that were sent to them, or would have been if they had had a worker, count as
         made.
         """
         for ticket in former.unfinished() if self.count else ():
@@ -126,7 +126,7 @@ class LogicalWorkers:
                     self.untold.add(logical)
 
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
-        """Send each logical worker what waits for it; if ``starving``, incomplete messages as well."""
+        """Send each logical worker the tickets that wait for it; if ``starving``, incomplete messages as well."""
         if None in self._place_of:
             self.place(now)
         dirty = self._placement.dirty
@@ -135,7 +135,7 @@ class LogicalWorkers:
                 dirty.discard(logical)
 
     def _issue_to(self, logical: int, schedule: Schedule, epoch: int, starving: bool) -> bool:
-        """Send what waits for one logical worker. Return True if nothing waits any longer."""
+        """Send the tickets that wait for one logical worker. Return True if none is left."""
         placement, place = self._placement, self._place_of[logical]
         if place is None or not placement.serves(place):
             return False
@@ -159,7 +159,7 @@ class LogicalWorkers:
         self._replaying.update(again)
 
     def _replay(self, logical: int, place: Place) -> None:
-        """Send what a dead worker had made since its last known state, as one message for each stretch of an epoch."""
+        """Send the tickets that a dead worker had made since its last known state, in messages of one epoch each."""
         pool, worker = place
         for epoch, tickets in groupby(self._replaying.pop(logical), key=lambda ticket: ticket.epoch):
             while group := list(islice(tickets, LARGEST_GROUP)):
@@ -174,10 +174,10 @@ class LogicalWorkers:
             self._placement.dirty.update(range(self.count))
 
     def snapshot(self, event: Snapshot, epoch: int, first: int) -> None:
-        """Take in a state: what came before it need not be made again.
+        """Take in a state: earlier tickets need not be made again.
 
         Args:
-            event: What a worker reported.
+            event: The report of a worker.
             epoch: The present epoch.
             first: The number of its next batch.
         """

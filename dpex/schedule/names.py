@@ -24,9 +24,10 @@ KNOBS = (*WORKER_POOLS, "prefetch")
 
 
 def encodable(name: str) -> str:
-    r"""The name as UTF-8 can hold it: a byte of a file name that is no UTF-8 becomes the six letters ``\udcff``.
+    r"""Return the name in a form that UTF-8 can hold: a byte of a file name that is no UTF-8 becomes the six letters
+    ``\udcff``.
 
-    Names that differ stay different, but for those that hold such letters themselves.
+    Different names stay different, unless one contains such letters itself.
     """
     return name.encode("utf-8", "backslashreplace").decode()
 
@@ -68,7 +69,7 @@ _MOST_DATASETS = 64
 def is_asynchronous(dataset: Any) -> bool:
     """Return True if the dataset, or one that it wraps, is an `AsyncDataset` or has an ``async def __getitem__``.
 
-    An `AsyncDataset` in a wrapper that is not torch's does not count: that may read it synchronously.
+    An `AsyncDataset` in a wrapper that is not torch's does not count, because the wrapper may read it synchronously.
     """
     return any(
         _is_async_itself(each) and (is_torchs or not reads_either_way(each))
@@ -77,7 +78,7 @@ def is_asynchronous(dataset: Any) -> bool:
 
 
 def async_datasets(dataset: Any) -> list[Any]:
-    """Return the asynchronous ones of a dataset and of those that it wraps, the outermost first."""
+    """Return the asynchronous datasets among a dataset and the datasets that it wraps, the outermost first."""
     return [each for each, _ in with_inner_datasets(dataset) if _is_async_itself(each)]
 
 
@@ -94,9 +95,9 @@ def _is_async_itself(dataset: Any) -> bool:
 
 
 def with_inner_datasets(dataset: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield a dataset, and those that it holds as attributes or in ``datasets``, at any depth.
+    """Yield a dataset, and the datasets that it holds as attributes or in ``datasets``, at any depth.
 
-    Each comes with True if nothing but wrappers of torch are around it, which hand on what they read.
+    Each comes with True if only wrappers of torch are around it, which hand on samples unchanged.
     """
     waiting, seen = [(dataset, True)], {id(dataset)}
     for each, is_torchs in waiting:

@@ -60,7 +60,7 @@ class Placement:
         self.rules = rules
         self._former = settings
         self._took_over = 0
-        """Local workers that took over from the cluster, and leave when it is there again."""
+        """Local workers that took over from the cluster, and leave when it is available again."""
         self._now = 0.0
         """Time of the latest call of `issue`, in seconds."""
         self._carrier: dict[int, str] = {}
@@ -72,7 +72,7 @@ class Placement:
         self._room: dict[str, tuple[int, int]] = {}
         """By pool that refused: how many tickets it may have, and by how many this grows with the next attempt."""
         self._paused: set[str] = set()
-        """Pools that refused what any worker may make, and from which no ticket has come back since."""
+        """Pools that refused a message for any worker, and from which no ticket has come back since."""
 
     def new_epoch(self) -> None:
         """Forget the tickets under way."""
@@ -120,7 +120,7 @@ class Placement:
         return count
 
     def running(self) -> int:
-        """Return the number of workers that run, those that are about to leave included."""
+        """Return the number of running workers, including workers that are about to leave."""
         return sum(status.running for status in self.pools.values())
 
     # -- workers wanted ------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Placement:
                 self.ask(name, count, optional=name == REMOTE and self.rules.is_tuned)
 
     def keep_workers(self, settings: Settings) -> None:
-        """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives.
+        """Take over the prefetch only, because logical workers stay on their workers as long as the iterator lives.
 
         A pool that could not start all of its workers is asked for them again.
         """
@@ -207,14 +207,15 @@ class Placement:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
-        """Send what waits for any worker, as far as pools take it; if ``starving``, incomplete messages as well."""
+        """Send tickets that any worker may make, as far as pools take them; if ``starving``, incomplete messages as
+        well."""
         self._now = now
         if self._paused:
             self._paused = {pool for pool in self._paused if self.load[pool]}  # from the others a ticket comes back
         self._issue_shared(schedule, epoch, starving)
 
     def issue_elsewhere(self, schedule: Schedule, epoch: int) -> None:
-        """Send what was refused to pools that did not refuse."""
+        """Send refused tickets to pools that have not refused."""
         if self._paused:
             self._issue_shared(schedule, epoch, starving=True)
 
@@ -301,13 +302,13 @@ class Placement:
     # -- refusals ------------------------------------------------------------------------------------------------
 
     def refused(self, schedule: Schedule, send: Send) -> list[Send]:
-        """Take back a message, and those after it to the same receiver. Return them, the latest first.
+        """Take back a message and all later ones to the same receiver. Return them, the latest first.
 
         Their pool gets nothing while others have room.
         """
         pool, worker = send.pool, send.worker
         back = [one for one in self.instructions if isinstance(one, Send) and (one.pool, one.worker) == (pool, worker)]
-        back.reverse()  # so that each ticket waits before those that came back before it
+        back.reverse()  # so that each ticket waits before the tickets that came back earlier
         for message in back:
             self.dirty.add(message.queue)
             if not message.again:

@@ -1,9 +1,9 @@
 """The prefetch of an epoch, and the number of tickets in a message. PURE; knows no pool.
 
 The prefetch is the maximum number of batches that are drawn and not yet delivered. It is PyTorch's ``num_workers *
-prefetch_factor``: a dataset may read what the training changes, such as a tensor in shared memory, and then a batch is
-as old as the prefetch. A wider prefetch for groups of tiny batches was tried: it made twice as many batches, and those
-of a replay buffer in shared memory were up to 149 steps old. These are the exceptions:
+prefetch_factor``: a dataset may read data that the training changes, such as a tensor in shared memory, and then a
+batch is as old as the prefetch. A wider prefetch for groups of tiny batches was tried: it made twice as many batches,
+and batches of a replay buffer in shared memory were up to 149 steps old. The exceptions are:
 
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is exact.
 * Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
@@ -37,16 +37,16 @@ GROUPED_BYTES = 16 << 20
 REMOTE_PREFETCH = 4
 """Batches in flight for each remote worker: one is being made, and the rest are on the network."""
 REMOTE_WINDOW = 2
-"""Messages of tickets for each remote worker that a node holds, at most: the one that the worker makes, and one that
-waits there or whose batches are on the network. A round trip in a data centre is much shorter than making a message, so
-no worker waits for the next one. More would only queue on the network, and hold up what others made, as batches are
-delivered in order."""
+"""Maximum number of messages of tickets for each remote worker that a node holds: one that the worker makes, and one
+that waits there or whose batches are on the network. A round trip in a data centre is much shorter than making a
+message, so no worker waits for the next one. More would only queue on the network, and hold up batches of other
+workers, as batches are delivered in order."""
 REMOTE_BYTES = 1 << 30
 """The most bytes in flight for the sake of remote workers."""
 BUDGETED_LOCAL = 2
 BUDGETED_REMOTE = 4
-"""Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy after it.
-A worker that makes several at the same time holds these, too."""
+"""Tickets that a worker may hold under a ``memory_budget``: the ticket that it makes, and further tickets that keep it
+busy afterwards. A worker that makes several at the same time holds these, too."""
 _REMEMBERED = 50
 """Results that count in the averages, about."""
 _LEAST_SEEN = 8
@@ -83,7 +83,7 @@ class Settings:
 
 
 class PrefetchRules:
-    """Averages of the batches so far, which forget slowly, and what follows from them.
+    """Averages of the batches so far, which forget slowly, and the rules that depend on them.
 
     Args:
         logical: True if tickets belong to logical workers.

@@ -1,6 +1,6 @@
 """The progress of a pass and of its logical workers, from which a death is replayed and a later run resumes. PURE.
 
-After a death, a logical worker starts from its latest state and makes again what came after it. A run that is resumed
+After a death, a logical worker starts from its latest state and makes the later tickets again. A run that is resumed
 later needs the state as of the last batch that was *delivered*, and workers are ahead of that. So states are kept from
 the latest one that is not ahead of the delivery on (`LogicalLog.settle`).
 
@@ -8,8 +8,8 @@ A stream whose dataset has no state has only a count: the delivered batches of t
 reads these batches again and drops them. A dataset that could be asked for its state, and has not been asked yet, has
 the state None, as at its start.
 
-A stream is asked for the same with each ticket, and its tickets are equal steps apart. What it made over hours is kept
-as runs of equal steps, where a list of it would grow without end (`TicketRuns`).
+A stream is asked for the same with each ticket, and its tickets are equal steps apart. The tickets of hours are kept as
+runs of equal steps, because a list of them would grow without end (`TicketRuns`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class MadeTicket(NamedTuple):
 
 
 made_ticket_of: Callable[..., MadeTicket] = tuple.__new__
-"""Makes a `MadeTicket` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+"""Make a `MadeTicket` of a tuple of all its fields, in half the time of a call of the class. One is made for each
+batch."""
 
 
 class TicketRun(NamedTuple):
@@ -125,7 +126,7 @@ class LogicalPoint:
 
         A stream that ended ahead of its turn has its end among the tickets to be made again. That number may be another
         stream's in the pass to come; this stream finds its end there anew. All other tickets of the epoch were
-        delivered, and get numbers before ``first``: out of order they may have had later ones.
+        delivered, and get numbers before ``first``, because out of order they may have had later ones.
         """
         again, is_over = self.again, self.has_ended
         if is_over and again and again[-1][:2] >= (epoch, first):
@@ -189,7 +190,7 @@ class LogicalLog:
             states[-1] = (place, state)
 
     def settle(self, epoch: int, first: int) -> None:
-        """Forget what is not needed once all tickets before ``first`` were delivered."""
+        """Forget states and tickets that are not needed once all tickets before ``first`` were delivered."""
         states, made = self._states, self._made
         while len(states) > 1 and states[1][0] < (epoch, first):
             states.popleft()

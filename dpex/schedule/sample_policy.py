@@ -11,7 +11,7 @@ from dpex.errors import OptionError
 
 OnSampleError = Literal["raise", "skip", "replace"]
 HANGS = 2
-"""Workers that a sample may hang in, one after the other: a network or a disk may have paused for the first."""
+"""Workers that a sample may hang in, one after the other, because a network or a disk may have paused for the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class SamplePolicy:
 
     Args:
         on_error: The action when loading a sample raises an error. ``"raise"``: the error is the error of its batch, as
-            in torch. ``"skip"``: another sample of the same batch takes its place, and is there twice. ``"replace"``:
-            another sample of the dataset takes its place. Batches stay full and ranks in step. The first failure is a
-            warning; all are logged, counted (``stats().failed_samples``) and named in the diagnosis.
+            in torch. ``"skip"``: another sample of the same batch takes its place, and is in the batch twice.
+            ``"replace"``: another sample of the dataset takes its place. Batches stay full and ranks in step. The first
+            failure is a warning; all are logged, counted (``stats().failed_samples``) and named in the diagnosis.
         max_errors: The maximum share of samples that may fail, from 0 to 1, beyond the first ten; 1 %. More raise
             `TooManySampleErrors`.
         timeout_s: Seconds that loading a sample may take. A worker that takes longer is ended, with a warning that
@@ -84,7 +84,8 @@ class LeavingOut:
 
 
 def leaving_out(index: Any, place: int, why: str) -> LeavingOut | None:
-    """Return ``index`` without the sample at ``place``; None if that was left out before and another hung there."""
+    """Return ``index`` without the sample at ``place``; None if that sample was left out before and its replacement
+    hung."""
     known = index if isinstance(index, LeavingOut) else LeavingOut(index=index)
     if place in known.places:
         return None

@@ -53,7 +53,7 @@ class Ticket:
 
 
 class MadeBatch(NamedTuple):
-    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and what was given to `done`."""
+    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and the arguments of `done`."""
 
     number: int
     queue: int
@@ -63,7 +63,8 @@ class MadeBatch(NamedTuple):
 
 
 _made_batch_of: Callable[..., MadeBatch] = tuple.__new__
-"""Makes a `MadeBatch` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+"""Make a `MadeBatch` of a tuple of all its fields, in half the time of a call of the class. One is made for each
+batch."""
 
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
@@ -145,7 +146,7 @@ class Schedule:
         self._sampler_ended = True
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change the prefetch. What was already drawn stays drawn."""
+        """Change the prefetch. Tickets that were already drawn stay drawn."""
         if prefetch < 1:
             raise ScheduleError(f"prefetch={prefetch} must be at least 1")
         self.prefetch = prefetch
@@ -170,7 +171,8 @@ class Schedule:
         return [batch for _, batch in self.held] + list(self.in_hand.values())
 
     def position(self) -> tuple[int, frozenset[int]]:
-        """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
+        """Return the number of the next batch, and the numbers of later batches that were delivered before it, out of
+        order."""
         kept = [batch.number for batch in self._not_returned]
         if self.in_order:
             self.peek()
@@ -192,6 +194,10 @@ class Schedule:
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
         delivered = self.delivered_of[queue] - len(kept)
         return min(ready + waiting, default=self.drawn), delivered, not (self._active[queue] or ready)
+
+    def queue_counts(self) -> list[tuple[int, bool]]:
+        """Return each queue's count of delivered batches, and True if it has ended. Any thread may call it."""
+        return [(count, not active) for count, active in zip(self.delivered_of, self._active, strict=True)]
 
     def is_in_midst(self, queue: int, working_on: int | None) -> bool:
         """Return True if ``queue`` has not ended, and a ticket of it was made, or is ``working_on``."""
@@ -223,7 +229,7 @@ class Schedule:
     def _requeue(self, ticket: Ticket) -> None:
         """Let a ticket wait in its place."""
         waiting = self._pending[ticket.queue]
-        if not waiting or ticket < waiting[0]:  # mostly: what comes back was taken from here
+        if not waiting or ticket < waiting[0]:  # mostly: the ticket was taken from this queue's front
             waiting.appendleft(ticket)
         else:
             ordered = list(waiting)
@@ -255,7 +261,7 @@ class Schedule:
             self._dropped += 1
 
     def lost(self, numbers: Iterable[int], working_on: int | None = None) -> list[Ticket]:
-        """Take back tickets of a worker that died. Return those that are out of tries.
+        """Take back tickets of a worker that died. Return the tickets that are out of tries.
 
         Args:
             numbers: The tickets that it held.

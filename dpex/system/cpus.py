@@ -1,7 +1,7 @@
 """Count the CPUs and the memory that this process may use, by affinity, cgroups, and the other ranks on this machine.
 
-The tightest limit counts, of this process's cgroup and of those above it. In a container some of these cannot be seen,
-but the root always can. Both versions of cgroups are read: version 2 has one tree, version 1 one for each controller.
+The tightest limit of this process's cgroup and of the cgroups above it counts. A container hides some of these cgroups,
+but never the root. Both versions of cgroups are read: version 2 has one tree, version 1 one for each controller.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _room(place: Path, limit_name: str, usage_name: str) -> int | None:
 
 
 def _folders(root: Path, controller: str, proc_self_cgroup: str | None) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it, of version 2 and of a version 1 controller."""
+    """Yield the folders of this process's cgroup and of the cgroups above it, for version 2 and for a controller of
+    version 1."""
     text = _text(Path("/proc/self/cgroup")) if proc_self_cgroup is None else proc_self_cgroup
     own = {root: "", root / controller: ""}
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Directories in which processes find each other: those of this user, and those that are safe to write into.
+"""Directories in which processes find each other: the user's own ones, and checks that one is safe to write into.
 
 Processes announce their metrics in `own_directories`. These stay when they are empty, as Prometheus watches them and
 containers mount them.
@@ -64,7 +64,7 @@ def _is_mine(path: Path) -> bool:
 
 
 def prepare(directory: Path, *, own: bool) -> None:
-    """Make it unless it is there. Raises OSError."""
+    """Make the directory unless it exists. Raises OSError."""
     if own and directory.is_symlink():
         raise PermissionError(f"{directory} is a symbolic link: {_REMEDY}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def opened(directory: Path, *, own: bool) -> Iterator[int]:
     """Yield the descriptor of a directory. With ``own``, only this user may be able to change it, else only its owner.
 
     Raises:
-        OSError: it cannot be opened. PermissionError: it is not safe; the message says why, and what to do.
+        OSError: it cannot be opened. PermissionError: it is not safe; the message gives the reason and the remedy.
     """
     if not own:
         _check_links(directory.absolute())
@@ -97,14 +97,15 @@ def _check_links(path: Path) -> None:
 
 
 def _check(directory: Path, found: os.stat_result, *, own: bool) -> None:
-    """Root may use other users' directories where they are given: in a container those of its host are."""
+    """Check the owner and the mode of a directory. Root may use other users' directories if they are given, because a
+    container may have directories of its host."""
     me = os.getuid()
     if found.st_uid != me and (own or (found.st_uid != 0 and me != 0)):
         raise PermissionError(f"{directory} is another user's (number {found.st_uid}): {_REMEDY}")
     if own and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may change what is in {directory}: chmod it to 700, or {_REMEDY}")
+        raise PermissionError(f"others may change the files in {directory}: chmod it to 700, or {_REMEDY}")
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise PermissionError(f"all users may change what is in {directory}: chmod it, or {_REMEDY}")
+        raise PermissionError(f"all users may change the files in {directory}: chmod it, or {_REMEDY}")
 
 
 def write(directory: Path, name: str, text: str, *, own: bool) -> None:
@@ -124,9 +125,10 @@ def write(directory: Path, name: str, text: str, *, own: bool) -> None:
 
 
 def read(path: Path) -> str:
-    """Return the text of a file of such a directory, without waiting. Other users may have put anything there.
+    """Return the text of a file of such a directory, without waiting. Other users may have written anything to the
+    directory.
 
-    Raises OSError, also for what is no file, and ValueError for what is too long or no text.
+    Raises OSError, also for anything but a regular file, and ValueError if the content is too long or no text.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(number, "rb") as file:

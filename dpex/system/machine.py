@@ -1,6 +1,6 @@
 """The CPU time and memory that this machine has to spare, as they change.
 
-The readings are those of ``/proc`` (proc(5)) and of cgroups. `MachineMeter` is used by one thread, the tuner's, and
+The readings come from ``/proc`` (proc(5)) and from cgroups. `MachineMeter` is used by one thread, the tuner's, and
 limits how often it reads each source.
 """
 
@@ -32,11 +32,12 @@ _PROC = Path("/proc")
 _IDLE = slice(3, 5)
 """Places of the times in which a CPU was idle or waited for a disk, in its line of ``/proc/stat``."""
 _GUESTS = 8
-"""Place from which on that line repeats times that it has counted before: those of virtual machines."""
+"""Place from which on that line repeats times that it has counted before: the times of virtual machines."""
 
 
 def busy_s(cpus: Collection[int], proc: Path = _PROC) -> float:
-    """Return the seconds that these CPUs have been busy since boot, stolen time included; of those offline 0."""
+    """Return the seconds that these CPUs have been busy since boot, stolen time included. A CPU that is offline counts
+    0."""
     names, ticks = {f"cpu{number}" for number in cpus}, 0
     for line in (proc / "stat").read_text().splitlines():
         name, *times = line.split()
@@ -46,7 +47,7 @@ def busy_s(cpus: Collection[int], proc: Path = _PROC) -> float:
 
 
 def _spent_s(pids: Iterable[int]) -> float:
-    """Return the CPU seconds of this process and of these; of those that have ended 0."""
+    """Return the CPU seconds of this process and of these. A process that has ended counts 0."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -58,8 +59,8 @@ def _spent_s(pids: Iterable[int]) -> float:
 class MachineMeter:
     """Samples the machine for the tuner.
 
-    The ranks of a machine have an equal part of its CPUs each, and those that share their batches one part together.
-    The other parts are assumed to be used as much as this one, because they run the same program.
+    The ranks of a machine have an equal part of its CPUs each, and ranks that share their batches have one part
+    together. The other parts are assumed to be used as much as this one, because they run the same program.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
@@ -156,5 +157,6 @@ def _kilobytes(file: Path, name: str) -> list[int]:
 
 
 def cpu_used(pids: Iterable[int]) -> tuple[float, float]:
-    """Return the CPU seconds spent on the CPUs that this process may use, and those of it and these processes."""
+    """Return the CPU seconds spent on the CPUs that this process may use, and the CPU seconds of it and these
+    processes."""
     return busy_s(_affinity()), _spent_s(pids)

@@ -1,8 +1,9 @@
-"""See a process end, and see when this one forks.
+"""Notice the end of a process, and the forks of this process.
 
-A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a
-lock that another thread held during the fork is never released there. So `watch` calls a method of such objects in each
-child, before any of the child's own code runs. Comparing process ids instead would cost a system call for each batch.
+A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages. A lock
+that another thread held during the fork is never released in the child. So `watch` calls a method of such objects in
+each child, before any of the child's own code runs. Comparing process ids instead would cost a system call for each
+batch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ProcessOwned(Protocol):
     """Something that belongs to the process that made it."""
 
     def inherited(self) -> None:
-        """Run in a forked child of the owner. Take no lock: another thread of the parent may hold it."""
+        """Run in a forked child of the owner. Take no lock, because another thread of the parent may hold it."""
 
 
 _owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()

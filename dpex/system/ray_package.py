@@ -65,7 +65,7 @@ def has_started_ray() -> bool:
 
 
 def cluster_id(address: str | None = None) -> str:
-    """Return the identity of the cluster whose head listens at ``address``; None: of the one that is connected.
+    """Return the identity of the cluster whose head listens at ``address``. None: the connected cluster.
 
     One cluster may have several addresses. Ray waits 40 s for an answer, so check before that something listens there.
 

@@ -52,8 +52,8 @@ NOTHING = RunQueueTimes()
 
 @dataclass(frozen=True, kw_only=True)
 class Queued:
-    """Threads of worker processes, by process and native id, those of this process, and the training thread among them,
-    since each began; None: not known."""
+    """Times of threads since each began: of worker processes by process and native id, of this process, and of its
+    training thread. None: not known."""
 
     by_pid: Mapping[int, Mapping[int, RunQueueTimes]] = field(default_factory=dict)
     here: Mapping[int, RunQueueTimes] | None = None
@@ -78,7 +78,8 @@ class Queued:
 
 
 class RunQueueGrowth(NamedTuple):
-    """Times between two readings: of the read workers, all threads of this process, and its training thread."""
+    """Times between two readings, for the workers that were read, all threads of this process, and its training
+    thread."""
 
     workers: RunQueueTimes | None
     here: RunQueueTimes | None

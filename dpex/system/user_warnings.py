@@ -45,7 +45,8 @@ _said: set[str] = set()
 
 
 def forgive(stream: TextIO) -> None:
-    """Have letters that this stream cannot write become "?", where it would fail: a job's output may be ASCII only."""
+    """Have letters that this stream cannot write become "?" instead of an error, because a job's output may be ASCII
+    only."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")

@@ -2,8 +2,8 @@
 
 A *segment* is one anonymous shared file (`dpex.transport.memory.memory_file`), divided into
 equal *slots*. Its first pages hold two bytes a slot: "held by the maker" and "held by the taker". A slot is free when
-both are zero. The maker (a worker) sets both; each side clears its own byte when the last tensor or array that views
-the slot dies there. No lock is needed, because every byte has one writer at a time.
+both are zero. The maker (a worker) sets both; each side clears its own byte when its last tensor or array that views
+the slot dies. No lock is needed, because every byte has one writer at a time.
 
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
@@ -41,7 +41,7 @@ PAGE_BYTES = mmap.PAGESIZE
 # Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
 _MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 9, 14, 22, 23
 _SEGMENT_BYTES = 4 << 20
-"""Bytes of a segment that small slots share: each segment costs a mapping on either side."""
+"""Bytes of a segment that small slots share, because each segment costs a mapping on either side."""
 _LARGE_BYTES = 1 << 20
 """Slots of this size or more have sizes that fit closely, to save memory."""
 _TRIM_EVERY = 128
@@ -266,7 +266,7 @@ class Arena:
     def _reuse(self, slot_bytes: int) -> SlotRef | None:
         """Return a free slot, looked for in the segment that had one last, then in the others of that size.
 
-        Large slots have a segment each. There the oldest segment is looked at first, so that those beyond what is in
+        Large slots have a segment each. The oldest of them is looked at first, so that segments beyond the number in
         use at the same time stay unused, and are given up.
         """
         for size in sorted(s for s in self._by_size if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
@@ -349,7 +349,7 @@ def _map(size: int, shared: bool) -> tuple[Any, int]:
 
 
 class Fork:
-    """A fork, and the slots that were released here and may still be read there."""
+    """A fork, and the slots that this process has released and the child may still read."""
 
     def __init__(self) -> None:
         self.age: float = math.inf
@@ -408,7 +408,7 @@ def _ended() -> list[Fork]:
 
 
 def forget_inherited() -> None:
-    """Close the pipes to the parent: dpex's own processes do not read slots that they inherited."""
+    """Close the pipes to the parent, because dpex's own processes do not read slots that they inherited."""
     while _inherited:
         os.close(_inherited.pop())
 

@@ -1,11 +1,11 @@
 """Batch tree to message and back.
 
 A batch becomes a small tree of plain values that `marshal` writes in about a microsecond, and raw buffers. Small ones
-lie inside the message, large ones in slots of the worker's arena. The taker views those without a copy.
+lie inside the message, large ones in slots of the worker's arena. The taker views the slots without a copy.
 
-Tensors keep dtype, shape, strides, and which of them share memory. The short way takes contiguous tensors that share no
-memory, and plain containers (list, tuple, dict, numbers, strings). Any other value makes its batch travel as a pickle,
-with its memory still as raw buffers (see `pickling`).
+Tensors keep dtype, shape, strides, and which of them share memory. The fast encoding supports contiguous tensors that
+share no memory, and plain containers (list, tuple, dict, numbers, strings). Any other value makes its batch travel as a
+pickle, with its memory still as raw buffers (see `pickling`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _ExoticError(Exception):
 
 
 class Encoder:
-    """Encodes the batches of one worker; ``dump`` pickles those that cannot take the short way.
+    """Encodes the batches of one worker; ``dump`` pickles batches that the fast encoding does not support.
 
     ``nbytes``: bytes of the buffers of the last batch.
     """
@@ -96,7 +96,7 @@ class Encoder:
         self._handed_over.append(ref)
 
     def _take_back(self) -> None:
-        """Free the slots of a message that is not sent: no taker would do it."""
+        """Free the slots of a message that is not sent, because no taker would do it."""
         for ref in self._handed_over:
             self._arena.take_back(ref)
         self._handed_over.clear()

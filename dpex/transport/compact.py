@@ -42,12 +42,12 @@ def compact(items: Any) -> Any:
 
     Each item is pickled into one buffer of shared memory. Reading an item unpickles it, so it is a new object that
     equals the one given. Workers of dpex and of PyTorch's loader map the buffer, whether they are forked or spawned.
-    Other pickles, such as those for another machine, contain it. On Python 3.12 and later, `DpexDataLoader` shares
+    Other pickles, such as pickles for another machine, contain it. On Python 3.12 and later, `DpexDataLoader` shares
     plain objects without it.
 
     Costs, on one core: 1 µs per item to make, 5 µs to read a dict of five entries, 2 µs to read a string, 5 µs to find
-    a key. Memory is that of the pickles and 8 bytes per item: 146 bytes for a dict of five entries instead of 570, 48
-    for a path instead of 82.
+    a key. Memory is the size of the pickles and 8 bytes per item: 146 bytes for a dict of five entries instead of 570,
+    48 for a path instead of 82.
 
     Args:
         items: A list or tuple of any length: the result is a `collections.abc.Sequence`, and a slice of it is a list.

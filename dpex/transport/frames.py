@@ -2,7 +2,7 @@
 
 A frame begins with the length of its header and the number of its buffers (two u32, little endian). The size of each
 buffer follows (u64). Then comes the header. It is marshalled, so reading a frame runs no code of the other end. The
-bytes of the buffers are last. Both ends unpickle what some frames hold, and a pickle may run any code: the trainer
+bytes of the buffers are last. Both ends unpickle the content of some frames, and a pickle may run any code: the trainer
 trusts its agents, and an agent its trainer. ``docs/explanation/security.md`` has the whole list.
 
 Only `receive` blocks.
@@ -38,7 +38,7 @@ class FrameError(DpexError, ConnectionError):
 class FrameWriter:
     """Sends frames without blocking. Used by one thread.
 
-    ``pending_bytes``: what the connection has not taken yet, which is kept, with the memory that it lies in.
+    ``pending_bytes``: bytes that the connection has not taken yet. They are kept, with their memory.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -57,7 +57,8 @@ class FrameWriter:
         self.pending_bytes += sum(map(len, kept))
 
     def flush(self) -> bool:
-        """Send what the connection takes; return True if nothing is kept any more. Raises OSError if it is gone."""
+        """Send as many bytes as the connection takes; return True if none is left. Raises OSError if the connection is
+        gone."""
         pieces = self._pieces
         while pieces:
             try:
@@ -79,7 +80,7 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[An
     ``memory`` returns a writable buffer of the given number of bytes.
 
     Raises:
-        FrameError: What came is no frame.
+        FrameError: The received bytes are no frame.
         OSError: The connection broke.
     """
     head = bytearray(_HEAD.size)

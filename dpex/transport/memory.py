@@ -87,7 +87,7 @@ def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 _ALIGN = 64
-"""Bytes of a cache line; what begins at one can be read as an array of any type."""
+"""Bytes of a cache line. Data that begins at a multiple can be read as an array of any type."""
 _LENGTH_BYTES = 8
 """A file begins with the place of its table."""
 _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)

@@ -6,9 +6,9 @@ same for all storages of PyTorch: plain tensors, and tensors that `torch.Tensor.
 contain the whole batch. In contrast, the reductions of `torch.multiprocessing` leave a descriptor in the sending
 process until the batch is read. Tensors on other devices than the CPU use these reductions.
 
-Of each storage, dpex sends only the *spans* that the plain tensors of the batch view. The spans form one new storage,
-so views that shared memory still share it, and overlapping views still overlap. Of the storage of any other tensor,
-dpex sends all bytes, like torch's own workers.
+dpex sends only the *spans* of each storage that the plain tensors of the batch view. The spans form one new storage, so
+views that shared memory still share it, and overlapping views still overlap. The storage of any other tensor is sent
+whole, as by torch's own workers.
 
 A class that a script or a notebook defines travels by its name, also from a worker that has not imported the script.
 
@@ -158,7 +158,7 @@ class BufferTable:
             memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
             return plain_view, (memory, tensor.dtype, offset, shape, stride)
         if tensor.requires_grad and not tensor.is_leaf and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            return reduce_tensor(tensor)  # raises, and says what to do
+            return reduce_tensor(tensor)  # raises an error that names the remedy
         reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if not isinstance(reduced, tuple) or len(reduced) != 2:
             return reduced
@@ -225,7 +225,7 @@ def dump_error(error: Any) -> bytes:
 
 
 def _by_name(obj: Any) -> Any:
-    """Return the reduction of what the script defines to its name; pickle itself would look it up in this process."""
+    """Reduce a definition of the script to its name; pickle itself would look it up in this process."""
     if not isinstance(obj, (type, FunctionType)) or obj.__module__ != "__main__" or "<" in obj.__qualname__:
         return NotImplemented
     return _of_script, (obj.__qualname__,)
@@ -239,7 +239,7 @@ def _of_script(name: str) -> Any:
 
 
 class LoadedMemory:
-    """A storage that arrived, with the spans that were sent of the one in the worker."""
+    """A storage that arrived, with the spans of the worker's storage that were sent."""
 
     def __init__(self, storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int, int]]) -> None:
         self.storage = storage
@@ -335,7 +335,8 @@ def dump_remote(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
 
 
 def unpack(header: Any, buffers: Sequence[Any]) -> Any:
-    """Return the object of a pickle and its buffers, in which its arrays and tensors lie, writable if those are.
+    """Return the object of a pickle and its buffers. Its arrays and tensors lie in the buffers, and are writable if the
+    buffers are.
 
     A batch has a `LoadedMemory` for each storage.
     """
@@ -355,7 +356,7 @@ def _remote_pickler() -> Any:
 
 @cache
 def _spawning_pickler(base: Any) -> Any:
-    """Return a class with these reductions: a pickler in C reads them once, when it is made."""
+    """Return a class with these reductions, because a pickler in C reads them once, when it is made."""
     own: Any = ForkingPickler
 
     class SpawningPickler(base):  # type: ignore[misc]
@@ -403,7 +404,8 @@ def _as_storage(buffer: Any) -> torch.UntypedStorage:
     return memory.untyped_storage()
 
 
-# -- naming what cannot travel -----------------------------------------------------------------------------------------
+# -- naming unpicklable objects
+# -----------------------------------------------------------------------------------------
 
 
 def is_shipping() -> bool:
@@ -430,7 +432,8 @@ def explain_spawn(obj: Any, error: Exception) -> str:
 
 
 def _is_spawnable(value: Any) -> bool:
-    """Return True for what `multiprocessing` pickles, and for its own locks and queues, which need a new process."""
+    """Return True for objects that `multiprocessing` pickles, and for its own locks and queues, which need a new
+    process."""
     try:
         ForkingPickler.dumps(value)
     except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from dpex.errors import AsyncError
+from dpex.errors import UsageError
 
 _TWO_METHODS = "`async def fetch(self, index)`, which waits, and `def decode(self, index, raw)`, which computes"
 
@@ -57,13 +57,13 @@ class AsyncDataset(Dataset[Any]):
         super().__init_subclass__(**options)
         for name in ("__getitem__", "__getitems__", "decode"):
             if inspect.iscoroutinefunction(vars(cls).get(name)):
-                raise AsyncError(f"{cls.__qualname__}.{name} is async: a dpex.AsyncDataset has {_TWO_METHODS}")
+                raise UsageError(f"{cls.__qualname__}.{name} is async: a dpex.AsyncDataset has {_TWO_METHODS}")
 
     async def fetch(self, index: Any) -> Any:
         """Return what `decode` needs to make a sample, such as the bytes of a file. Await in this method alone.
 
         It may be called for many samples at the same time, in any order. Draw no random numbers here: a draw from a
-        generator of NumPy or torch fails the batch with an `AsyncError`. Python's `random` is free for clients, which
+        generator of NumPy or torch fails the batch with a `UsageError`. Python's `random` is free for clients, which
         draw pauses between attempts from it, but must not change the result.
 
         Args:
@@ -116,7 +116,8 @@ class AsyncSample:
         return self._dataset.decode(self._index, self._raw)
 
 
-# -- samples that have parts, as those of torch's StackDataset ---------------------------------------------------------
+# -- samples that have parts, as with torch's StackDataset
+# --------------------------------------------------------------
 
 
 def awaits(sample: Any) -> bool:
@@ -129,7 +130,7 @@ def _is_awaited(part: Any) -> bool:
 
 
 def _parts(sample: Any) -> Any:
-    """Return the parts of a sample; of one without parts, the sample itself."""
+    """Return the parts of a sample, or the sample itself if it has none."""
     if type(sample) in (tuple, list):
         return sample
     return sample.values() if type(sample) is dict else (sample,)

@@ -1,4 +1,4 @@
-"""Errors of asynchronous datasets, in plain words: what the dataset does wrong, and what to do."""
+"""Errors of asynchronous datasets: each names the mistake in the dataset, and the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import inspect
 from typing import Any
 
-from dpex.errors import AsyncError
+from dpex.errors import UsageError
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import READING, async_datasets
 from dpex.worker.decoded_stream import Decoding
@@ -37,7 +37,7 @@ _FILES = (
 
 
 def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> Exception | None:
-    """Return an error that says what the dataset does wrong, and what to do; None if ``error`` has no known meaning."""
+    """Return an error that names the mistake in the dataset and the remedy; None if ``error`` has no known meaning."""
     text, outer = str(error), type(dataset).__name__
     inner = async_datasets(dataset)
     kind = type(inner[-1]).__name__ if inner else outer
@@ -45,14 +45,14 @@ def explained(error: Exception, dataset: Any, index: Any, concurrency: int) -> E
         return OSError(error.errno, _FILES.format(index=as_text(index), kind=kind, concurrency=concurrency))
     if isinstance(error, RuntimeError):
         told = next(((part, meaning) for part, meaning in _MEANINGS.items() if part in text), None)
-        return None if told is None else AsyncError(told[1].format(kind=kind, part=told[0]))
+        return None if told is None else UsageError(told[1].format(kind=kind, part=told[0]))
     if inner and isinstance(error, (TypeError, AttributeError)) and "'coroutine'" in text:
-        return AsyncError(
+        return UsageError(
             f"{outer}.__getitem__ got a coroutine in place of a sample ({text}). {kind}.__getitem__ is async: that of "
             f"{outer}, which wraps it, must be, too, and await it"
         )
     if isinstance(error, (TypeError, AttributeError)) and "AsyncSample" in text:
-        return AsyncError(
+        return UsageError(
             f"{outer} got a sample of {kind}, a dpex.AsyncDataset, before it was decoded ({text}). Make {outer} a "
             f"dpex.AsyncDataset, too: its fetch awaits that of {kind}, and its decode calls that of {kind}"
         )
@@ -67,13 +67,13 @@ _DRAWS = (
 )
 
 
-def drawn(dataset: Any, generators: list[str]) -> AsyncError:
+def drawn(dataset: Any, generators: list[str]) -> UsageError:
     """Return the error of samples that have drawn from ``generators`` while they were fetched.
 
     It names each method that may have drawn.
     """
     places = " or ".join(dict.fromkeys(map(_place, async_datasets(dataset) or [dataset])))
-    return AsyncError(_DRAWS.format(generators=", ".join(generators), places=places))
+    return UsageError(_DRAWS.format(generators=", ".join(generators), places=places))
 
 
 def _place(dataset: Any) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from dpex.errors import AsyncError
+from dpex.errors import UsageError
 from dpex.schedule.names import with_inner_datasets
 from dpex.system.user_warnings import warn
 from dpex.worker import sample_guard
@@ -34,14 +34,14 @@ _CLOSE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One sample, or one batch of an ``async def __getitems__``, while it is loaded.
+    """A sample, or a batch of an ``async def __getitems__``, while it is loaded.
 
     Attributes:
         place, index: Its place in the batch, and its index.
         number: The number of its ticket.
         samples: The number of samples that are loaded at once.
         seconds: From its slot to its end.
-        given: What the dataset has returned already, to be awaited; None: reading it has not begun.
+        given: The awaitable that the dataset has returned; None: reading it has not begun.
         is_late: It was cancelled as it took too long.
         is_dropped: It was cancelled as its batch failed or ends.
     """
@@ -95,7 +95,7 @@ class SampleLoop:
 
     Attributes:
         is_ending: All that runs is cancelled.
-        is_computing: Samples are decoded or collated, while those of other batches wait.
+        is_computing: Samples are decoded or collated, while samples of other batches wait.
         is_watched: `begin_step` and `end_step` do something.
     """
 
@@ -117,7 +117,7 @@ class SampleLoop:
 
     @property
     def hands_out(self) -> bool:
-        """True if an `AsyncDataset` is read by this loop, which fetches and decodes what it hands out."""
+        """True if this loop reads an `AsyncDataset`, which then hands out samples that the loop fetches and decodes."""
         return not self.is_computing and asyncio._get_running_loop() is self.loop
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -148,12 +148,12 @@ class SampleLoop:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of a coroutine, which is cancelled at an exception in this thread, such as Ctrl-C.
 
-        Raises AsyncError in a sample that the loop loads: it would wait for itself.
+        Raises UsageError in a sample that the loop loads, because the loop would wait for itself.
         """
         running = asyncio._get_running_loop()
         if running is self.loop:
             coroutine.close()
-            raise AsyncError(
+            raise UsageError(
                 "an asynchronous dataset was read synchronously inside a sample that the event loop is loading, which "
                 "would wait for itself: await it there (of a dpex.AsyncDataset, await its fetch in fetch), or give the "
                 "inner loader workers of its own"
@@ -211,7 +211,8 @@ class SampleLoop:
     # -- its end -------------------------------------------------------------------------------------------------------
 
     def closes(self, dataset: Any) -> None:
-        """Await ``aclose()`` of the dataset, and of those that it wraps, before the loop ends; keep none of them."""
+        """Await ``aclose()`` of the dataset and of the datasets that it wraps before the loop ends. Keep none of them
+        alive."""
         for each, _ in with_inner_datasets(dataset):
             if inspect.iscoroutinefunction(getattr(type(each), "aclose", None)):
                 with contextlib.suppress(TypeError):  # it has slots and no room for a weak reference
@@ -241,7 +242,8 @@ class SampleLoop:
 
 _here: tuple[int, SampleLoop] | None = None
 _inherited: list[SampleLoop] = []
-"""Loops of a parent process, never closed: that would remove what the parent waits for from the epoll they share."""
+"""Loops of a parent process. They are never closed, because closing would remove the parent's descriptors from the
+epoll that both share."""
 
 
 def loop_of_process() -> SampleLoop:

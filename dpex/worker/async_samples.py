@@ -1,4 +1,4 @@
-"""Loads the samples of asynchronous datasets: those of a batch, and of several batches, at the same time.
+"""Load the samples of asynchronous datasets: all samples of a batch, and of several batches, at the same time.
 
 **Two phases.** The samples of a batch are fetched at the same time, in steps between which other batches go on. Then
 they are decoded and collated in one step (`SampleLoop.is_computing`).
@@ -8,8 +8,8 @@ of the batch and the sample's place, and for the collate function. Draws of samp
 on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails it and all later
 batches.
 
-**Order.** Results are awaited in the order of the samples. So the error of a batch is that of the first sample, in
-order, that fails. Those before it are awaited; those behind it are cancelled and awaited.
+**Order.** Results are awaited in the order of the samples. So a batch raises the error of the first sample, in order,
+that fails. Earlier samples are awaited; later ones are cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dpex.errors import AsyncError, SampleTimeoutError
+from dpex.errors import SampleTimeoutError, UsageError
 from dpex.measure.sampling import as_text
 from dpex.schedule.names import async_datasets, reads_either_way
 from dpex.schedule.seeding import ticket_seed
@@ -44,14 +44,14 @@ _CANCELLED = (
 )
 
 Errors = dict[int, Exception] | None
-"""The errors of samples, by their places. None: the first one is that of the batch."""
+"""The errors of samples, by their places. None: the batch raises the first of them."""
 
 
 class Slots:
     """Bounds the samples that a process loads at the same time, to ``most``. The first to ask is the first to load.
 
     Attributes:
-        open: Samples that are not loaded yet, those that wait included.
+        open: Samples that are not loaded yet, including samples that wait for a slot.
         on_room: Called when samples end and fewer than ``most`` are open.
     """
 
@@ -130,10 +130,10 @@ class BatchLoad:
 class AsyncSamples:
     """Loads the batches of one map-style dataset, at most ``concurrency`` samples at the same time.
 
-    Without a ``guard``, the error of a sample is that of its batch.
+    Without a ``guard``, a batch raises the error of its sample.
 
     Attributes:
-        cpu_since: CPU seconds of the process when it ended the batch before.
+        cpu_since: CPU seconds of the process at the end of the previous batch.
     """
 
     def __init__(
@@ -191,7 +191,8 @@ class AsyncSamples:
     # -- random numbers ------------------------------------------------------------------------------------------------
 
     def seed(self, seed: int | None) -> None:
-        """Seed the generators, if there is a seed: of a sample for decoding it, of a batch for collating it."""
+        """Seed the generators with the seed of a sample, to decode it, or of a batch, to collate it. None changes
+        nothing."""
         if seed is not None:
             seed_ticket(seed)
             if self._own:
@@ -200,7 +201,7 @@ class AsyncSamples:
     def _begin_computing(self, seed: int | None) -> None:
         """Begin to decode and to collate a batch.
 
-        Raises AsyncError if a sample has drawn while it was fetched: of this batch, or of another one under way.
+        Raises UsageError if a sample of this batch, or of another one under way, has drawn while it was fetched.
         """
         now = self._now()
         self._drawn = self._drawn or [name for name, mark in self._marks.items() if mark != now[name]]
@@ -212,7 +213,7 @@ class AsyncSamples:
         current.seed = seed
 
     def end_computing(self, seed: int | None) -> None:
-        """End what `_begin_computing` has begun, if it has: samples of other batches may be fetched again."""
+        """End the computing that `_begin_computing` began, if it did. Samples of other batches may be fetched again."""
         if self._loop.is_computing:
             self._loop.is_computing = False
             if self._under_way:
@@ -247,7 +248,7 @@ class AsyncSamples:
         return data if self._auto_collation else data[0]
 
     async def _in_bulk(self, wanted: Any, batch: BatchLoad, errors: Errors) -> tuple[Any, list[Step]] | None:
-        """Return what ``__getitems__`` gives, awaited, and the samples that may have to be decoded.
+        """Return the awaited result of ``__getitems__``, and the samples that may have to be decoded.
 
         None: it has failed as a whole, and each sample is to be loaded alone.
         """
@@ -300,7 +301,7 @@ class AsyncSamples:
     async def _together(
         self, gets: Sequence[Callable[[], Any]], samples: list[Step], batch: BatchLoad, errors: Errors
     ) -> list[Any]:
-        """Return what was fetched for these samples at the same time by ``gets``, which begin to read each."""
+        """Fetch these samples at the same time, and return the results. Each of ``gets`` begins to read a sample."""
         tasks = [self._begun(get, sample, batch) for get, sample in zip(gets, samples, strict=True)]
         loaded: list[Any] = []
         try:
@@ -334,7 +335,7 @@ class AsyncSamples:
                 raise self._too_late(sample) from error
             if sample.is_dropped or self._loop.is_ending:
                 raise
-            raise AsyncError(_CANCELLED.format(as_text(sample.index))) from error
+            raise UsageError(_CANCELLED.format(as_text(sample.index))) from error
         except Exception as error:
             self._explain(error, sample)
             raise
@@ -350,7 +351,7 @@ class AsyncSamples:
             raise told from error
 
     def _decode(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: Errors) -> None:
-        """Put decoded samples in the places of those that were fetched."""
+        """Decode the samples of ``data`` in place."""
         for at, sample in enumerate(samples):
             try:
                 if not is_decoded(data[at]):
@@ -396,7 +397,7 @@ class AsyncSamples:
         )
 
     async def _fill(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: dict[int, Exception]) -> None:
-        """Put other samples in the places of those that fail, as without an event loop."""
+        """Put other samples in the places of failed ones, as without an event loop."""
         guard = self._guard
         assert guard is not None
         wanted = [sample.index for sample in samples]

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from dpex.errors import NoBatchError
+from dpex.errors import UsageError
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.kept_states import KeptStates
 from dpex.worker.setup import Modes
@@ -97,12 +97,12 @@ class CurrentBatch:
     seed: int | None = None
     """None: no batch is being made, or it has no seed of its own."""
     is_per_batch: bool = False
-    """This process is a worker of ``seeding="batch"``."""
+    """True in a worker of ``seeding="batch"``."""
 
 
 current: CurrentBatch = CurrentBatch()
 seed_of_sample: contextvars.ContextVar[int | None] = contextvars.ContextVar("dpex-batch-seed", default=None)
-"""The seed of the batch of a sample that an event loop loads beside those of other batches."""
+"""The seed of the batch of a sample that an event loop loads beside samples of other batches."""
 
 
 def batch_seed() -> int:
@@ -118,7 +118,7 @@ def batch_seed() -> int:
         A non-negative integer of 63 bits.
 
     Raises:
-        NoBatchError: This process makes no batch at the moment, or makes batches without seeds (``num_workers=0`` with
+        UsageError: This process makes no batch at the moment, or makes batches without seeds (``num_workers=0`` with
             ``seeding="worker"``). It is a RuntimeError.
 
     Examples:
@@ -144,7 +144,7 @@ def batch_seed() -> int:
         worker = get_worker_info()
         seed = None if worker is None else worker.seed
     if seed is None:
-        raise NoBatchError(_why_none())
+        raise UsageError(_why_none())
     return seed
 
 

@@ -1,9 +1,9 @@
 """Makes tickets inside a worker of any pool: seed, fetch, collate, time each stage, catch errors.
 
 A *worker* serves one or more *logical workers*. Under ``seeding="batch"`` there is one per worker, and each ticket has
-a random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for streams, logical worker *k* is what
-PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``. Several of them share a
-worker where too few can be started.
+a random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for streams, logical worker *k* is
+PyTorch's worker *k*, with its own random state, dataset copy and ``get_worker_info()``. If too few workers start, one
+worker serves several.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
 """
@@ -71,7 +71,8 @@ class WorkerCore:
         logical.start(state, own)
 
     def _own_as_at_first(self) -> OwnGenerators:
-        """Set the generators in the dataset to the states in which they came here: logical workers may share them."""
+        """Set the generators in the dataset to the states with which they arrived, because logical workers may share
+        them."""
         if self._own is None:
             self._own = OwnGenerators(self.setup.dataset, self.setup.collate_fn)
         else:
@@ -236,7 +237,7 @@ class Logical:
         self.fetcher.go_on(state)
 
     def new_pass(self, epoch: int) -> None:
-        """Begin an epoch: an iterable dataset is iterated anew."""
+        """Begin an epoch. An iterable dataset is iterated anew."""
         self.epoch = epoch
         self.fetcher = Fetcher(self._setup, self._timer, own=self.own, former=self.fetcher)
 

@@ -1,7 +1,7 @@
 """A stream in two parts: samples are drawn by the worker that reads the stream, and decoded by any worker.
 
-`decode_in_workers` makes such a stream. `Reading` is the dataset of the workers that read, `Decoding` that of the
-workers that decode. Both hold the user's own dataset and look at its parts in the worker, when an epoch begins there.
+`decode_in_workers` makes such a stream. `Reading` is the dataset of the workers that read, and `Decoding` the dataset
+of the workers that decode. Both hold the user's own dataset, and look at its parts when an epoch begins in the worker.
 
 A reading worker pickles the samples of a batch (`pickled`, in place of a collate function). The training process passes
 the bytes on without unpickling them: a `RawSamples` stands in its ticket in place of indices, and is kept until the
@@ -26,7 +26,7 @@ from dpex.worker.states import is_stateful, load_state, state_of
 class DecodedStream(IterableDataset[Any]):
     """The samples of ``source``, each decoded by ``fn``; made by `dpex.decode_in_workers`.
 
-    Other attributes are those of ``source``, such as ``num_shards`` and ``set_epoch``.
+    Other attributes are read from ``source``, such as ``num_shards`` and ``set_epoch``.
     """
 
     def __init__(self, source: Iterable[Any], fn: Callable[[Any], Any]) -> None:
@@ -42,7 +42,8 @@ class DecodedStream(IterableDataset[Any]):
         return (run(self.fn(sample)) for sample in self.source)
 
     def __copy__(self) -> DecodedStream:
-        """Return a stream with a copy of the source: logical workers in one process must not share its place."""
+        """Return a stream with a copy of the source, because logical workers in one process must not share its
+        place."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self), source=copy.copy(self.source))
         return copied
@@ -63,9 +64,10 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
 
     Each worker of torch reads a stream and decodes the samples that it reads, so a dataset of two shards keeps at most
     two workers busy. A `DpexDataLoader` with ``num_workers="auto"`` or ``seeding="batch"`` reads the samples of
-    ``source`` with one worker for each stream, on this machine. Their batches and order are those of torch's workers.
-    Any number of other workers call ``fn``, on this machine or on the cluster; the tuner sets this number as it does
-    for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, one worker reads and decodes.
+    ``source`` with one worker for each stream, on this machine. Torch's workers would give the same batches in the same
+    order. Any number of other workers call ``fn``, on this machine or on the cluster; the tuner sets this number as it
+    does for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, one worker reads and
+    decodes.
 
     Samples of ``source`` are pickled on their way to the worker that decodes them, so they should be small: compressed
     bytes, names of files, text. Random numbers that ``fn`` draws depend only on the base seed, the epoch and the number
@@ -74,7 +76,7 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
     Args:
         source: An iterable dataset, or any object that can be iterated anew for each epoch. As with torch, it must
             yield a different part in each worker.
-        fn: A function of a sample of ``source``. If it waits, write an ``async def``: a worker then runs several calls
+        fn: A function of a sample of ``source``. If it waits, write an ``async def``. A worker then runs several calls
             at the same time. Any worker may call it, once for each sample, in any order.
 
     Returns:
@@ -139,7 +141,7 @@ def pickled(samples: list[Any]) -> tuple[int, bytes]:
 
 
 def pickled_alone(sample: Any) -> tuple[int, bytes]:
-    """Return what `pickled` returns for the single sample of a loader that does not batch."""
+    """Return the result of `pickled` for the single sample of a loader that does not batch."""
     return pickled([sample])
 
 
@@ -178,7 +180,7 @@ class FailedRead:
         self.error: Exception = error
 
     def __call__(self) -> FailedRead:
-        """Return itself: an error needs no decoding."""
+        """Return itself, because an error needs no decoding."""
         return self
 
 

@@ -1,8 +1,9 @@
-"""See which code draws random numbers, by the states of the generators that it may draw from. Nothing is drawn here.
+"""Find the code that draws random numbers, by the states of the generators that it may draw from. This module draws
+nothing.
 
-The generators are the global ones, those that lie in the dataset, and those that are global variables of the functions
-that run. A function that returns the seed of the batch, or seeds a generator from the system's entropy, counts as well.
-A generator that a sample makes from a fixed seed does not: its numbers are the same in each epoch.
+The generators are the global ones, the dataset's own, and global variables of the functions that run. A function that
+returns the seed of the batch, or seeds a generator from the system's entropy, counts as well. A generator that a sample
+makes from a fixed seed does not: its numbers are the same in each epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from dpex.worker.own_generators import is_own_generator, own_generators
 from dpex.worker.states import GLOBAL
 
 _MOST = 16
-"""Generators whose states are compared: a state takes up to 50 µs to read, and there are two comparisons in a step."""
+"""Maximum number of generators whose states are compared, because a state takes up to 50 µs to read and a step has two
+comparisons."""
 
 
 def state_mark(generator: Any) -> Any:
@@ -67,7 +69,7 @@ class GeneratorDraws:
 
     def _add(self, generator: Any) -> None:
         if id(generator) not in self._generators and len(self._generators) < len(GLOBAL) + _MOST:
-            with contextlib.suppress(Exception):  # of a bit generator without a state
+            with contextlib.suppress(Exception):  # a bit generator without a state raises it
                 self._marks[id(generator)] = state_mark(generator)
                 self._generators[id(generator)] = generator
 

@@ -2,7 +2,8 @@
 
 `StreamEnd` and `Failure` stand in place of a batch.
 
-CPU time is that of the process, which a worker has to itself. So it includes threads that libraries start for a batch.
+CPU time is measured for the whole process, which a worker has to itself. So it includes threads that libraries start
+for a batch.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ CPU_CLOCK_EVERY = 16
 class SampledCpu:
     """Measure the CPU seconds of tickets by ``clock``, a system call.
 
-    Of tiny tickets the clock is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+    If tickets are tiny, the clock is read for each `CPU_CLOCK_EVERY`-th of them, which stands for all.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -90,7 +91,7 @@ class SampledCpu:
 class SampleClock:
     """Finds the slowest sample of each batch while samples take long enough (``is_on``).
 
-    The first sample of all is left out: it pays for files that are opened and modules that are imported.
+    The very first sample is left out, because it pays for opening files and importing modules.
     """
 
     __slots__ = ("_is_warm", "_slowest", "is_on")
@@ -187,8 +188,8 @@ class Fetcher:
     def fetch(self, index: Any) -> tuple[Any, BatchTimes]:
         """Return the batch and its stage times; raise StopIteration at the end of a stream.
 
-        Reading the CPU clock is a system call. Of tiny batches only each `CPU_CLOCK_EVERY`-th reads it, and its ratios
-        of CPU time to wall time are used for the following ones.
+        Reading the CPU clock is a system call. If batches are tiny, only each `CPU_CLOCK_EVERY`-th of them reads it,
+        and its ratios of CPU time to wall time are used for the following ones.
         """
         clocked = self._unclocked == 0
         cpu_began = self._cpu() if clocked else 0.0
@@ -233,7 +234,7 @@ class Fetcher:
             return self._at_once(self.samples, index)
         data = self._one_by_one(index)
         first = data[0] if type(data) is list and data else data
-        if type(first) is CoroutineType:  # of a wrapper that hands on what it reads
+        if type(first) is CoroutineType:  # a wrapper hands on the coroutines of an inner dataset
             for each in data if type(data) is list else (data,):
                 each.close()
             return self._at_once(self._load_at_once(), index)
@@ -257,9 +258,9 @@ class Fetcher:
     async def fetch_beside(self, number: int, index: Any, seed: int) -> tuple[Any, BatchTimes]:
         """Fetch ticket ``number`` with ``seed``, as `fetch` does, while the worker makes other batches.
 
-        The loading time is the batch's share of the worker: the seconds of fetching its samples, divided by the
-        concurrency, and those of decoding them. If the process used more CPU seconds since the previous batch, it is
-        these.
+        The loading time is the batch's share of the worker: the sum of its samples' fetching times over the
+        concurrency, plus their decoding time. If the process used more CPU seconds since the previous batch, it is the
+        CPU seconds.
         """
         from dpex.worker.async_samples import BatchLoad
 
@@ -416,6 +417,6 @@ def _plain(tensor: Any) -> bool:
 
 
 def _like(first: torch.Tensor) -> Callable[[Any], bool]:
-    """Return a test of an item: stacked into memory of ``first``'s dtype, do the two give what torch gives?"""
+    """Return a test whether stacking ``first`` and an item in memory of ``first``'s dtype gives torch's result."""
     dtype = first.dtype
     return lambda item: _plain(item) and item.dtype == dtype and item.is_contiguous() and not item.is_conj()

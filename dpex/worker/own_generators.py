@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 MOST_OBJECTS = 5000
 """Objects of a dataset that are looked at; it takes a few milliseconds."""
 MOST_ITEMS = 64
-"""Items of a list or dict that are looked at: transforms are few, and samples are many."""
+"""Maximum number of items of a list or dict that are searched. Transforms are few, and samples are many."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
 
@@ -51,13 +51,13 @@ class OwnGenerators:
         self._at_first: dict[str, Any] = {}
         try:
             found = list(own_generators(dataset, collate_fn))
-        except Exception as error:  # of an object that stands for another, and cannot load it here
+        except Exception as error:  # a stand-in for another object cannot load it in this process
             logger.debug("no generators are looked for in %s: %r", type(dataset).__name__, error)
             return
         for name, one in found:
             try:
                 self._at_first[name] = generator_state(one)
-            except Exception:  # of a bit generator without a state
+            except Exception:  # a bit generator has no state
                 continue
             self.found[name] = one
 
@@ -76,9 +76,9 @@ class OwnGenerators:
         self.restore(self._at_first)
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Set the generators to ``states``; one whose place is not among them stays as it is.
+        """Set the generators to ``states``. A generator whose place is not among them keeps its state.
 
-        Raises StateError if a state is of another kind of generator than the one that lies there.
+        Raises StateError if a state belongs to another kind of generator than the generator at its place.
         """
         for name, state in states.items():
             one = self.found.get(name)

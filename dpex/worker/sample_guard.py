@@ -1,4 +1,4 @@
-"""Loads the samples of a batch one by one, also where some fail, reports those, and counts what was reported.
+"""Load the samples of a batch one by one, report samples that fail, and count the reports.
 
 A batch stays full. Under "skip" the place of a sample that fails is taken by another sample of the same batch, which is
 then in it twice. Under "replace" it is taken by another sample of the dataset, drawn by a number made of the seed, the
@@ -42,7 +42,7 @@ _MOST_STACK_LETTERS = 4000
 """Characters of the innermost frames of a stack that are reported."""
 _NONE = -1
 LEAST = 10
-"""Samples that may fail whatever their share: the first batch of a pass proves nothing."""
+"""Samples that may fail whatever their share, because the first batch of a pass proves nothing."""
 _PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
 
 
@@ -82,7 +82,8 @@ class SampleGuard:
         return self._one_by_one([wanted], left_out)[0]
 
     def _bulk(self, wanted: Any) -> Any:
-        """Return all at once, or None if that fails: then each is loaded alone, to find the failing one."""
+        """Return all samples, loaded at once, or None if that fails. Each is then loaded alone, to find the failing
+        one."""
         if self._watch is not None:
             self._watch.begin(ALL_AT_ONCE, wanted, len(wanted))
         try:
@@ -135,7 +136,7 @@ class SampleGuard:
     # -- replacements ----------------------------------------------------------------------------------------------
 
     def filling(self, data: list[Any], wanted: Sequence[Any], errors: Collection[int]) -> dict[int, Iterator[int]]:
-        """Put samples of the batch in the places of those that failed.
+        """Put samples of the batch in the places of samples that failed.
 
         Return the places that take another sample of the dataset, each with the indices to try.
         """
@@ -224,7 +225,7 @@ class SampleWatch:
             time.sleep(0.001)  # the thread has just found that it took too long, and sends something
 
     def run(self) -> None:
-        """Look without an end: the body of the watching thread."""
+        """Look in an endless loop. This is the body of the watching thread."""
         while True:
             time.sleep(self._timeout_s / LOOKS)
             self.look()
@@ -278,8 +279,8 @@ def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None
 class SampleErrors:
     """Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
 
-    Used by the thread that takes batches in; read by any. What is to be said or raised is returned as instructions,
-    which the training thread performs. ``count`` samples failed, the ``latest`` of which are kept.
+    The thread that takes batches in uses it, and any thread may read it. Warnings and errors are returned as
+    instructions, which the training thread performs. ``count`` samples failed, the ``latest`` of which are kept.
     """
 
     def __init__(self, policy: SamplePolicy) -> None:

@@ -26,7 +26,7 @@ class Modes(NamedTuple):
     """Modes of a thread that torch's results depend on: gradients, inference, autocast, default dtype.
 
     Workers inherit these modes from the thread that starts them, and batches made in the training process would have
-    those of the moment. So that a batch depends on neither, the modes in which ``iter()`` was called are kept, and
+    its modes of the moment. So that a batch depends on neither, the modes in which ``iter()`` was called are kept, and
     every batch of ``seeding="batch"`` is made in them, in any process and at any time.
 
     Settings that a program makes permanently are left out: ``torch.use_deterministic_algorithms``,

@@ -50,7 +50,8 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Set the generator to what `generator_state` returned of one of the same kind; raise the libraries' errors."""
+    """Set the generator to a state that `generator_state` returned for a generator of the same kind. The libraries'
+    errors are raised."""
     if isinstance(generator, random.Random):
         version, words, gauss = state
         generator.setstate((version, tuple(words), gauss))
@@ -81,7 +82,7 @@ def set_global_states(states: Mapping[str, Any]) -> None:
 
 
 def check_global_states(states: Mapping[str, Any]) -> None:
-    """Raise what `set_global_states` would raise, and leave the global generators alone."""
+    """Raise the errors of `set_global_states` without changing the global generators."""
     scratch = {"python": random.Random(0), "numpy": np.random.RandomState(0), "torch": torch.Generator()}
     for name, state in states.items():
         set_generator_state(scratch[name], state)
@@ -94,10 +95,10 @@ RngState = bytes
 
 
 def is_stateful(thing: Any) -> bool:
-    """Return True if it has a ``state_dict()`` that takes no argument and a ``load_state_dict(state)``.
+    """Return True if ``thing`` has a ``state_dict()`` that takes no argument and a ``load_state_dict(state)``.
 
-    Methods of these names with other arguments are not those of ``torchdata``: litdata's ``state_dict`` takes three,
-    and is for its own loader.
+    Methods of these names with other arguments have another meaning than in ``torchdata``: litdata's ``state_dict``
+    takes three, and is for its own loader.
     """
     return _takes(attribute(thing, "state_dict"), 0) and _takes(attribute(thing, "load_state_dict"), 1)
 
@@ -169,7 +170,7 @@ def unpack_state(packed: RngState) -> LogicalState:
 _SNAPSHOT_S = 0.25
 """Seconds between states of a logical worker, unless the loader gives a number of batches."""
 _SNAPSHOT_TICKETS = 1024
-"""Batches between states of a logical worker, at most: these would be made again after a death."""
+"""Maximum number of batches between states of a logical worker. They would be made again after a death."""
 _SNAPSHOT_SHARE = 0.02
 """Most of a worker's time that snapshots may take where the user has not set their pace."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpex import AsyncDataset, AsyncError, DpexDataLoader, SamplePolicy
+from dpex import AsyncDataset, DpexDataLoader, SamplePolicy, UsageError
 from tests.asynchronous.test_samples import IN, Split, Wrapper
 from tests.asynchronous.works import Indices, indices
 
@@ -110,7 +110,7 @@ def test_a_misuse_is_named_and_the_other_batches_come(kind: type[Misuses], optio
     with DpexDataLoader(kind(), batch_size=8, collate_fn=list, **options) as loader:
         batches = iter(loader)
         assert next(batches) == list(range(8))
-        with pytest.raises((AsyncError, OSError), match=MISUSES[kind]) as caught:
+        with pytest.raises((UsageError, OSError), match=MISUSES[kind]) as caught:
             next(batches)
         assert isinstance(caught.value, OSError) == (kind is OpensFiles)
         assert next(batches) == list(range(16, 24))
@@ -131,7 +131,7 @@ class AddsOne(Wrapper):
 @IN
 def test_a_synchronous_wrapper_of_coroutines_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(
-        AsyncError, match=r"Indices.__getitem__ is async: that of AddsOne, which wraps it, must be, too"
+        UsageError, match=r"Indices.__getitem__ is async: that of AddsOne, which wraps it, must be, too"
     ):
         indices(AddsOne(Indices()), **options)
 
@@ -142,12 +142,12 @@ def test_a_wrapper_that_gets_undecoded_samples_is_named() -> None:
             super().__init__(Split(8))
             self.other = Indices()
 
-    with pytest.raises(AsyncError, match=r"Both got a sample of .* before it was decoded"):
+    with pytest.raises(UsageError, match=r"Both got a sample of .* before it was decoded"):
         indices(Both())
 
 
 def test_methods_that_must_not_be_async_are_named() -> None:
-    with pytest.raises(AsyncError, match=r"Files.decode is async: a dpex.AsyncDataset has `async def fetch\("):
+    with pytest.raises(UsageError, match=r"Files.decode is async: a dpex.AsyncDataset has `async def fetch\("):
         type("Files", (AsyncDataset,), {"decode": Indices.__getitem__})
     with pytest.raises(NotImplementedError, match=r"Files.fetch is missing"):
         type("Files", (AsyncDataset,), {})()[0]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
 
-from dpex import AsyncError, DpexDataLoader, batch_seed
+from dpex import DpexDataLoader, UsageError, batch_seed
 from tests.asynchronous.works import Draws, Indices, batches, nap
 
 WORKERS = [0, 1, 2, 3, "auto"]
@@ -157,7 +157,7 @@ def test_a_draw_while_samples_are_fetched_is_named(kind: Any, name: str, options
     method = KINDS[kind]
     line = getattr(kind, method).__code__.co_firstlineno
     where = rf"generator of .*{re.escape(name)}\) .*{kind.__name__}\.{method} \(.*test_random_numbers.py, line {line}\)"
-    with pytest.raises(AsyncError, match=rf"{where}.* `def decode\(self, index, raw\)` computes"):
+    with pytest.raises(UsageError, match=rf"{where}.* `def decode\(self, index, raw\)` computes"):
         batches(kind(GENERATORS[name]), **options)
 
 
@@ -166,7 +166,7 @@ def test_numbers_drawn_while_fetching_are_never_delivered() -> None:
     with DpexDataLoader(DrawsAwaiting(np.random.randn), 8, num_workers=1, seeding="batch", collate_fn=list) as loader:
         iterator = iter(loader)
         for _ in range(len(loader)):
-            with contextlib.suppress(AsyncError):
+            with contextlib.suppress(UsageError):
                 found += next(iterator)
     assert 20 not in found
 

@@ -12,11 +12,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from dpex import (
     AsyncDataset,
-    AsyncError,
     DpexDataLoader,
     OptionError,
     SamplePolicy,
     SampleTimeoutError,
+    UsageError,
     WorkerConfig,
     cached,
     decode_in_workers,
@@ -164,7 +164,7 @@ class Cancels(Indices):
 
 @IN
 def test_a_dataset_that_cancels_itself_fails_its_batch(options: dict[str, Any]) -> None:
-    with pytest.raises(AsyncError, match="loading sample 0 was cancelled by the dataset itself"):
+    with pytest.raises(UsageError, match="loading sample 0 was cancelled by the dataset itself"):
         indices(Cancels(), **options)
 
 
@@ -306,7 +306,7 @@ class LoadsInside(Split):
 @IN
 @pytest.mark.parametrize("kind", [ReadsAnother, LoadsInside])
 def test_a_loop_is_not_made_to_wait_for_itself(kind: type[Split], options: dict[str, Any]) -> None:
-    with pytest.raises(AsyncError, match="await it there"):
+    with pytest.raises(UsageError, match="await it there"):
         indices(kind(), **options)
 
 

@@ -16,7 +16,7 @@ from inspection import feed_of, pinner_of
 from torch.utils.data import IterableDataset, get_worker_info
 from waiting import until
 
-from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionError
+from dpex import BatchTimeoutError, DpexDataLoader, OptionError, UsageError
 from dpex.device.feed import USUAL
 from dpex.options import DeviceConfig, WorkerConfig
 
@@ -193,7 +193,7 @@ def test_a_batch_refused_during_graph_capture_comes_next(
     first = next(iterator)
     gpu.is_capturing = True
     for _ in range(2):
-        with pytest.raises(CapturedGraphError):
+        with pytest.raises(UsageError):
             next(iterator)
     gpu.is_capturing = False
     state = loader.state_dict()

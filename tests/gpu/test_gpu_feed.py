@@ -18,7 +18,7 @@ from inspection import feed_of
 from torch.utils.data import Dataset
 from workload import wait_as_work
 
-from dpex import CapturedGraphError, DpexDataLoader
+from dpex import DpexDataLoader, UsageError
 from dpex.device import devices
 from dpex.device.devices import QueueDevice, opened
 from dpex.options import DeviceConfig
@@ -129,7 +129,7 @@ def test_no_batch_is_handed_out_while_a_graph_is_captured() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             total = static.sum()
-            with pytest.raises(CapturedGraphError):
+            with pytest.raises(UsageError):
                 next(iterator)
         static.copy_(next(iterator))
         graph.replay()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dpex import DpexDataLoader, NoBatchError, batch_seed
+from dpex import DpexDataLoader, UsageError, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import current
 
@@ -68,7 +68,7 @@ def wanted(seed: int = 3) -> list[int]:
 @pytest.mark.parametrize("maker", MADE_BY)
 def test_the_seed_is_a_function_of_base_seed_epoch_and_number(maker: str) -> None:
     assert seeds_of(Asks(), **MADE_BY[maker]) == wanted()
-    with pytest.raises(NoBatchError):
+    with pytest.raises(UsageError):
         batch_seed()
 
 
@@ -87,12 +87,12 @@ def test_under_worker_seeds_it_is_the_workers(loader_class: Any) -> None:
 
 
 def test_without_a_batch_it_is_an_error_that_says_where_to_ask() -> None:
-    with pytest.raises(NoBatchError, match=r"thread 'MainThread'.*the collate function, and give .* seeding='batch'"):
+    with pytest.raises(UsageError, match=r"thread 'MainThread'.*the collate function, and give .* seeding='batch'"):
         batch_seed()
 
 
 def test_batches_without_a_seed_are_told() -> None:
-    with pytest.raises(NoBatchError, match="seeding='worker' batches that are made without workers have no seed"):
+    with pytest.raises(UsageError, match="seeding='worker' batches that are made without workers have no seed"):
         next(iter(DpexDataLoader(Asks(), num_workers=0)))
 
 
@@ -101,7 +101,7 @@ def ask_at_the_start(worker: int) -> None:
 
 
 def test_a_worker_without_a_batch_has_none() -> None:
-    with pytest.raises(NoBatchError, match="before its first batch, such as in worker_init_fn"):
+    with pytest.raises(UsageError, match="before its first batch, such as in worker_init_fn"):
         next(iter(DpexDataLoader(Asks(), num_workers=1, seeding="batch", worker_init_fn=ask_at_the_start)))
 
 

@@ -10,7 +10,7 @@ from inspection import settings_of
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
-from dpex.errors import FixedWorkersError
+from dpex.errors import OptionError
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_batches_are_torchs_and_a_warning_says_so() -> None:
 def test_a_resize_that_nobody_would_carry_out_is_refused(seeding: Any) -> None:
     loader = DpexDataLoader(range(8), num_workers=2, seeding=seeding)
     for sizes in ({"local": 2}, {"prefetch": 8}, {"local": 1, "remote": 1}):
-        with pytest.raises(FixedWorkersError, match=r"local workers are PyTorch's .*this is darwin|ties the random"):
+        with pytest.raises(OptionError, match=r"local workers are PyTorch's .*this is darwin|ties the random"):
             loader.resize(**sizes)
     if seeding == "batch":
         loader.resize(local=0, remote=2)

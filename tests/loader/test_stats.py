@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from families import Augmented
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
-from dpex import DpexDataLoader, decode_in_workers
+from dpex import DpexDataLoader, StreamStats, decode_in_workers
 from dpex.stats import LoaderStats
 
 LOADERS: dict[str, dict[str, Any]] = {
@@ -119,3 +119,36 @@ def test_a_pool_is_shown_in_one_short_line() -> None:
 
 def test_before_the_first_iterator_there_is_nothing() -> None:
     assert loader("workers").stats() == LoaderStats()
+
+
+class ThreeShards(IterableDataset[int]):
+    """Shards 0, 1 and 2 of four samples each, dealt to the workers in turn."""
+
+    num_shards = 3
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        for shard in range(worker.id, self.num_shards, worker.num_workers) if worker is not None else range(3):
+            yield from range(4 * shard, 4 * shard + 4)
+
+
+def as_it_is(sample: int) -> int:
+    return sample
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_the_streams_are_counted_one_by_one(is_split: bool) -> None:
+    dataset: Any = decode_in_workers(ThreeShards(), as_it_is) if is_split else ThreeShards()
+    options: dict[str, Any] = {"seeding": "batch"} if is_split else {}
+    with DpexDataLoader(dataset, batch_size=2, num_workers=2, **options) as loading:
+        iterator = iter(loading)
+        assert loading.stats().streams == (StreamStats(2, 0, False), StreamStats(1, 0, False))
+        assert len(list(iterator)) == 6
+        assert loading.stats().streams == (StreamStats(2, 4, True), StreamStats(1, 2, True))
+        assert "streams 2, 2 of them ended" in repr(loading.stats())
+
+
+def test_a_map_style_dataset_has_no_streams() -> None:
+    with loader("logical workers") as loading:
+        take(iter(loading), 2)
+        assert loading.stats().streams == ()

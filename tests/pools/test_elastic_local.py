@@ -33,7 +33,7 @@ from waiting import meet, until
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
-from dpex.errors import FixedWorkersError, WorkerDiedError
+from dpex.errors import OptionError, WorkerDiedError
 from dpex.options import WorkerConfig
 from dpex.pools.local.pool import FORKS_AT_ONCE
 
@@ -279,7 +279,7 @@ def test_another_number_of_workers_is_refused_with_the_remedy() -> None:
     iterator = iter(loader)
     first = next(iterator)
     for sizes in ({"local": 3}, {"local": 1, "remote": 0}, {"local": 0, "remote": 0}):
-        with pytest.raises(FixedWorkersError, match="seeding='batch'"):
+        with pytest.raises(OptionError, match="seeding='batch'"):
             loader.resize(**sizes)
     loader.resize(local=2)
     loader.resize(prefetch=9)

@@ -90,6 +90,7 @@ def test_the_sdist_holds_what_is_needed_to_work_on_dpex(distributions: tuple[Pat
     assert top >= {"LICENSE", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md"}
     assert top >= {"Makefile", "constraints.txt", "pyproject.toml", ".pre-commit-config.yaml"}
     assert names >= DATA_FILES | {"tests/conftest.py", "benchmarks/__main__.py", "examples/ddp.py", "docs/metrics.md"}
+    assert ".github/ISSUE_TEMPLATE/problem.md" in names  # tests/cli/test_about.py reads it
     assert not [name for name in names if name.startswith((".venv", ".git/", "dist/")) or "__pycache__" in name]
 
 

@@ -339,6 +339,22 @@ def test_page_begins_with_whom_it_is_for(path: Path) -> None:
     assert re.match(r"(dpex is .* )?This (page|guide|tutorial) is for ", first.replace("\n", " "))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=name_of)
+def test_guide_answers_within_five_lines(path: Path) -> None:
+    title_lines = 2
+    first = path.read_text().split("\n\n")[1]
+    assert "`" in first, "the first paragraph names the call, the argument or the command"
+    assert title_lines + len(first.splitlines()) <= 5
+
+
+def test_the_site_lists_every_page_once() -> None:
+    """`mkdocs build --strict` refuses a page without a place in the navigation."""
+    docs = ROOT / "docs"
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [path.relative_to(docs).as_posix() for path in docs.rglob("*.md") if not path.name[:1].isdigit()]
+    assert sorted(listed) == sorted(pages)
+
+
 def test_decisions_are_numbered_dated_and_listed() -> None:
     folder = ROOT / "docs" / "decisions"
     records = sorted(path for path in folder.glob("*.md") if path.name != "index.md")

@@ -92,7 +92,7 @@ def test_a_set_of_two_shards_is_decoded_by_as_many_as_pay(run: Run) -> None:
     out, _ = run("few_shards.py", "--seconds", "1", "--decode-ms", "5")
     assert re.search(r"torch, 8 workers: [\d.]+ batches/s", out)
     assert re.search(r'dpex, num_workers="auto": [\d.]+ batches/s, [12] streams, \d+ workers decode', out)
-    assert "Other workers, whose number is tuned, decode what is read" in out
+    assert "Other workers, whose number is tuned, decode the samples" in out
 
 
 def test_planted_bottlenecks_are_diagnosed(run: Run) -> None:

@@ -178,7 +178,7 @@ def given_away(place: Path) -> None:
 @pytest.mark.parametrize(
     ("prepared", "as_own", "as_given"),
     [
-        (lambda place: place.chmod(0o777), "others may change what is in {}", "all users may change what is in {}"),
+        (lambda place: place.chmod(0o777), "others may change the files in {}", "all users may change the files in {}"),
         (lambda place: place.chmod(0o1777), "others may change", ""),
         (linked, "{} is a symbolic link: remove it", ""),  # given, and made by this user
         pytest.param(given_away, "{} is another user's .number 12345.: remove it, or give", "", marks=only_root),
@@ -238,7 +238,7 @@ def test_metrics_go_on_without_a_directory(
     assert list(loader)
     with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60) as answer:
         assert b"dpex_batches_total" in answer.read()
-    assert f"which serves at 127.0.0.1:{exporter.port}: all users may change what is in {tmp_path}" in caplog.text
+    assert f"which serves at 127.0.0.1:{exporter.port}: all users may change the files in {tmp_path}" in caplog.text
     loader.close()
 
 

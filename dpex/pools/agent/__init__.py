@@ -1,1 +1,2 @@
-"""Workers on another machine: a process there that keeps a pool of local workers, and the trainer's end of it."""
+"""Workers on another machine: a process that keeps a pool of local workers there, and the trainer's end of its
+connection."""

@@ -45,7 +45,7 @@ _TRAINER, _AGENT = b"trainer", b"agent"
 Send = Callable[[bytes], object]
 Read = Callable[[int], bytes]
 CONNECT_S = 10.0
-"""Seconds that an agent tries to connect: twice `GREETING_S`, as silent clients may come before it."""
+"""Seconds for which an agent tries to connect, twice `GREETING_S`, because silent clients may come before it."""
 GREETING_S = 5.0
 """More than an agent on a busy machine needs."""
 MOST_GREETINGS = 64
@@ -115,7 +115,7 @@ def challenge(secret: bytes, send: Send, read: Read) -> int:
 
 
 class TrainerAddress(NamedTuple):
-    """The trainer's address, and what an agent needs to introduce itself."""
+    """The trainer's address, and the facts with which an agent introduces itself."""
 
     address: str
     port: int
@@ -232,7 +232,7 @@ class AdmissionServer:
 
 
 class Arrived(NamedTuple):
-    """A frame of the agent's, and when the last of it was here, in seconds."""
+    """A frame of the agent, and the time of its last byte's arrival, in seconds."""
 
     header: tuple[Any, ...]
     buffers: list[Any]
@@ -267,7 +267,7 @@ class AgentLink:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what is kept; return True if nothing is. A connection that broke shows in ``ended``."""
+        """Send the requests that are kept back; return True if none is left. ``ended`` shows a broken connection."""
         with contextlib.suppress(OSError):
             return self._writer.flush()
         return True
@@ -284,7 +284,7 @@ class AgentLink:
                     self.arrived.append(Arrived(*frame, monotonic()))
                     self.wake()
         except FrameError as error:
-            self.why_ended += f", as what came over it was no message: {error}"
+            self.why_ended += f", as it brought bytes that are no message: {error}"
         except (OSError, MemoryError, ValueError, EOFError):
             pass  # the connection broke, which needs no further reason
         finally:

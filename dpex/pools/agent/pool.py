@@ -1,11 +1,12 @@
-"""Workers on other machines: one agent on each, and who holds which ticket. Knows no Ray.
+"""Workers on other machines: one agent on each, and the tickets that each agent holds. This module knows nothing of
+Ray.
 
 Agents come from a source of `Nodes`: a cluster, or a test. It starts an agent on each node and reports it by `NodeNews`
 with an `AgentLink`, the trainer's end of the agent's connection.
 
 A message of tickets that any worker may make goes to the agent with the fewest open messages for each of its workers,
-as long as these are fewer than `REMOTE_WINDOW`. One of a logical worker goes to the agent where that lives. An agent
-whose connection ends is lost, with all it held.
+up to `REMOTE_WINDOW` of them. A message for a logical worker goes to the agent on which it lives. An agent whose
+connection ends is lost, with all it held.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from dpex.transport.pickling import cloud_dumps
 from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000
-"""Workers are numbered by agent: worker k of agent n is n times this, plus k."""
+"""Numbers of workers for each agent: worker k of agent n has the number `WORKERS_AN_AGENT` * n + k."""
 _pools = itertools.count(1)
 
 
@@ -108,14 +109,14 @@ class Nodes(Protocol):
         """Serve a pool from now on; ``wake`` is called, from any thread, when there is news."""
 
     def want(self, workers: int) -> None:
-        """Reserve room for that many workers in all. Of more, those without a place go at once, and others once their
-        worker has left."""
+        """Reserve room for ``workers`` workers in all. Surplus reservations are released at once if they have no
+        worker, and otherwise once their worker has left."""
 
     def room(self, agent: int) -> int:
         """Return how many workers that agent may have now."""
 
     def runs(self, agent: int, workers: int) -> None:
-        """Note how many of its workers run now, those that are to leave included."""
+        """Note how many of its workers run now, including workers that have been asked to leave."""
 
     def set_aside(self, agent: int, why: str) -> None:
         """Have no worker on its node any more, which cannot serve this dataset. The news say so, if others can."""
@@ -138,7 +139,7 @@ class Nodes(Protocol):
 
 
 class HeldTicket(NamedTuple):
-    """A ticket that is not answered yet: its message, when that was sent, and the worker that it is for, if any."""
+    """A ticket that is not answered yet: its message, the time of sending, and its worker, if it has one."""
 
     message: int
     sent_at: float
@@ -194,8 +195,8 @@ class AgentHandle:
     def answered(self, number: int, here_s: float, at: float) -> float:
         """Note that a ticket was made and arrived at that time; return its seconds on the network, there and back.
 
-        The agent had the ticket for ``here_s``, by its own clock; no clock is compared with another machine's. Where
-        batches follow one another on a full link, each costs the time since the one before.
+        The agent had the ticket for ``here_s``, by its own clock; no clock is compared with another machine's. On a
+        full link batches arrive one after the other, and each costs the time since the previous arrival.
         """
         held = self.took_back(number)
         if held is None:
@@ -327,7 +328,7 @@ class RemotePool:
         return sum(min(len(agent.up), len(agent.held)) for agent in self._agents.values())
 
     def workers(self) -> list[int]:
-        """See `WorkerPool.workers`; those that are to leave first are the last."""
+        """See `WorkerPool.workers`. The workers of agents with too little room, which leave first, come last."""
         agents = sorted(self._agents.values(), key=lambda agent: len(agent.up) > agent.room)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in sorted(agent.up)]
 
@@ -386,7 +387,7 @@ class RemotePool:
 
     def _read(self, agent: AgentHandle) -> None:
         link = agent.link
-        has_ended = link.ended  # before what arrived is read: there is nothing after it then
+        has_ended = link.ended  # read before the frames: after the end no further frame arrives
         while link.arrived:
             self._take_frame(agent, link.arrived.popleft())
         if agent.number not in self._agents:

@@ -1,4 +1,4 @@
-"""An agent: a process on a node that keeps a pool of local workers for a trainer elsewhere.
+"""An agent: a process on a node that keeps a pool of local workers for a trainer on another node.
 
 It is a `LocalPool` with a connection in place of an engine. Tickets, requests, results and events travel as frames. The
 connection sends large buffers directly from the workers' slots. A slot is free again once its bytes are sent. The
@@ -148,7 +148,8 @@ class Agent:
         self._submit(worker, "send", tickets, epoch, worker)
 
     def _do_epoch(self, epoch: int) -> None:
-        """Forget what any worker might make; logical workers still make what they hold, as in torch."""
+        """Forget tickets that any worker may make; logical workers still make the tickets that they hold, as in
+        torch."""
         self._backlog.pop(None, None)
         self._came_at.clear()
         self._open_pool.new_epoch(epoch)
@@ -163,8 +164,8 @@ class Agent:
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: int | None) -> None:
-        """Hand on requests of a worker as far as the pool takes them, in order. Those of a worker that has gone are
-        dropped, as the trainer gets a report of its end."""
+        """Hand on requests of a worker as far as the pool takes them, in order. Requests of a worker that has ended are
+        dropped, because the trainer gets a report of its end."""
         backlog, pool = self._backlog[worker], self._open_pool
         while backlog:
             if worker is None and not self._wanted:
@@ -226,12 +227,12 @@ class Agent:
         self._results.append((worker.number, epoch, number, kind, node, times, places, here_s))
 
 
-# -- what was shipped --------------------------------------------------------------------------------------------------
+# -- the shipped setup -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedContents:
-    """The setup, and torch's ``default_collate_fn_map`` as it is here: the user may have changed it."""
+    """The setup, and the trainer's ``default_collate_fn_map`` of torch, which the user may have changed."""
 
     setup: WorkerSetup
     collate_entries: dict[Any, Any] = field(default_factory=lambda: dict(torch_collate.default_collate_fn_map))
@@ -250,12 +251,12 @@ class PoolOrder(NamedTuple):
 
 
 class UnfitError(DpexError):
-    """A node lacks what the dataset needs."""
+    """A node lacks a module or a file that the dataset needs."""
 
 
 def open_plan(order: PoolOrder) -> WorkerPlan:
-    """Return the plan, in the template that forks the workers, which share it. Raises UnfitError, and what unpacking
-    raises."""
+    """Return the plan, in the template that forks the workers, which share it. Raises UnfitError, and the errors of
+    unpacking."""
     if order.codec != codec_signature():
         raise UnfitError("torch there has other number types than the trainer's torch")
     with Path(order.path).open("rb") as file:
@@ -268,7 +269,7 @@ def open_plan(order: PoolOrder) -> WorkerPlan:
 
 
 def _probe(setup: WorkerSetup) -> None:
-    """Get one sample, in a process of its own, so that it leaves no trace here. Raises UnfitError."""
+    """Get one sample in a process of its own, so that it changes nothing in this process. Raises UnfitError."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -284,8 +285,8 @@ def _probe(setup: WorkerSetup) -> None:
 
 
 def _what_lacks(setup: WorkerSetup) -> bytes:
-    """Return what the node lacks, or b"". Any other failure is the dataset's own: it will show where the sample is
-    wanted."""
+    """Return the error of a missing module or file, or b"". Any other failure is an error of the dataset, and is raised
+    when training asks for the sample."""
     set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
     for cache in caches_in(setup.dataset):
         cache.stop_caching()  # a worker_init_fn may set attributes first

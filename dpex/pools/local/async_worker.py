@@ -60,7 +60,8 @@ class AsyncWorker:
         return await self._end(is_leaving=is_leaving)
 
     async def _has_room(self) -> bool:
-        """Return True if another message can be taken; else wait for what may change that, and return False."""
+        """Return True if another message can be taken. Otherwise wait for an event that may change this, and return
+        False."""
         samples = self._core.samples
         assert samples is not None
         if self._row.can_hold and samples.slots.open < samples.slots.most:
@@ -113,7 +114,7 @@ class AsyncWorker:
         self._has_news.set()
 
     async def _end(self, *, is_leaving: bool) -> bool:
-        """Finish what was taken if the worker was asked to leave; else cancel it."""
+        """Finish the batches under way if the worker was asked to leave; else cancel them."""
         if not is_leaving:
             loop_of_process().is_ending = True
             for task in self._under_way:

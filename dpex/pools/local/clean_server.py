@@ -7,11 +7,11 @@ on a template comes within milliseconds.
 
 Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
 threads, clients, CUDA contexts and open files of its own. Where Ray is connected, the script is not imported at all,
-because it might start training: what it defines travels by value.
+because it might start training. Its classes and functions travel by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
-descriptors of what the dataset shares. The server ends with the trainer, whose side may be used from several threads.
-A request may also be for a process that outlives the trainer, and has templates of its own (`start_apart`).
+descriptors of the dataset's shared memory. The server ends with the trainer, whose side may be used from several
+threads. A request may also be for a process that outlives the trainer, and has templates of its own (`start_apart`).
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ _SCRIPT = ("init_main_from_name", "init_main_from_path")
 
 
 def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
-    """The user's start method, or torch's; the clean server where Ray's threads make forking unsafe.
+    """Return a starter for the user's start method, or torch's, or for the clean server if Ray's threads make forking
+    unsafe.
 
-    Raises what pickling raises where the start method is "spawn" or "forkserver", after a warning that begins with
-    torch's words; and AssertionError where this process may not have children.
+    Under the start methods "spawn" and "forkserver" it raises the errors of pickling, after a warning that begins with
+    torch's words. Raises AssertionError if this process may not have children.
     """
     context = usable_context(context)
     daemonic = multiprocessing.current_process()._config.get("daemon")  # type: ignore[attr-defined]
@@ -103,7 +104,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
 
 
 def start_early(context: Any) -> None:
-    """Start the server if it does not run, and Ray makes it necessary or will: importing torch takes seconds."""
+    """Start the server early if Ray makes it necessary, or will, because importing torch takes seconds."""
     if usable_context(context).get_start_method() == "fork":
         _begin()
 
@@ -122,10 +123,10 @@ def usable_context(context: Any) -> Any:
 
 
 class CleanStarter(TemplateStarter):
-    """Starts templates from the clean server. Raises what pickling raises.
+    """Starts templates from the clean server. Raises the errors of pickling.
 
-    The plan is pickled here, once, so a worker that starts later gets the dataset as it was when the epoch began.
-    Unless each worker imports the user's script, what it defines travels by value.
+    The constructor pickles the plan, once, so a worker that starts later gets the dataset as it was when the epoch
+    began. Unless each worker imports the user's script, its classes and functions travel by value.
     """
 
     def __init__(self, kind: Any, plan: WorkerPlan, *, imports_script: bool) -> None:
@@ -197,8 +198,8 @@ class _CleanServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.2)
             how = f"exit code {code}" if code >= 0 else (signal.strsignal(-code) or f"signal {-code}")
-            return f"ended before it was ready ({how}; what it printed says more)"
-        return "forked a process that ended before it was ready (what it printed says more)"
+            return f"ended before it was ready ({how}; its output says more)"
+        return "forked a process that ended before it was ready (its output says more)"
 
 
 _server: _CleanServer | None = None
@@ -234,7 +235,7 @@ _arrived: list[int] = []
 
 
 class _PackedFd:
-    """A descriptor in the pickle: its place among those that travel with it."""
+    """A descriptor in the pickle, given by its place among the descriptors that travel with the pickle."""
 
     def __init__(self, place: int) -> None:
         self._place = place
@@ -300,7 +301,7 @@ class Parcel:
 
 
 def _pickled(plan: WorkerPlan, *, imports_script: bool) -> bytes:
-    """Pickle the plan; by value what the script defines, where no worker can import that, as in a notebook."""
+    """Pickle the plan. Definitions of the script go by value if no worker can import it, as in a notebook."""
     main = sys.modules["__main__"]
     has_script = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
     if not imports_script or not has_script:
@@ -345,7 +346,7 @@ def serve(fd: int, trainer_pid: int) -> None:
 
 
 def _enter(requests: socket.socket, trainer: int, body: Callable[[], None]) -> None:
-    """First steps of a forked process: drop what is the server's."""
+    """Take the first steps of a forked process: close the server's descriptors."""
     requests.close()
     if trainer >= 0:
         os.close(trainer)

@@ -52,7 +52,8 @@ def keep_from_templates(sock: socket.socket) -> None:
 
 
 def private_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets; the first, which does not block, is the trainer's own: no forked template keeps it."""
+    """Return two connected sockets. The first, which does not block, is the trainer's own, and no forked template keeps
+    it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     keep_from_templates(ours)
@@ -75,8 +76,8 @@ def in_common(plan: WorkerPlan) -> tuple[Callable[[], WorkerPlan], str]:
 def template_main(control: socket.socket, trainer_pid: int, prepare: Prepare, survives: frozenset[int]) -> None:
     """Run the template process: fork workers on request until the trainer asks it to end, or ends.
 
-    ``prepare`` is called here, once, and may raise anything. ``survives``: signals that end neither this process nor
-    its workers.
+    The template calls ``prepare`` once, which may raise anything. ``survives``: signals that end neither this process
+    nor its workers.
     """
     forking.forget_handlers(survives)
     forget_inherited()
@@ -162,7 +163,7 @@ class _Template:
         self._tell(*answer)
 
     def _enter_worker(self, template_pid: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
-        """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
+        """Take the first steps of a forked worker: close the template's descriptors, die with it, ignore Ctrl-C."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._control, self._child_ended, self._wakeup):
@@ -217,10 +218,11 @@ def _is_hung_up(fd: int) -> bool:
 
 
 class TemplateStarter(ABC):
-    """A way to start templates; it keeps what their workers need."""
+    """A way to start templates; it keeps the plan of their workers."""
 
     is_quick = False
-    """True if a worker serves milliseconds after it was asked for: it inherits the dataset, and unpickles nothing."""
+    """True if a worker serves milliseconds after it was requested, because it inherits the dataset and unpickles
+    nothing."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -299,19 +301,19 @@ class TemplateHandle:
         return forking.ProcessHandle(kinship.name, number, parent=self._process.pid)
 
     def news(self) -> deque[tuple[Any, ...]]:
-        """Return what happened, in the handle's deque. The caller removes what it has handled.
+        """Return what happened, in the handle's deque. The caller removes the entries that it has handled.
 
-        Of the template: ``("ready", pid)`` or ``("unfit", why)``, then perhaps ``("notice", text)``, and ``("dead",)``
-        once it has ended. Of a process:
-        ``("up", number, pid)`` or ``("refused", number, why)``, then ``("exit", number, pid, code)``. If its socket was
-        hung up before it was forked, there is only an exit, with 0 as pid and code.
+        The template reports ``("ready", pid)`` or ``("unfit", why)``, then perhaps ``("notice", text)``, and
+        ``("dead",)`` once it has ended. For each process it reports ``("up", number, pid)`` or ``("refused", number,
+        why)``, then ``("exit", number, pid, code)``. If the socket of a process was hung up before its fork, there is
+        only an exit, with 0 as pid and code.
         """
         while not self._closed:
             try:
                 data = self._control.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 break
-            except ConnectionResetError:  # it ended with requests unread; what it sent before is still there
+            except ConnectionResetError:  # it ended with requests unread; its earlier messages can still be read
                 continue
             told: tuple[Any, ...] = pickle.loads(data) if data else ("dead",)
             if told[0] == "ready":
@@ -328,8 +330,8 @@ class TemplateHandle:
     def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
         """Wait at most ``timeout_s`` seconds until all processes have ended; return the last news.
 
-        A template that overstays is killed. One that is not ready yet is not waited for: it has no workers, and ends
-        when it finds its socket closed.
+        A template that overstays is killed. A template that is not ready yet is not awaited, because it has no workers
+        and ends when it finds its socket closed.
         """
         if self._owner != os.getpid():
             return []

@@ -34,7 +34,7 @@ T = TypeVar("T")
 UNKNOWN_EXIT = 255
 """The exit code of a child that another caller has reaped, as in `asyncio`, or the kernel, as SIGCHLD is ignored."""
 _OF_FAULTS = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
-"""Sent by the kernel for what the process itself did: to ignore them would repeat the fault."""
+"""Signals that the kernel sends for a fault of the process itself. Ignoring them would repeat the fault."""
 _NOT_OURS = {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGXFSZ", "SIGINT"}
 """Cannot be handled, are needed as they are, or have a rule of their own."""
 SENT_SIGNALS = frozenset(
@@ -59,7 +59,7 @@ _PR_SET_PDEATHSIG = 1
 class Kinship(NamedTuple):
     """``name`` and ``identity`` of a process, and name and pid of its parent, as `multiprocessing` has them.
 
-    ``start_method``: of the processes that it starts itself; None: as in the process that it is forked from.
+    ``start_method``: the start method for its own children; None: the start method of the process that forks it.
     """
 
     name: str
@@ -146,8 +146,8 @@ def forget_handlers(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
     Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's
-    workers. ``survives``: signals that do not end this process. None: those that the trainer survives, from which it
-    was forked.
+    workers. ``survives``: signals that do not end this process. None: the signals that the trainer, its parent,
+    survives.
     """
     kept = survived_signals() if survives is None else survives
     signal.set_wakeup_fd(-1)
@@ -254,7 +254,8 @@ def readable_within(fd: int, timeout_s: float) -> bool:
 
 
 def require_descriptors(workers: int, fd: int) -> None:
-    """Raise OSError unless a worker can be started beside so many, by duplicates of ``fd`` that are closed at once."""
+    """Raise OSError unless descriptors are left to start a worker beside ``workers`` others. The test duplicates ``fd``
+    and closes the duplicates at once."""
     opened: list[int] = []
     try:
         opened.extend(map(os.dup, [fd] * min(_MOST_SPARE, _SPARE + workers)))

@@ -35,9 +35,9 @@ BOARD_ROWS = 4096
 BOARD_BYTES = BOARD_ROWS * len(IDLE)
 _LEAVE = pickle.dumps(("leave",))
 NO_ROOM = (
-    "Could not start all of the {wanted} local workers ({why}). Training continues with those that run. If a limit on "
-    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it, or "
-    "request fewer workers."
+    "Could not start all of the {wanted} local workers ({why}). Training continues with the workers that run. If a "
+    "limit on processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it, "
+    "or request fewer workers."
 )
 NOT_BEGUN = "{why}. Training continues with the local workers that run. No other is started until resize() asks for it."
 _LONGEST_MESSAGE = 100 << 10
@@ -109,7 +109,7 @@ class LocalWorkerHandle:
 
 
 class Result:
-    """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
+    """An undecoded result. Call once to decode. Later calls return None, because the slot may have been reused.
 
     ``lease`` views a slot.
     """
@@ -154,7 +154,7 @@ class Board:
         self._wanted_from = 0
 
     def take_row(self) -> int:
-        """The rows of a new worker, by the first of them; those that have been free for longest."""
+        """Take rows for a new worker, the longest free first; return their first row."""
         row = self._free.popleft()
         self._memory[row : row + len(IDLE)] = IDLE
         return row
@@ -205,7 +205,7 @@ class TicketQueue:
         return True
 
     def ask_to_leave(self, count: int) -> bool:
-        """Let that many workers leave; False if the socket is full: ask for the rest later."""
+        """Let that many workers leave. Return False if the socket is full; ask for the rest later."""
         for _ in range(count):
             if not write(self.socket, _LEAVE):
                 return False
@@ -234,9 +234,9 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def write(sock: socket.socket, data: bytes) -> bool:
-    """Send one message without blocking; False if the socket is full.
+    """Send one message without blocking; return False if the socket is full.
 
-    What goes to a reader who is gone counts as sent: its tickets come back as lost.
+    A message to a reader that has ended counts as sent, because its tickets come back as lost.
     """
     if sock.fileno() < 0:
         return True

@@ -1,4 +1,4 @@
-"""One copy of a dataset's plain objects for all forked workers, on Python 3.12 and later.
+"""Share one copy of a dataset's plain objects among all forked workers, on Python 3.12 and later.
 
 A forked worker shares the memory of the dataset until it reads an object: the read writes the object's reference count,
 and the kernel copies the page. Since Python 3.12 nothing writes the count of an immortal object (PEP 683). The fork
@@ -35,7 +35,7 @@ _HAS_ATTRIBUTES = 1 << 9
 _COUNT = 0xFFFFFFFF
 """The lower half of the reference count of an immortal object."""
 _FLAGS = (0, 1 << 16)
-"""What may stand in the upper half: Python 3.14 knows an immortal object on the interpreter's stack by a flag."""
+"""Values of the upper half: Python 3.14 sets a flag there for an immortal object on the interpreter's stack."""
 _FIRST = 1 << 12
 """The address at which the views of the memory begin. No object lies below it."""
 

@@ -94,7 +94,8 @@ class LocalPool:
         self._events: deque[PoolEvent] = deque()
         self._closed = False
         self._untold: str | None = None
-        """The first reason for missing workers, until a worker runs: without one, an error says it. "": It was told."""
+        """The first reason for missing workers, until a worker runs. If none ever runs, an error gives this reason. "":
+        It was told."""
         self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._starter = starter
@@ -228,7 +229,7 @@ class LocalPool:
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
         """Send ``data`` to a worker now or, if its socket is full, before anything else that it is sent.
 
-        Waiting for room here could deadlock: the worker may be waiting for the trainer to read its results.
+        Waiting for room could deadlock, because the worker may be waiting for the trainer to read its results.
         """
         worker.outbox.append(data)
         self._flush(worker)
@@ -285,7 +286,7 @@ class LocalPool:
                 count = worker.socket.recv_into(self._buffer)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it ended with tickets unread; what it sent before is still there
+            except ConnectionResetError:  # it ended with tickets unread; its earlier results can still be read
                 continue
             if count:
                 self._read(worker, *marshal.loads(self._buffer[:count]))
@@ -400,13 +401,14 @@ class LocalPool:
                 self._note(what, *about)
 
     def _did_not_begin(self, worker: LocalWorkerHandle, why: str) -> None:
-        """Start no more workers: the user's code ended this one before its first batch, and would end others."""
+        """Start no more workers, because the user's code ended this one before its first batch, and would end
+        others."""
         if self._queue is None or len(self._workers) == 1:
             self._fail(f"no local worker can be started: {why}")
         self._refused(worker, why, NOT_BEGUN)
 
     def _refused(self, worker: LocalWorkerHandle, why: str, text: str = NO_ROOM) -> None:
-        """Keep the other workers, and request no more until `resize` is called: this one cannot be started."""
+        """Keep the other workers, and request no more until `resize` is called, because this one cannot be started."""
         worker.process.exitcode = worker.process.exitcode or 0
         epoch, lost, _ = self._held_by(worker)
         gone = f"it could not be started: {why}"
@@ -465,7 +467,7 @@ class LocalPool:
         has_begun = worker.has_begun or self._closed or (code == 0 and worker.is_leaving)
         if not (is_told or has_begun or self.failed is not None):
             if worker.refused or code >= 0 or self._failed_starts:
-                printed = "; what it printed says more" if code > 0 else ""
+                printed = "; its output says more" if code > 0 else ""
                 self._did_not_begin(worker, worker.refused or f"{how} before its first batch{printed}")
                 return
             self._failed_starts, is_told = 1, True

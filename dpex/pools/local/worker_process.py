@@ -7,7 +7,7 @@ message, as a notice may come between the two.
 Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
 shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
 thread. Before a process works on a message it writes the message's number on the *board*, a page of shared memory, so
-that the trainer knows what a killed worker held.
+that the trainer knows the tickets of a killed worker.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _RESULT_BYTES = 48 << 10
 _ERROR_END = 8000
 """Characters of the end of an error's text that are sent where the error itself cannot be."""
 IDLE_S = 0.4
-"""Seconds without a message, after which a worker gives back the memory of free slots and what samples
-freed. Training steps of that length do not notice that the next batch faults its pages in."""
+"""Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. Training
+steps of that length do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
 """Seconds for which results of tiny batches are kept at most, so that they go together."""
 _TOO_MANY = (
@@ -77,7 +77,7 @@ _MESSAGE_BYTES = 96 << 10
 """Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
 goes through the arena, such as the state of a large dataset."""
 _CANNOT_TELL = (
-    "state_dict() of the dataset failed, so its state is not kept: a later run makes again what came before, and "
+    "state_dict() of the dataset failed, so its state is not kept. A later run makes the earlier batches again, and "
     "streams stay where they are"
 )
 IDLE = bytes(ROWS * BOARD_ROW.size)
@@ -105,8 +105,8 @@ class WorkerPlan:
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
     """Return a message and its descriptors, or None at the end of the stream.
 
-    Raises OSError where this process has no descriptor left for one that came: the kernel has dropped it then, and
-    with ``MSG_PEEK`` among the ``flags`` the message is still there.
+    Raises OSError if this process has no free descriptor for one in the message. The kernel has then dropped the
+    descriptor; with ``MSG_PEEK`` among the ``flags`` the message can be read again.
     """
     count, ancillary, told, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
     if not count:
@@ -194,7 +194,7 @@ class LocalWorker:
         self._has_stream_ended = False
         self._cannot_tell = False
         self._latest: dict[int, tuple[int, int]] = {}
-        """Epoch and number of the latest ticket of each logical worker since it came here."""
+        """Epoch and number of the latest ticket of each logical worker since this process adopted it."""
 
     def serve(self, tickets: socket.socket) -> None:
         if (timeout_s := self.core.setup.samples.timeout_s) is not None:
@@ -206,7 +206,7 @@ class LocalWorker:
                 return
             self._send(("begun",))
         self._send(("serving", os.getpid()))
-        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
+        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # only its used pages take memory
         tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_S * 1e6)))
         while True:
             if self._shared_queue and self.core.samples is not None:
@@ -271,8 +271,8 @@ class LocalWorker:
     def _ask_state(self, logical: int) -> None:
         """Report the state of a dataset at once, and from now on.
 
-        A dataset that was given its state and has made nothing since is not asked: it may answer with its former
-        state until the first batch, as it may apply the given one in ``__iter__``. The trainer has the given state.
+        A dataset that was given its state and has made nothing since is not asked. It may apply the given state in
+        ``__iter__``, and would answer with its former state until the first batch. The trainer has the given state.
         """
         if self.core.logicals[logical].is_asked and logical not in self._latest:
             return
@@ -337,7 +337,7 @@ class LocalWorker:
             return ERROR, self._error(ExceptionWrapper(where=where(logical)))
 
     def _fitting(self, made: Any) -> Any:
-        """Encode, and move into a slot what is too long for a message."""
+        """Encode a batch; one that is too long for a message goes into a slot."""
         node = self._encoder.encode(made)
         size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
         if size > _RESULT_BYTES:
@@ -348,7 +348,7 @@ class LocalWorker:
         return node
 
     def _error(self, wrapper: ExceptionWrapper) -> Any:
-        """Encode an error; of one that cannot travel, or for which there is no memory, the end of its text."""
+        """Encode an error. If it cannot be pickled, or memory is short, only the end of its text is sent."""
         try:
             return self._fitting(self._dump_error(wrapper))
         except Exception:
@@ -430,7 +430,7 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     with results, tickets, contextlib.suppress(*gone):
         try:
             plan = open_plan()
-        except Exception:  # of the user's script or dataset
+        except Exception:  # raised by the user's script or dataset
             why = f"a worker failed before its first batch:\n{traceback.format_exc().strip()[-_ERROR_END:]}"
             results.send(marshal.dumps((("refused", why), ())))
             return

@@ -48,7 +48,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 PARKED_S = 60.0
 """Seconds that parked agents keep their room on the cluster, while the connection has a share."""
 _END_S = 2.0
-"""Seconds that the last to close waits, at most, until the cluster has what is given back."""
+"""Maximum seconds for which the last loader to close waits until the cluster has its resources back."""
 LOOPBACK = "127.0.0.1"
 KNOCK_S = 3.0
 """Seconds that a cluster may take to accept a connection."""
@@ -70,7 +70,7 @@ PAUSE_S = 60.0
 """Seconds in which a machine usually restarts, or frees its memory."""
 
 
-# -- what Ray says -----------------------------------------------------------------------------------------------------
+# -- answers of Ray ----------------------------------------------------------------------------------------------------
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -83,10 +83,10 @@ def own_node() -> str:
 
 
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
-    """Return for how many workers with these needs there is room: now, and if everything were free.
+    """Return the number of workers with these needs for which there is room: now, and if everything were free.
 
-    The trainer's own node does not count: what it has to spare serves better as local workers. What this process has
-    parked counts as free. Asks Ray, which may take long.
+    The trainer's own node does not count, because its spare CPUs serve better as local workers. Parked reservations of
+    this process count as free. Asks Ray, which may take long.
     """
     own = own_node()
     nodes = {node["NodeID"]: node["Resources"] for node in living_nodes() if node["NodeID"] != own}
@@ -97,22 +97,22 @@ def slots(needs: Mapping[str, float]) -> tuple[int, int]:
 
 
 def fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """Return for how many workers with these needs these resources are enough."""
+    """Return the number of workers with these needs for which these resources are enough."""
     return min(int(resources.get(name, 0.0) / need + 1e-6) for name, need in needs.items())
 
 
 def trainer_address() -> str:
-    """Return the address at which nodes reach this process. Those of a private Ray are on this machine."""
+    """Return the address at which nodes reach this process. The nodes of a private Ray are on this machine."""
     if _current is not None and _current.private:
         return LOOPBACK
     return str(importlib.import_module("ray").util.get_node_ip_address())
 
 
-# -- what waits for the next pool --------------------------------------------------------------------------------------
+# -- nodes kept for the next pool --------------------------------------------------------------------------------------
 
 
 class Parked:
-    """Nodes without a pool (`dpex.pools.ray.nodes.RayNodes`), by what they were reserved with. From any thread."""
+    """Nodes without a pool (`dpex.pools.ray.nodes.RayNodes`), by the options of their reservations. From any thread."""
 
     def __init__(self) -> None:
         self._parked: list[Any] = []
@@ -333,7 +333,7 @@ def _initialise(head_address: str) -> bool:
 
 
 def join(address: str | None) -> None:
-    """Connect to the cluster at ``address``; None: at ``RAY_ADDRESS``, or the one that runs on this machine.
+    """Connect to the cluster at ``address``. None: the cluster at ``RAY_ADDRESS``, or the cluster of this machine.
 
     For commands that look at a cluster. Loaders use `connect`, which joins a cluster only by its address. Raises
     ClusterError if Ray is not installed, or there is no such cluster.

@@ -1,8 +1,8 @@
 """Decide when a cluster shall grow: how many places to ask for that no node has yet, and when to give them back. PURE.
 
 A loader that would use more remote workers than the cluster has room for asks for places beyond that room. An
-autoscaler sees the placement groups that wait and adds nodes. Training goes on meanwhile: the tuner plans with the
-places that are there, and a new place is one of them until the loader takes it.
+autoscaler sees the placement groups that wait and adds nodes. Training continues meanwhile. The tuner plans with the
+places that exist, and a new place counts as free until the loader takes it.
 
 Places go back when they are not useful any more, when no node comes for them, and when the loader does not take them
 after they have come. The last two are reported, and followed by a pause.
@@ -13,22 +13,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LACKING_S = 3.0
-"""Seconds for which places must be lacking before any are asked for: a node costs money, and a single window errs."""
+"""Seconds for which places must be lacking before any are requested, because a node costs money and a single window
+errs."""
 SPARE_S = 5.0
-"""Seconds for which places must be more than enough before they go back: the need of a loop varies by window."""
+"""Seconds for which there must be spare places before they are given back, because the need of a loop varies by
+window."""
 NODE_S = 600.0
-"""Seconds without a new place after which no node is expected any more: clouds take one to five minutes for one."""
+"""Seconds without a new place after which no node is expected any more. Clouds take one to five minutes for a node."""
 UNTAKEN_S = 30.0
-"""Seconds for which places may be there and not be taken: the tuner decides within a few windows."""
+"""Seconds for which new places may stay unused. The tuner decides within a few windows."""
 PAUSE_S = 600.0
-"""Pause after places that did not come, or were not taken: a node that is started for nothing costs money."""
+"""Seconds of pause after places that did not come, or were not taken, because a node that is started for nothing costs
+money."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
     """The places of one loader on the cluster: ``held`` were added for it, and ``awaited`` are pending.
 
-    ``useful``: remote workers that would speed up training, or None. ``requested``: those that it has requested.
+    ``useful``: remote workers that would speed up training, or None. ``requested``: remote workers that the loader has
+    requested.
     """
 
     useful: int | None
@@ -71,7 +75,8 @@ class _Lasting:
 
 
 class Demand:
-    """Decide what to ask for. Times are seconds of one clock. Nothing is requested before ``pause_until``."""
+    """Decides about requests for places. Times are seconds of one clock. Nothing is requested before
+    ``pause_until``."""
 
     def __init__(self) -> None:
         self.pause_until: float = float("-inf")
@@ -96,7 +101,7 @@ class Demand:
         if given_up is not None:
             self.pause_until, self._held = now + PAUSE_S, 0
             return DemandChange(held=places.held, awaited=places.awaited, message=given_up)
-        if taken:  # what waits here would get the room before what the loader has just asked for; it is asked for again
+        if taken:  # pending places would get the room before the loader's own request; they are asked for again later
             return DemandChange(held=taken, awaited=places.awaited)
         return self._by_need(places, held, now)
 
@@ -109,7 +114,7 @@ class Demand:
         if awaited and now - self._hoping_since >= NODE_S:
             return (
                 f"Gave back the request for {_places(awaited)} on the cluster: no node came for them within "
-                f"{NODE_S:.0f} s. See `ray status` for what the autoscaler says, or give a smaller max_remote."
+                f"{NODE_S:.0f} s. See the autoscaler's messages in `ray status`, or give a smaller max_remote."
             )
         return None
 

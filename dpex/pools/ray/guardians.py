@@ -1,6 +1,6 @@
 """Guardians: actors on the nodes of a cluster, from which the agents of all pools of this process are started.
 
-A guardian fetches what is shipped to its node, and keeps an agent server (`dpex.pools.agent.agent_server`), which forks
+A guardian fetches the shipments to its node, and keeps an agent server (`dpex.pools.agent.agent_server`), which forks
 the agents. Pools whose workers have the same ``runtime_env`` share the guardian of a node. The last pool that gives it
 back ends it.
 
@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any
 
 CALLS_AT_ONCE = 8
-"""Calls that one guardian answers at a time: it waits for the end of an agent, and pools begin and end."""
+"""Calls that one guardian answers at a time, because it waits for the end of an agent while pools begin and end."""
 LONGEST_TEXT = 400
 """Shown letters of Ray's message, which begins with the event and continues with possible causes."""
 Ended = Callable[[int, str], object]
@@ -34,10 +34,10 @@ Ended = Callable[[int, str], object]
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what Ray says about an actor's death, in one line, with the type of the error at its end.
+    """Return Ray's message about an actor's death in one line, with the type of the error at its end.
 
-    Of an error that was raised in the actor, that is the error itself without its traceback. The fields of the actor
-    are left out, one to a line that begins with a tab.
+    For an error that was raised in the actor, this is the text of that error. Lines that begin with a tab, the fields
+    of the actor, are left out.
     """
     task_error: Any = importlib.import_module("ray.exceptions").RayTaskError
     while isinstance(error, task_error) and isinstance(error.cause, BaseException):
@@ -48,7 +48,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Guardian:
-    """An actor on a node, and those that use it. From any thread.
+    """An actor on a node, and the pools' nodes that use it. From any thread.
 
     Attributes:
         actor: Ray's handle of the actor.
@@ -115,7 +115,7 @@ class Guardians:
         self._lock = threading.Lock()
 
     def take(self, node: str, options: Mapping[str, Any]) -> Guardian:
-        """Return the guardian of a node for the ``runtime_env`` of these options, started if there is none."""
+        """Return the guardian of a node for the ``runtime_env`` of these options. Start it if none runs."""
         environment = {name: value for name, value in options.items() if name == "runtime_env"}
         key = node, json.dumps(environment, sort_keys=True, default=repr)
         with self._lock:
@@ -187,7 +187,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
         def ship(self, number: int, refs: list[Any]) -> str:
             """Fetch the parts of a dataset, and return where processes of this node can open them.
 
-            It is "" if this shipment has been forgotten meanwhile: calls may overtake each other.
+            It is "" if this shipment has been forgotten meanwhile, because calls may overtake each other.
             """
             import ray
 
@@ -253,7 +253,7 @@ def local_class() -> Any:  # noqa: C901  (the methods of its class count)
             threading.Thread(target=self._read, args=(ours, process), name="dpex-agents", daemon=True).start()
 
         def _read(self, server: socket.socket, process: Any) -> None:
-            """Read what the agent server reports until it ends, and its agents with it."""
+            """Read the reports of the agent server until it and its agents end."""
             reasons: dict[int, str] = {}
             with server:
                 while data := self._received(server):

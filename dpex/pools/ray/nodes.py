@@ -52,10 +52,10 @@ LOOK_S = 0.05
 NODES_S = 1.0
 """Seconds between two requests for the list of nodes."""
 IDLE_S = 30.0
-"""Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
+"""Seconds for which an agent stays without a reservation. An autoscaler keeps a node that has an actor, but a new agent
 takes a second or two of CPU."""
 _agents, _shipments = itertools.count(1), itertools.count(1)
-"""Numbers of agents and of shipments, which guardians tell apart by them: pools share guardians."""
+"""Numbers of agents and of shipments, by which guardians tell them apart, because pools share guardians."""
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ def ray_pool(
     first_workers: int,
     **options: Any,
 ) -> RemotePool:
-    """Return a pool of workers on a Ray cluster; ``options`` are those of `order_of`.
+    """Return a pool of workers on a Ray cluster; ``options`` are passed on to `order_of`.
 
     Raises ClusterError if the cluster cannot be reached, and ShippingError if the dataset cannot travel.
     """
@@ -138,7 +138,8 @@ class RayNodes(Nodes):
         self._early: list[NodeNews] = []
         """Notices for a pool that is about to begin."""
         self._told: tuple[deque[NodeNews], Callable[[], None]] | None = None
-        """The news of the present pool, and what wakes it. The thread's: the pool before it gets none of them."""
+        """The news of the present pool, and the function that wakes it. Only the thread uses them, so a former pool
+        gets no news."""
         self._changed = threading.Event()
         self._closed = False
         self._parked_at: float | None = None
@@ -169,12 +170,12 @@ class RayNodes(Nodes):
         return self._room.workers
 
     def ship(self, kind: str, refs: list[Any]) -> None:
-        """Set what the next pool's agents are to open: a dataset of that kind, in Ray's object store."""
+        """Set the shipment that the next pool's agents open: a dataset of that kind, in Ray's object store."""
         self._kind, self._refs = kind, refs
 
     def expect(self, workers: int) -> None:
-        """Reserve room for a pool that is about to begin, and start agents there. What goes wrong meanwhile is reported
-        to that pool."""
+        """Reserve room for a pool that is about to begin, and start agents there. Failures until then are reported to
+        that pool."""
         self._room.want(workers)
         self._do(self._expect)
 
@@ -218,7 +219,7 @@ class RayNodes(Nodes):
         release(self._cluster)
 
     def give_back_room(self) -> threading.Event:
-        """Have the thread give back all reservations of a parked pool; return what is set once that is done."""
+        """Have the thread give back all reservations of a parked pool; return an event that is set once it has."""
         done = threading.Event()
         self._do(lambda: self._give_back_room(done))
         return done

@@ -1,6 +1,7 @@
-"""Room for workers on a Ray cluster: what one pool has reserved, and how many workers its loader may ask for.
+"""Room for workers on a Ray cluster: the reservations of one pool, and the number of workers that its loader may ask
+for.
 
-Each worker has a reservation, a placement group of one bundle: Ray places it, an autoscaler sees those that wait, and
+Each worker has a reservation, a placement group of one bundle: Ray places it, an autoscaler sees pending ones, and
 giving one back frees its CPUs at once. All workers of a node share one agent there, with one guardian.
 
 A pool's thread calls `ReservedRoom.want`, `keep`, `of` and `workers`. The thread that calls Ray does the rest (see
@@ -111,7 +112,7 @@ class ReservedRoom:
             return sum(one.node is not None for one in self._reserved)
 
     def keep(self) -> None:
-        """Reserve no more, and keep what is reserved for the next pool."""
+        """Reserve no more, and keep the present reservations for the next pool."""
         with self._lock:
             self._wanted = 0
 
@@ -146,8 +147,8 @@ class ReservedRoom:
         return list(dict.fromkeys(one.node for one in self._reserved if one.node is not None and not one.leaving))
 
     def reserve(self) -> list[str]:
-        """Reserve room for workers that have none, each near the node that has the fewest; return the nodes of those
-        that have free resources for it, where it will most likely be."""
+        """Reserve room for workers without any, each near the node with the fewest workers. Return the nodes with free
+        resources, in which the room will most likely be."""
         missing = self._wanted - sum(not one.leaving for one in self._reserved)
         free = available_resources_per_node() if missing > 0 else {}
         likely: list[str] = []
@@ -185,7 +186,8 @@ class ReservedRoom:
         return all(resources.get(name, 0) >= need for name, need in self._needs.items())
 
     def avoid(self, nodes: dict[str, AvoidedNode]) -> None:
-        """Have no workers on these nodes. If one may serve again, what has no place yet is asked for anew."""
+        """Have no workers on these nodes. If one of them may serve again, reservations without a place are asked for
+        anew."""
         if not self.avoided.keys() <= nodes.keys():
             self.free(lambda one: one.node is None)
         self.avoided = nodes
@@ -284,7 +286,7 @@ class RemoteRoom:
 
 
 class ClusterGrowth:
-    """Ask Ray for places beyond those of the cluster. Used by one thread at a time, which may wait for Ray.
+    """Ask Ray for places beyond the size of the cluster. Used by one thread at a time, which may wait for Ray.
 
     A place that has come is kept, and with it its node, until the loader takes it: then the placement group is removed,
     and the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers.
@@ -301,7 +303,7 @@ class ClusterGrowth:
         return sum(one.node is not None for one in self._reserved)
 
     def look(self, useful: int | None, requested: int, free: int, now: float) -> str:
-        """Ask for places, or give some back; the numbers are those of `Places`. Return a message to the user, or ""."""
+        """Ask for places, or give some back; `Places` explains the numbers. Return a message to the user, or ""."""
         living = {node["NodeID"] for node in living_nodes()} if self.held else set()
         for one in self._reserved:
             if one.node is not None and one.node not in living:

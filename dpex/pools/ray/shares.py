@@ -1,6 +1,6 @@
 """The shares of a cluster's workers that belong to the loaders which tune themselves.
 
-Each loader gets an equal part of the CPUs, or one by its weight, and what it has no use for goes to the others (max-min
+Each loader gets an equal part of the CPUs, or one by its weight. CPUs for which it has no use go to the others (max-min
 fairness). `ClusterShares` decides and is pure. It lives in a small named actor of the cluster, to which each loader
 reports about once a second through its `ClusterShare`. The actor belongs to the process that started it and ends with
 that process. The next report of another loader starts a new actor, which knows all loaders within a second: a loader
@@ -28,17 +28,19 @@ from dpex.system.clock import monotonic
 logger: logging.Logger = logging.getLogger("dpex")
 
 FORGOTTEN_S = 5.0
-"""Seconds after which a loader that has not reported has no share: several of its reports, as one may be late."""
+"""Seconds without a report after which a loader has no share. They span several reports, because one may be late."""
 GROWTH = 2
 """A loader has a claim to this many times the workers that it has asked for, and one more: the tuner at most doubles
 them at a time. So a share that it leaves unused goes to others, and one that it takes grows with its requests."""
 SAME = 0.1
-"""A number of useful workers that differs by less than this part does not change a share: no worker moves for noise."""
+"""A number of useful workers that differs by less than this part does not change a share, so that no worker moves for
+noise."""
 CAPACITY_S = 5.0
 """The capacity is the maximum of this many seconds. A worker that was just requested may be in no count for a moment,
 and no loader shall lose one for that."""
 DIVIDE_EVERY_S = 0.2
-"""Seconds between two divisions, unless a loader is new: a thousand loaders report a thousand times a second."""
+"""Seconds between two divisions, unless a loader is new, because a thousand loaders report a thousand times a
+second."""
 PARTS = 1000
 """Workers are handed out one by one, or in this many parts of a larger cluster, which takes a millisecond or two."""
 _ROUNDING = 1e-9
@@ -75,8 +77,8 @@ class Claim:
 def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
     """Return the number of workers of each loader, of a capacity in the unit of `Claim.cpus`.
 
-    The next worker always goes to the loader with the fewest CPUs for its weight, among those that have fewer workers
-    than are useful. What no loader has a use for is divided by the same rule, so that all may try more.
+    The next worker always goes to the loader with the fewest CPUs for its weight, among the loaders with fewer workers
+    than are useful. Capacity for which no loader has a use is divided by the same rule, so that all may try more.
     """
     shares = dict.fromkeys(claims, 0)
     part = max(1, int(capacity / PARTS))

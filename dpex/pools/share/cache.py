@@ -86,8 +86,8 @@ class BatchCache:
     def made(self, key: Key, index: Any, value: Any) -> list[tuple[int, bool]]:
         """Keep a batch of these samples, whose ``value`` has ``nbytes`` and ``is_lent``.
 
-        Return the trainings that wait for it, each with True if it was made for that one. If those who asked for these
-        samples have gone, and others want other ones, it is not kept.
+        Return the trainings that wait for it, each with True if it was made for that one. If the trainings that asked
+        for these samples have ended, and others want other samples under this number, it is not kept.
         """
         batch = self._batches.get(key)
         if batch is None or batch.value is not None or not _are_same(batch.index, index):
@@ -110,7 +110,8 @@ class BatchCache:
         self._shrink()
 
     def lost(self, keys: Iterable[Key]) -> dict[int, list[Key]]:
-        """Forget batches whose worker has died; return those that each training waits for. They ask anew."""
+        """Forget batches whose worker has died. Return, for each training, the lost batches that it must ask for
+        anew."""
         missed: dict[int, list[Key]] = {}
         for key in keys:
             batch = self._batches.get(key)
@@ -122,7 +123,7 @@ class BatchCache:
         return missed
 
     def leave(self, training: int) -> None:
-        """Forget a training that has ended: no batch is made or held for it."""
+        """Forget a training that has ended, so that no batch is made or held for it."""
         self._forget(training, [key for key, batch in self._batches.items() if batch.value is None])
         for batch in self._made.values():
             batch.borrowers.discard(training)

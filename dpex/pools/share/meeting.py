@@ -35,11 +35,11 @@ BACKLOG = 128
 """Trainings that may come at the same moment."""
 _CREDENTIALS = struct.Struct("3i")
 _NAME_LETTERS = 24
-"""Characters of a hash: a socket's address holds 107 bytes, and names must stay distinct."""
+"""Characters of a hash. A socket's address holds 107 bytes, and names must stay distinct."""
 _MOST_LETTERS = 200
 """Characters of a value in a message."""
 _MOST_ITEMS = 16
-"""Items of what is compared by its values. Of what has more, only the number is compared."""
+"""Maximum number of items of a container whose values are compared. Of longer ones only the length is compared."""
 _LEVELS = 3
 """Depth to which datasets in datasets are compared, such as a Subset of a ConcatDataset of an ImageFolder."""
 _REMEDIES = {
@@ -49,13 +49,13 @@ _REMEDIES = {
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process at the other end and its user: of a socket that connected, the listener's."""
+    """Return the process at the other end and its user. For a socket that connected this is the listener."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
 
 class MeetingPlace:
-    """The place where the trainings with the same ``key`` meet. Those in other containers have another place."""
+    """The place where the trainings with the same ``key`` meet. Trainings in other containers have another place."""
 
     def __init__(self, key: str) -> None:
         processes = Path("/proc/self/ns/pid").readlink()
@@ -78,7 +78,7 @@ class MeetingPlace:
             raise
 
     def listen(self) -> socket.socket | None:
-        """Begin to listen here; return None if another process does."""
+        """Begin to listen at the address; return None if another process listens."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.address)
@@ -142,7 +142,7 @@ def _described(what: str, dataset: Any, levels: int = _LEVELS) -> Facts:
 
 
 def _made_with(value: Any) -> dict[str, Any]:
-    """Return the attributes whose names are those of arguments of the constructor."""
+    """Return the attributes that have the name of an argument of the constructor."""
     attributes = getattr(value, "__dict__", {})
     with contextlib.suppress(TypeError, ValueError):
         names = {name: name if name in attributes else f"_{name}" for name in inspect.signature(type(value)).parameters}
@@ -159,7 +159,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return the repr of a value, with the items of sets in the order of their texts: their own differs by process."""
+    """Return the repr of a value, with the items of sets in the order of their texts, because their own order differs
+    by process."""
     if not isinstance(value, str) and hasattr(value, "__len__") and len(value) > _MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (set, frozenset)):

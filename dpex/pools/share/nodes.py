@@ -45,7 +45,8 @@ class SharedNodes(Nodes):
         self._name = name
         self._refused = ""
         self._processes: tuple[int, list[tuple[int, int]], int] = 0, [], 1
-        """The producer's, those of its workers by number, and the number of ranks of a job that share."""
+        """The producer's process id, the process ids of its workers by number, and the number of ranks of a job that
+        share."""
         self._arena = Arena(shared=False)
         """Memory that batches are copied to."""
         self.connections: int = 0

@@ -58,7 +58,7 @@ class Share:
         return "\n".join((self.name, str(self.passes_before), *part))
 
     def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> RemotePool:
-        """The pool of one pass. Raises ShareError, OSError where the system refuses, and what pickling raises."""
+        """Return the pool of one pass. Raises ShareError, OSError if the system refuses, and the errors of pickling."""
         from dpex.pools.agent.pool import RemotePool
         from dpex.pools.share.nodes import SharedNodes
 
@@ -129,7 +129,8 @@ def _prepare(listener: socket.socket) -> None:
 
 
 def _let_go(keep: set[int]) -> None:
-    """Put ``/dev/null`` in place of what others wait for the end of; the numbers stay taken, as objects have them."""
+    """Put ``/dev/null`` in place of pipes, sockets and devices at whose other end a reader may wait for the end. The
+    numbers stay in use, because Python objects hold them."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  (of names)
         if number not in keep and number != null and _is_waited_for(number):

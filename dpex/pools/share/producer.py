@@ -79,7 +79,8 @@ class SharingHandle(LocalWorkerHandle):
 
 
 class SharedBatch:
-    """A batch that a worker made, undecoded. ``data`` is what every training is sent; ``nbytes`` what it takes here.
+    """A batch that a worker made, undecoded. ``data`` is the message to every training, and ``nbytes`` the memory of
+    the batch in this process.
 
     Its slots are the worker's again when it dies.
     """
@@ -91,7 +92,7 @@ class SharedBatch:
     ) -> None:
         self._slots = slots_of(node, worker.lease) if node is not None else {}
         self._kept = {number: worker.kept[number] for number, _ in self._slots}
-        places = [  # of each slot: its name in the batch, and the place of its bytes in a file of the producer's
+        places = [  # for each slot: its name in the batch, and the place of its bytes in a file of the producer
             (number, slot, self._kept[number].fd, worker.segments[number].offset(slot), base.nbytes)
             for (number, slot), base in self._slots.items()
         ]
@@ -105,7 +106,7 @@ class SharedBatch:
 
 
 class ProducerPool(LocalPool):
-    """A local pool whose results are kept undecoded. ``made``: those since they were last taken."""
+    """A local pool whose results are kept undecoded. ``made``: the results since ``made`` was last emptied."""
 
     handle_type: type[LocalWorkerHandle] = SharingHandle
 
@@ -133,7 +134,7 @@ class ProducerPool(LocalPool):
 
 
 class Subscriber:
-    """A training as the producer sees it: its connection, what it is still to be sent, and what it wants.
+    """A training as the producer sees it: its connection, its unsent results, and its requests.
 
     ``wanted``: workers. ``pool``: its number for the training. ``rank``: its rank in its job."""
 
@@ -156,7 +157,8 @@ class Subscriber:
         return bool(self.pool) and not self.refused
 
     def is_alive(self) -> bool:
-        """Return True if its process runs: processes that it forked may hold its socket."""
+        """Return True if its process runs. The socket does not show this, because processes that it forked may hold the
+        socket."""
         return self._process < 0 or not readable_within(self._process, 0)
 
     def watch(self, poller: select.poll) -> None:
@@ -172,7 +174,7 @@ class Subscriber:
         self._results.append((batch.data, is_first))
 
     def report(self, failed: str | None, processes: tuple[Any, ...]) -> bool:
-        """Send what there is to report, as far as the socket takes it; return False if the training has gone.
+        """Send results and events, as far as the socket takes them. Return False if the training has ended.
 
         A ``failed`` pool is one that cannot serve this training.
         """
@@ -197,7 +199,7 @@ class Subscriber:
 
 
 class Producer:
-    """See the module. ``facts``: what all trainings must have alike."""
+    """See the module. ``facts``: the values that must be equal in all trainings."""
 
     def __init__(self, listener: socket.socket, facts: Facts, pool: ProducerPool) -> None:
         self._listener = listener
@@ -304,8 +306,8 @@ class Producer:
             asked = pickle.loads(data) if subscriber.is_admitted else ()
         except Exception as error:
             subscriber.refused = (
-                f"share={self._facts['share']!r}: the process that makes the batches cannot read what the sampler of "
-                f"this training yields: {type(error).__name__}: {error}. Have all trainings yield indices of types "
+                f"share={self._facts['share']!r}: the process that makes the batches cannot read the indices from the "
+                f"sampler of this training: {type(error).__name__}: {error}. Have all trainings yield indices of types "
                 "that the first one can import, or give another name to one of them"
             )
             return

@@ -4,8 +4,8 @@ A call is not free: some take a lock of the driver that kernel launches need as 
 `PERIOD_S`. Handles are kept until one fails. Without pynvml, a driver or a GPU there are no readings, and NVML is tried
 anew after `RETRY_S`. Each reason is logged once, for debugging. No function here initialises CUDA or imports torch.
 
-The tuner's thread and those that serve metrics read. While one of them reads, the others get the reading before, so
-that a driver that hangs stops one of them.
+The tuner's thread and the threads that serve metrics read. While one of them reads, the others get the previous
+reading, so that a driver that hangs stops only one thread.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Gpu:
         self._model = str(self._unless_refused(nvml.nvmlDeviceGetName) or "")
 
     def _unless_refused(self, ask: Callable[[Any], Any]) -> Any:
-        """Return the answer, or None for a value that the device does not offer now: a part of a GPU has few."""
+        """Return the answer, or None for a value that the device does not offer now. A part of a GPU offers few."""
         try:
             return ask(self._handle)
         except self._nvml.NVMLError as error:
@@ -146,7 +146,7 @@ class Gpus:
         """The reasons that were logged."""
 
     def latest(self) -> tuple[GpuSample, ...]:
-        """Return the GPUs by torch's number, without those that NVML does not know or has lost.
+        """Return the GPUs by torch's number, without GPUs that NVML does not know or has lost.
 
         They are read now unless that was done less than `PERIOD_S` ago, or another thread is about to.
         """
@@ -208,6 +208,6 @@ _gpus = Gpus()
 
 
 def process_gpus() -> Gpus | None:
-    """Return the GPUs that this process uses now or later; None if torch is not there, or was built without CUDA."""
+    """Return the GPUs that this process uses now or later; None if torch is not imported, or was built without CUDA."""
     torch: Any = sys.modules.get("torch")
     return _gpus if torch is not None and getattr(torch.version, "cuda", None) is not None else None

@@ -137,7 +137,7 @@ class _MarkBudget:
         self._cost_s += cost_s
 
     def rest(self, now: float) -> None:
-        """Mark no visit until what was spent since the last rest is no more than the share."""
+        """Mark no visit until the cost since the last rest is at most the share of the time."""
         if self._share is not None:
             self._spread = (self._spread + SPREAD) % 1.0
             self.due_at = now + min(self._cost_s, MOST_COST_S) / self._share * (0.5 + self._spread)
@@ -163,7 +163,7 @@ class _Part:
 
 
 class GpuStall(Generic[Mark]):
-    """See the module. The first visit of a pass is summed separately: what it waits for is the start.
+    """See the module. The first visit of a pass is summed separately, because it waits for the start.
 
     ``stall_s``, ``start_s``: seconds so far, the visits still pending left out; None until a stream was marked.
     ``steps``: see `GpuSteps`; the first, which compiles and allocates, and absences of the training loop are left out.
@@ -211,10 +211,10 @@ class GpuStall(Generic[Mark]):
         return mark
 
     def block(self, mark: Mark | None) -> Mark | None:
-        """The batch is not there: a wait begins. Returns the mark for `leave`, which may be a new one.
+        """A wait begins, as the batch has not arrived. Return the mark for `leave`, which may be a new one.
 
         A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
-        or not at all: a mark at a later one would count only the rest of the visit as stall.
+        or not at all, because a mark at a later one would count only the rest of the visit as stall.
         """
         is_first, self._has_waited = not self._has_waited, True
         if not (is_first and self._is_skipping) or self._has_failed:
@@ -275,7 +275,7 @@ class GpuStall(Generic[Mark]):
         self._is_in_row = True
         if not self._is_late:
             self._budget.spent(ended - began)
-            if not starting:  # which says nothing of those after it
+            if not starting:  # the start says nothing of later visits
                 self._budget.rest(ended)
 
     def _read(self, most: int) -> None:
@@ -300,7 +300,7 @@ class GpuStall(Generic[Mark]):
         return sum(part.of(seconds) for part, seconds in zip(self._parts, skipped_s, strict=True))
 
     def _take_skipped(self) -> None:
-        """Count what was skipped at the end of a pass, where no marked visit comes after it."""
+        """Count the visits that were skipped at the end of a pass, because no marked visit comes after them."""
         if self.stall_s is not None:
             self.stall_s += self._stall_of(self._skipped_s)
         self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]

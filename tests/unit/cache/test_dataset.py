@@ -264,7 +264,7 @@ RANDOM = {
 @pytest.mark.parametrize("name", RANDOM)
 def test_a_random_sample_is_an_error(name: str) -> None:
     found = cached(Images([Decode(), Resize(), RANDOM[name]]))
-    with pytest.raises(CacheError, match=r"sample 3 of Images is random.*: put what is random into a dataset around"):
+    with pytest.raises(CacheError, match=r"sample 3 of Images is random.*: put the random part into a dataset around"):
         found[3]
     assert found.stored()["memory"].kept == 0
 

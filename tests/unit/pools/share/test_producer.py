@@ -73,7 +73,7 @@ def test_nothing_is_read_of_a_process_of_another_user(
 
 def test_only_the_training_with_unreadable_indices_is_refused(producer: tuple[Producer, socket.socket]) -> None:
     (training,) = heard(*producer, b"cno_such_module\nIndex\n.")
-    assert "this training yields: ModuleNotFoundError: No module named 'no_such_module'" in training.refused
+    assert "the sampler of this training: ModuleNotFoundError: No module named 'no_such_module'" in training.refused
     training.close()
 
 
