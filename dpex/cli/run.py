@@ -20,7 +20,8 @@ from typing import Any
 from dpex.cli.main import add_command
 from dpex.errors import ClusterError, OptionError
 from dpex.options import checked
-from dpex.run.install import ROOT, RunOptions, begin, has_served
+from dpex.run.install import ROOT, begin, has_served
+from dpex.run.run_options import RunOptions
 from dpex.system.ray_package import require_ray
 
 _LOADERS_OPTIONS = {

@@ -37,7 +37,7 @@ from dpex.system.compiler import untraced
 from dpex.system.cpus import rank
 
 if TYPE_CHECKING:
-    from dpex.run.install import RunOptions
+    from dpex.run.run_options import RunOptions
 
 _SHOWN = 6
 """Number of loaders that get a line each, the ones with most time first."""

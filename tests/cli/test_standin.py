@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from dpex import loader_behind
 from dpex.loader.served import why_not
 from dpex.run import served
-from dpex.run.install import RunOptions
+from dpex.run.run_options import RunOptions
 from dpex.run.served import iterator, stand_in
 
 TORCHS = DataLoader._get_iterator

@@ -27,7 +27,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import dpex
 from dpex import DpexDataLoader, loader_behind
-from dpex.run.install import RunOptions, install
+from dpex.run.install import install
+from dpex.run.run_options import RunOptions
 from tests.frameworks import lightning_parts, stream_ways
 from tests.inspection import tuner_of
 from tests.waiting import until

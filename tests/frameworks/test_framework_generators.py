@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
-from dpex.run.install import RunOptions, install
+from dpex.run.install import install
+from dpex.run.run_options import RunOptions
 
 
 class Images:

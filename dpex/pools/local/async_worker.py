@@ -10,12 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dpex.worker.async_loop import loop_of_process
 
-if TYPE_CHECKING:
-    from dpex.pools.local.worker_process import LocalWorker
+
+class SendsBatches(Protocol):
+    """A worker process (`dpex.pools.local.worker_process.LocalWorker`), as far as its loop needs it."""
+
+    core: Any
+    row: Any
+    number: int
+
+    def keep(self, epoch: int, number: int, made: Any, times: Any, logical: int, cpu_s: Any, /) -> float: ...
+
+    def flush(self, group: int, /) -> None: ...
+
+    def give_back(self) -> None: ...
 
 
 class AsyncWorker:
@@ -26,7 +37,7 @@ class AsyncWorker:
     worker gives memory back.
     """
 
-    def __init__(self, worker: LocalWorker, tickets: int, read: Callable[[], Any], idle_s: float) -> None:
+    def __init__(self, worker: SendsBatches, tickets: int, read: Callable[[], Any], idle_s: float) -> None:
         self._worker, self._core, self._row = worker, worker.core, worker.row
         self._tickets, self._read, self._idle_s = tickets, read, idle_s
         self._under_way: set[asyncio.Task[None]] = set()
