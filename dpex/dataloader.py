@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.hints import with_hints
+from dpex.loader.base_loader import BaseLoader
 from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
 from dpex.loader.passes import begin, diagnosis_source
-from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers
+from dpex.loader.streams import streams_of
 from dpex.loader.unused import count_as_used, watch
 from dpex.options import (
     DEFAULTS,
     HELD,
     ClusterConfig,
     DeviceConfig,
-    LoaderOptions,
     MetricsConfig,
     Seeding,
     WorkerConfig,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from dpex.diagnose.job import JobDiagnosis
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
-    from dpex.schedule.prefetch import Settings
     from dpex.stats import LoaderStats
 
 T_co = TypeVar("T_co", covariant=True)
@@ -68,7 +68,7 @@ def _new_runtime() -> LoaderRuntime:
 
 
 @never_traced
-class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
+class DpexDataLoader(BaseLoader[T_co]):
     """A drop-in `torch.utils.data.DataLoader` whose workers may be on other machines and may change during training.
 
     It takes torch's arguments in torch's order and with torch's meaning, and keyword-only arguments of dpex. Each
@@ -144,7 +144,6 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         [3, 4, 5]
     """
 
-    _begun: BaseDataLoaderIter | None = None
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
 
@@ -206,8 +205,8 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
             )
         self._streams = streams
         self._chosen = count if is_auto else None
-        self._settings: Settings | None = None
-        self._pins: dict[str, int] = {}
+        self._settings = None
+        self._pins = {}
         self._runtime = _new_runtime()
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch's loader takes lists, too
@@ -478,7 +477,13 @@ class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
         return super().__iter__() if begun is None else begun
 
     def __repr__(self) -> str:
-        return self._runtime.text(self) if hasattr(self, "_is_auto") else object.__repr__(self)
+        if not hasattr(self, "_is_auto"):  # the constructor has not ended
+            return object.__repr__(self)
+        title = f" {self.name}" if self.name else ""
+        size = "" if self.batch_size is None else f", batch size {self.batch_size}"
+        workers = '"auto"' if self._is_auto else self.num_workers
+        kind = type(self.dataset).__name__
+        return f"<{type(self).__name__}{title}: {kind}{size}, num_workers={workers}. {self._runtime.progress()}>"
 
     def _diagnosis_source(self) -> DiagnosisSource:
         return diagnosis_source(self)

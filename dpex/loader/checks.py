@@ -18,7 +18,7 @@ from dpex.schedule.names import is_asynchronous
 from dpex.system.ray_package import is_ray_connected
 
 if TYPE_CHECKING:
-    from dpex.dataloader import DpexDataLoader
+    from dpex.loader.base_loader import BaseLoader
 
 
 has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
@@ -29,7 +29,7 @@ call of C. Only the global interpreter lock keeps such a copy whole.
 """
 
 
-def check_settings(loader: DpexDataLoader[Any]) -> None:
+def check_settings(loader: BaseLoader[Any]) -> None:
     """Raise OptionError for a setting that the loader's data, its workers or this system exclude."""
     if not has_gil():
         raise OptionError(
@@ -67,7 +67,7 @@ def _refuse(what: object, why: str) -> None:
         raise OptionError(f"{what}: {why}; or leave it out")
 
 
-def start_fork_server_early(loader: DpexDataLoader[Any]) -> None:
+def start_fork_server_early(loader: BaseLoader[Any]) -> None:
     """Start the process that forks local workers, under Ray and before the dataset is used, because it must have no Ray
     threads."""
     is_tuned = bool(loader._is_auto or loader.autotune)

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.loader.checks import start_fork_server_early
-from dpex.loader.sizing import Sizing, Streams, stay_in_process_if_daemonic
+from dpex.loader.sizing import Sizing, stay_in_process_if_daemonic
+from dpex.loader.streams import Streams
 from dpex.schedule.names import encodable, is_asynchronous
 from dpex.system.compiler import untraced
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import is_first, warn
 
 if TYPE_CHECKING:
-    from dpex.dataloader import DpexDataLoader
     from dpex.device.feed import Feed
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.engine.pass_state import PassState
+    from dpex.loader.base_loader import BaseLoader
     from dpex.pools.factory import PoolFactory
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
@@ -30,7 +31,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 Torchs = Callable[[], BaseDataLoaderIter]
 
 
-def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
+def begin(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     """Return the iterator of a new pass.
 
     torchs: The method of torch's class for it, bound to the loader. That of ``dpex run`` has a ``report``, which is
@@ -50,7 +51,7 @@ def begin(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     return iterator
 
 
-def _begun(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
+def _begun(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     if loader.device is None:
         return _iterator(loader, torchs, None)
     from dpex.device.feed import have_fed, open_feed
@@ -64,7 +65,7 @@ def _begun(loader: DpexDataLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     return have_fed(iterator, feed, transform)
 
 
-def _iterator(loader: DpexDataLoader[Any], torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
+def _iterator(loader: BaseLoader[Any], torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
     stay_in_process_if_daemonic(loader)
     sizing = Sizing(loader)
     streams: Streams | None = loader._streams
@@ -102,7 +103,7 @@ def _iterator(loader: DpexDataLoader[Any], torchs: Torchs, feed: Feed | None) ->
     return latest
 
 
-def _connect_beside(iterator: Any, loader: DpexDataLoader[Any], resume: PassState | None) -> None:
+def _connect_beside(iterator: Any, loader: BaseLoader[Any], resume: PassState | None) -> None:
     """Connect to the cluster while the iterator's local workers, forked before Ray had threads, make batches."""
     runtime = loader._runtime
     try:
@@ -125,7 +126,7 @@ def _kind(sizing: Sizing) -> Any:
     return _DpexDataLoaderIter
 
 
-def _in_process(loader: DpexDataLoader[Any]) -> BaseDataLoaderIter:
+def _in_process(loader: BaseLoader[Any]) -> BaseDataLoaderIter:
     """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
     from dpex.engine.in_process import in_process_kind
 
@@ -140,7 +141,7 @@ def _in_process(loader: DpexDataLoader[Any]) -> BaseDataLoaderIter:
     return latest
 
 
-def _pool_factory(loader: DpexDataLoader[Any]) -> PoolFactory:
+def _pool_factory(loader: BaseLoader[Any]) -> PoolFactory:
     from dpex.engine.samplers import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
 
@@ -169,10 +170,12 @@ def _pool_factory(loader: DpexDataLoader[Any]) -> PoolFactory:
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 
-def _exported(loader: DpexDataLoader[Any]) -> LoaderMetrics | None:
+def _exported(loader: BaseLoader[Any]) -> LoaderMetrics | None:
     """Return the metrics that this loader's iterators count for; None if they are not exported."""
     runtime = loader._runtime
-    metrics: LoaderMetrics | None = runtime.metrics(loader)
+    metrics: LoaderMetrics | None = runtime.metrics(
+        loader, (type(loader.dataset).__name__, str(loader.batch_size), str(loader.seeding))
+    )
     if metrics is not None:
         metrics.tuner, metrics.case = runtime.tuner, diagnosis_source(loader)
         metrics.cache_bytes = _cache_bytes_of(loader.dataset)
@@ -185,7 +188,7 @@ def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
     return dict if module is None else module.bytes_of(dataset)
 
 
-def diagnosis_source(loader: DpexDataLoader[Any]) -> DiagnosisSource:
+def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
@@ -234,7 +237,7 @@ def _is_torchs(sizing: Sizing) -> bool:
     return sizing.why_torch is not None or sizing.is_piped
 
 
-def _why_unmeasured(loader: DpexDataLoader[Any], sizing: Sizing) -> str:
+def _why_unmeasured(loader: BaseLoader[Any], sizing: Sizing) -> str:
     """Name the unmeasured part of a run, with the reason, for a report without a counted batch."""
     if _is_torchs(sizing):
         return "anything: PyTorch's own iterators make the batches of this loader"

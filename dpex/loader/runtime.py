@@ -33,10 +33,10 @@ from dpex.worker.draws import GeneratorDraws
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
-    from dpex.dataloader import DpexDataLoader
     from dpex.engine.in_process import InProcessIterator
     from dpex.engine.pass_state import PassState
     from dpex.engine.with_workers import _DpexDataLoaderIter
+    from dpex.options import LoaderOptions
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
@@ -140,21 +140,17 @@ class LoaderRuntime:
         """Return the decisions of the present tuner and of earlier tuners; the oldest comes first."""
         return DecisionList([*self._past, *(self.tuner.decisions if self.tuner is not None else ())])
 
-    def text(self, loader: DpexDataLoader[Any]) -> str:
-        """Return the loader in one line, for terminals and notebooks."""
-        stats, title = self.stats(), f" {loader.name}" if loader.name else ""
-        size = "" if loader.batch_size is None else f", batch size {loader.batch_size}"
-        workers = '"auto"' if loader._is_auto else loader.num_workers
-        now = "No batch was delivered yet."
-        if stats.batches:
-            wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
-            # the figures that are kept of an iterator that has ended still count its workers
-            pools = {} if self.last_stats.has_ended else stats.pools
-            running = " + ".join(f"{pool.running} {name}" for name, pool in pools.items() if pool.running)
-            now = f"Epoch {stats.epoch + 1}: {stats.batches:,} batches{wait}; "
-            now += f"workers that run: {running}." if running else "no worker runs now."
-        kind = type(loader.dataset).__name__
-        return f"<{type(loader).__name__}{title}: {kind}{size}, num_workers={workers}. {now}>"
+    def progress(self) -> str:
+        """Return in one sentence what the latest iterator has delivered, and which workers run."""
+        stats = self.stats()
+        if not stats.batches:
+            return "No batch was delivered yet."
+        wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
+        # the figures that are kept of an iterator that has ended still count its workers
+        pools = {} if self.last_stats.has_ended else stats.pools
+        running = " + ".join(f"{pool.running} {name}" for name, pool in pools.items() if pool.running)
+        workers = f"workers that run: {running}." if running else "no worker runs now."
+        return f"Epoch {stats.epoch + 1}: {stats.batches:,} batches{wait}; {workers}"
 
     def dismiss_tuner(self) -> None:
         """End tuning from the next iterator on; `decisions` keeps the earlier decisions."""
@@ -169,17 +165,21 @@ class LoaderRuntime:
 
         return exporter.url
 
-    def metrics(self, loader: DpexDataLoader[Any]) -> LoaderMetrics | None:
-        """Return the metrics of this loader; None if the endpoint does not export them."""
-        port, config = loader.metrics_port, loader.metrics_config
+    def metrics(self, options: LoaderOptions, info: tuple[str, str, str]) -> LoaderMetrics | None:
+        """Return the metrics of a loader with these options; None if the endpoint does not export them.
+
+        Args:
+            options: The loader's options.
+            info: The class of its dataset, its batch size, and its seeding, as labels.
+        """
+        port, config = options.metrics_port, options.metrics_config
         asked = not (port is None and config is None) or "DPEX_METRICS_PORT" in os.environ
         if not asked or get_worker_info() is not None:
             return None
         if self._registration is None:
             from dpex.telemetry.exporter import exporter
 
-            info = (type(loader.dataset).__name__, str(loader.batch_size), str(loader.seeding))
-            self._registration = exporter.register(self, port, config, loader.name, info)
+            self._registration = exporter.register(self, port, config, options.name, info)
         return None if self._registration is None else self._registration.ledger
 
     def hold_cluster(self, head_address: str) -> None:

@@ -11,17 +11,17 @@ are made was settled when the loader was served. Used by whichever thread iterat
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
+from dpex.loader.base_loader import BaseLoader
 from dpex.loader.sizing import LeftOut, given_prefetch
 from dpex.loader.unused import count_as_used
 from dpex.system.compiler import untraced
 
 if TYPE_CHECKING:
     from dpex._torch import BaseDataLoaderIter
-    from dpex.dataloader import DpexDataLoader
 
 ON_DEMAND, BELOW_RUN = "_get_iterator", "_dpex_stand_in"
 """The attribute of a loader in which `dpex.serve` keeps a `StandIn`, and the attribute for ``dpex run``."""
@@ -35,7 +35,10 @@ _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
 """Private attributes of a loader that torch's iterators read; dpex's iterators would not see a subclass's values."""
 
 
-class StandIn:
+Behind = TypeVar("Behind", bound=BaseLoader[Any])
+
+
+class StandIn(Generic[Behind]):
     """Makes a loader's iterators. It keeps the `DpexDataLoader` behind it alive, but not the loader itself.
 
     A shallow copy of the loader shares it; a deep copy and a pickle get torch's method back.
@@ -43,7 +46,7 @@ class StandIn:
     made_for: The settings for which the `DpexDataLoader` was made. Other settings need another one.
     """
 
-    def __init__(self, loader: DataLoader[Any], behind: DpexDataLoader[Any], made_for: object = None) -> None:
+    def __init__(self, loader: DataLoader[Any], behind: Behind, made_for: object = None) -> None:
         count_as_used(behind)
         self._loader = weakref.ref(loader)
         self._behind = behind
@@ -54,7 +57,7 @@ class StandIn:
         return self._loader() is loader
 
     @property
-    def behind(self) -> DpexDataLoader[Any]:
+    def behind(self) -> Behind:
         """The `DpexDataLoader`, with the loader's data as it is now."""
         loader = self._loader()
         if loader is not None:
@@ -69,7 +72,7 @@ class StandIn:
         return getattr, (self._loader(), "_get_iterator")
 
 
-def stand_in_of(loader: Any) -> StandIn | None:
+def stand_in_of(loader: Any) -> StandIn[Any] | None:
     """Return the stand-in that makes this loader's iterators. None: torch makes them, or the loader is of another
     kind."""
     attributes = getattr(loader, "__dict__", {})

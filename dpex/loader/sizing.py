@@ -2,53 +2,38 @@
 
 `Sizing` reads a loader's attributes. It is made anew for each question, as frameworks set attributes of a loader. Its
 answers depend on nothing else but the system and the environment.
-
-Each worker iterates an iterable dataset for itself, and its samples may depend on the number of workers. So under
-``num_workers="auto"`` the number of these streams is chosen once (`choose_streams`) and is never tuned:
-
-- It is the number of shards that the dataset names, as such a dataset splits itself among workers. A pipeline of
-  webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts. A dataset of
-  Hugging Face names this rank's shards.
-- It is at most `AutotuneConfig.max_streams`. Without that, it is at most `STREAMS`, or one for each CPU of this rank if
-  that is more (the CPUs that the process may use, shared among the ranks of this machine). Ranks on machines with
-  different CPUs above `STREAMS` then choose different numbers.
-- It is one for a dataset that names no shards, as further streams might repeat its samples. `iter()` warns of that.
 """
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
-from dpex.measure.readable import plural
-from dpex.options import LoaderOptions, check_count
-from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
+from dpex.loader.streams import Streams, launched, named_shards, told_streams
+from dpex.options import check_count
+from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
-from dpex.system.cpus import rank_cpus, ranks
+from dpex.system.cpus import ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuner import Tuner
-    from dpex.dataloader import DpexDataLoader
+    from dpex.loader.base_loader import BaseLoader
     from dpex.stats import StreamStats
 
 logger: logging.Logger = logging.getLogger("dpex")
-STREAMS = 8
-"""Streams that a dataset with as many shards has also on fewer CPUs. On two CPUs, 8 streams that wait are 3.9 times as
-fast as 2, and streams that compute are 0 to 8 % slower. Each takes 15 MB. (2 ms and 0.5 ms a sample; 2026-11-29)"""
 
 
 class LeftOut(int):
@@ -62,15 +47,6 @@ _READING_NOT_TUNED = (
     "That number determines the samples of each stream, so it is not tuned. Other workers, whose number is tuned, "
     "decode the samples."
 )
-NAMES_OF_SHARDS = ("num_shards", "n_shards")
-"""Attributes that name the number of shards for this rank, as in datasets of Hugging Face."""
-_UNNAMED = (
-    "num_workers='auto': {kind} names no shards (num_shards, n_shards, or the URLs of webdataset), so one worker reads "
-    "it. If it splits itself among workers, as by get_worker_info(), give num_workers={count}. "
-    "autotune=AutotuneConfig(max_streams=1) keeps one worker without this warning"
-)
-_SPLITS_BY_RANK = "split_by_node"
-"""webdataset's function that gives each rank some of the URLs."""
 
 
 def given_prefetch(of_torchs: int | None) -> int | None:
@@ -90,7 +66,7 @@ class Sizing:
         is_prefetch_given: The user gave a ``prefetch_factor``.
     """
 
-    def __init__(self, loader: DpexDataLoader[Any]) -> None:
+    def __init__(self, loader: BaseLoader[Any]) -> None:
         self._loader = loader
         self._workers = int(loader.num_workers)
         self.is_split: bool = is_split(loader)
@@ -177,7 +153,7 @@ class Sizing:
         streams: Streams | None = self._loader._streams if self._loader._is_auto else None
         if streams is not None:
             return streams.why
-        return _why(self._workers, self.shards(), "num_workers says so")
+        return told_streams(self._workers, self.shards(), "num_workers says so")
 
     def shards(self) -> int:
         """Return the number of shards that an iterable dataset names for this rank; 0: none, or another dataset."""
@@ -289,7 +265,7 @@ class Sizing:
         )
 
 
-def fix_workers(loader: DpexDataLoader[Any], count: Any) -> None:
+def fix_workers(loader: BaseLoader[Any], count: Any) -> None:
     """End tuning, as ``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on.
 
     Raises:
@@ -314,7 +290,7 @@ def fix_workers(loader: DpexDataLoader[Any], count: Any) -> None:
     loader._runtime.dismiss_tuner()
 
 
-def is_split(loader: DpexDataLoader[Any]) -> bool:
+def is_split(loader: BaseLoader[Any]) -> bool:
     """Return True if some workers read the loader's streams and others decode, which ``seeding="batch"`` allows."""
     may_be_split = (
         loader._dataset_kind == DatasetKind.Iterable
@@ -336,98 +312,8 @@ def is_daemonic() -> bool:
     return multiprocessing.current_process().daemon
 
 
-def stay_in_process_if_daemonic(loader: DpexDataLoader[Any]) -> None:
+def stay_in_process_if_daemonic(loader: BaseLoader[Any]) -> None:
     """Under "auto", in a process that may not have children, batches are made in it, as with ``num_workers=0``."""
     if loader._is_auto and loader.num_workers and loader.distribute_mode is False and is_daemonic():
         logger.info("this process is daemonic and may not have children: num_workers='auto' stays in it")
         vars(loader)["num_workers"] = loader.timeout = 0
-
-
-# -- streams of an iterable dataset under "auto" -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Streams:
-    """A number of streams, and its reason."""
-
-    count: int
-    """The number of streams."""
-    why: str
-    """The number and the reason, in sentences."""
-    warning: str = ""
-    """The text for the user, where a number of workers may read faster; else ""."""
-
-
-def named_shards(dataset: Any, ranks: int = 1) -> int | None:
-    """Return the number of shards that a dataset names for each of the ``ranks``; None if it names none."""
-    for name in NAMES_OF_SHARDS:
-        value = attribute(dataset, name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return _listed_urls(dataset, ranks)
-
-
-def _listed_urls(dataset: Any, ranks: int) -> int | None:
-    """Return the URLs of a webdataset pipeline (1.0) for each rank; None of one that draws them without an end."""
-    stages = attribute(dataset, "pipeline")
-    if not isinstance(stages, list) or not stages:
-        return None
-    urls = attribute(stages[0], "urls")
-    if not isinstance(urls, list) or not urls or not hasattr(type(stages[0]), "__len__"):
-        return None
-    is_split = any(getattr(stage, "__name__", "") == _SPLITS_BY_RANK for stage in stages)
-    return max(1, len(urls) // ranks) if is_split else len(urls)
-
-
-def streams_of(options: LoaderOptions, dataset: Any) -> Streams | None:
-    """Return the number of streams under ``num_workers="auto"``; None for a dataset that is not iterable."""
-    if not isinstance(dataset, IterableDataset):
-        return None
-    autotune = options.autotune
-    most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
-    return choose_streams(dataset, rank_cpus(), most, launched())
-
-
-def launched() -> Mapping[str, str]:
-    """Return the launcher's environment, with the number of ranks from torch.distributed if that is initialised."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        return os.environ
-    return {**os.environ, "WORLD_SIZE": str(dist.get_world_size())}
-
-
-def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str]) -> Streams:
-    """Choose the number of streams for a rank with ``cpus``; see the module.
-
-    Args:
-        dataset: An iterable dataset.
-        cpus: The CPUs of this rank.
-        most: ``AutotuneConfig.max_streams``.
-        environ: A launcher's environment.
-    """
-    shards = named_shards(dataset, ranks(environ))
-    if shards is None:
-        own = cpus if most is None else most
-        warning = "" if own == 1 else _UNNAMED.format(kind=type(_source_of(dataset)).__name__, count=own)
-        return Streams(count=1, why=_why(1, 0, "it names no shards"), warning=warning)
-    limit = max(STREAMS, cpus) if most is None else most
-    if shards <= limit:
-        return Streams(count=shards, why=_why(shards, shards, f"the dataset names {plural(shards, 'shard')}"))
-    if most is not None:
-        return Streams(count=most, why=_why(most, shards, f"max_streams={most} says so"))
-    reason = f"that is the larger of {STREAMS} and this rank's {plural(cpus, 'CPU')}"
-    remedy = "AutotuneConfig(max_streams=...) sets another number"
-    return Streams(count=limit, why=_why(limit, shards, f"{reason}; {remedy}"))
-
-
-def _source_of(dataset: Any) -> Any:
-    """Return the user's dataset: the source of a dataset that other workers decode."""
-    from dpex.worker.decoded_stream import DecodedStream
-
-    return dataset.source if isinstance(dataset, DecodedStream) else dataset
-
-
-def _why(count: int, shards: int, reason: str) -> str:
-    of_shards = f" for its {shards} shards" if shards > count else ""
-    return f"The dataset is read in {plural(count, 'stream')}{of_shards}, as {reason}."

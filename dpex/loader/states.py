@@ -21,7 +21,8 @@ from dpex._torch import DatasetKind
 from dpex.engine.pass_state import PassState, dataset_state_of
 from dpex.engine.samplers import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
-from dpex.loader.sizing import Sizing, launched
+from dpex.loader.sizing import Sizing
+from dpex.loader.streams import launched
 from dpex.measure.readable import plural
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
@@ -30,7 +31,7 @@ from dpex.system.user_warnings import warn
 from dpex.worker.states import DatasetState, LogicalState, check_global_states, pack_state, plain, unpack_state
 
 if TYPE_CHECKING:
-    from dpex.dataloader import DpexDataLoader
+    from dpex.loader.base_loader import BaseLoader
 
 VERSION = 1
 """The version of written states, and the version that `load` reads."""
@@ -38,7 +39,7 @@ _INDEX, _LEFT_OUT = "index", "left_out"
 """Keys in a dict that stands for an index of which some samples are not to be loaded."""
 
 
-def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
+def state_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     """See `dpex.DpexDataLoader.state_dict`."""
     runtime = loader._runtime
     if runtime.loaded is not None:
@@ -60,7 +61,7 @@ def state_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
     return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, dataset)}
 
 
-def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
+def load(loader: BaseLoader[Any], state_dict: Mapping[str, Any]) -> None:
     """See `dpex.DpexDataLoader.load_state_dict`."""
     if not isinstance(state_dict, Mapping) or not state_dict:
         raise StateError(
@@ -86,12 +87,12 @@ def load(loader: DpexDataLoader[Any], state_dict: Mapping[str, Any]) -> None:
     loader._runtime.ask_states()
 
 
-def _forget_passes(loader: DpexDataLoader[Any]) -> None:
+def _forget_passes(loader: BaseLoader[Any]) -> None:
     loader._iterator, loader._begun = None, None
     loader._runtime.loaded = loader._runtime.resume = None
 
 
-def _why_not(loader: DpexDataLoader[Any]) -> str:
+def _why_not(loader: BaseLoader[Any]) -> str:
     """Return the reason if a loader has no state to report, else ""."""
     sizing = Sizing(loader)
     if sizing.is_piped:
@@ -139,7 +140,7 @@ _WORDS = {
 """For each property: its value in words, and the remedy if the state and the loader differ."""
 
 
-def identity_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
+def identity_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     """Return the properties of a loader that a state must match, as plain values."""
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     is_free = loader.seeding == "batch" and not is_stream
@@ -164,7 +165,7 @@ def _length(dataset: Any) -> int | None:
         return None
 
 
-def _seeds(loader: DpexDataLoader[Any]) -> dict[str, int]:
+def _seeds(loader: BaseLoader[Any]) -> dict[str, int]:
     seeds = {name: each.initial_seed() for name, each in generators_of(loader._index_sampler, loader.generator).items()}
     for name, sampler in samplers_within(loader._index_sampler):
         if isinstance(sampler, DistributedSampler):
@@ -172,14 +173,14 @@ def _seeds(loader: DpexDataLoader[Any]) -> dict[str, int]:
     return seeds
 
 
-def _batch_size(loader: DpexDataLoader[Any]) -> dict[str, Any]:
+def _batch_size(loader: BaseLoader[Any]) -> dict[str, Any]:
     distributed = [s for _, s in samplers_within(loader._index_sampler) if isinstance(s, DistributedSampler)]
     if not distributed or loader.batch_size is None:
         return {"batch_size": loader.batch_size}
     return {"global_batch": loader.batch_size * distributed[0].num_replicas}
 
 
-def check_identity(saved: Mapping[str, Any], loader: DpexDataLoader[Any]) -> None:
+def check_identity(saved: Mapping[str, Any], loader: BaseLoader[Any]) -> None:
     """Raise StateError if a state belongs to another loader. The message has the values of the state and of the
     loader."""
     found = identity_of(loader)

@@ -21,7 +21,7 @@ from dpex.system.compiler import untraced
 from dpex.system.user_warnings import is_first, user_line
 
 if TYPE_CHECKING:
-    from dpex.dataloader import DpexDataLoader
+    from dpex.loader.base_loader import BaseLoader
 
 ABOUT = "loaders without one iter()"
 """See `is_first`."""
@@ -30,7 +30,7 @@ _watched: dict[int, weakref.finalize[..., Any]] = {}
 """The finalizer that warns when a loader ends, by the loader's `id`."""
 
 
-def watch(loader: DpexDataLoader[Any]) -> None:
+def watch(loader: BaseLoader[Any]) -> None:
     """Warn of this new loader if it ends before `count_as_used`. Loaders that it was built from count as used."""
     options = _options_of(loader)
     for other in [alive[0] for one in list(_watched.values()) if (alive := one.peek()) is not None]:
@@ -46,14 +46,14 @@ def watch(loader: DpexDataLoader[Any]) -> None:
         atexit.register(_warn_at_exit)
 
 
-def count_as_used(loader: DpexDataLoader[Any]) -> None:
+def count_as_used(loader: BaseLoader[Any]) -> None:
     """Have this loader end without a warning."""
     ending = _watched.pop(id(loader), None)
     if ending is not None:
         ending.detach()
 
 
-def _options_of(loader: DpexDataLoader[Any]) -> dict[str, Any]:
+def _options_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in DEFAULTS}
 
 

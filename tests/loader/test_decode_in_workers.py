@@ -153,7 +153,7 @@ def test_more_workers_decode_than_there_are_shards(tmp_path: Path) -> None:
 
 
 def test_auto_chooses_streams_and_tunes_the_decoding_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 5)
+    monkeypatch.setattr("dpex.loader.streams.rank_cpus", lambda: 5)
     dataset = decode_in_workers(Shards(), decoded)
     with DpexDataLoader(dataset, 3, num_workers="auto", autotune=AutotuneConfig(min_local=3)) as loader:
         assert [batch.tolist() for batch in loader] == by_torch(dataset, batch_size=3)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex import AutotuneConfig, DpexDataLoader, StateError, decode_in_workers
-from dpex.loader.sizing import choose_streams, named_shards
+from dpex.loader.streams import choose_streams, named_shards
 
 
 class Shards(IterableDataset[torch.Tensor]):
@@ -48,7 +48,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda count: monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: count)
+    return lambda count: monkeypatch.setattr("dpex.loader.streams.rank_cpus", lambda: count)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_each_shard_is_read_once_by_a_constant_number_of_streams(cpus: Any, capl
 
 @pytest.mark.parametrize("dataset", [[1, 2], Shards(1000)])
 def test_torch_warns_of_many_workers_only_for_a_given_number(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    for name in ("dataloader.static_worker_count", "loader.sizing.rank_cpus"):
+    for name in ("dataloader.static_worker_count", "loader.streams.rank_cpus"):
         monkeypatch.setattr(f"dpex.{name}", lambda: 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -65,7 +65,8 @@ FOR_THE_CLASS = (
     *("dpex.system", "dpex.system.compiler", "dpex.system.cpus"),
     *("dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
-    *("dpex.loader", "dpex.loader.checks", "dpex.loader.passes", "dpex.loader.sizing", "dpex.loader.unused"),
+    *("dpex.loader", "dpex.loader.base_loader", "dpex.loader.checks", "dpex.loader.passes", "dpex.loader.sizing"),
+    *("dpex.loader.streams", "dpex.loader.unused"),
     *("dpex.measure", "dpex.measure.readable"),
 )
 """All that ``from dpex import DpexDataLoader`` may load."""

@@ -15,8 +15,9 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.errors import ClusterError, OptionError
-from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, Streams
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing
 from dpex.loader.split_iterator import _decoding, _reading
+from dpex.loader.streams import Streams
 from dpex.options import DeviceConfig, WorkerConfig
 from dpex.schedule.prefetch import Settings
 from dpex.worker.decoded_stream import decode_in_workers

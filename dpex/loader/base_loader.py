@@ -1,0 +1,43 @@
+"""The base class of `dpex.DpexDataLoader`: torch's loader, dpex's options, and the attributes that its parts use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from torch.utils.data import DataLoader
+
+from dpex.options import LoaderOptions
+
+if TYPE_CHECKING:
+    from dpex._torch import BaseDataLoaderIter
+    from dpex.loader.runtime import LoaderRuntime
+    from dpex.loader.streams import Streams
+    from dpex.pools.base import MakesPool
+    from dpex.schedule.prefetch import Settings
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class BaseLoader(LoaderOptions, DataLoader[T_co]):
+    """A loader as the modules of this folder see it. `dpex.DpexDataLoader` sets the attributes.
+
+    Attributes:
+        local_pool: See `dpex.DpexDataLoader.local_pool`.
+        in_order: As in torch, also before torch 2.6.
+    """
+
+    local_pool: ClassVar[MakesPool | None] = None
+    in_order: bool
+    _begun: BaseDataLoaderIter | None = None
+    """An iterator that `state_dict` has made, and that the next ``iter()`` returns."""
+    _is_auto: bool
+    """``num_workers="auto"`` was given, and no number was assigned since."""
+    _chosen: int | None
+    """The number of workers that dpex chose, before anything was measured."""
+    _streams: Streams | None
+    """The number of streams of an iterable dataset under ``num_workers="auto"``."""
+    _settings: Settings | None
+    """The latest settings that `resize` or the tuner left."""
+    _pins: dict[str, int]
+    """Values that `resize` fixed, by the name of the setting."""
+    _runtime: LoaderRuntime

@@ -1,0 +1,63 @@
+"""Options of ``dpex run`` and ``dpex diagnose``, which travel to the processes of a script as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dpex.options import WorkerConfig
+
+Count = int | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options as ``dpex run --help`` and ``dpex diagnose --help`` explain them.
+
+    Attributes:
+        loader: Options of `dpex.DpexDataLoader` and of its `WorkerConfig`, by name.
+        html, json: File names of the report.
+        full: True for a report with all tables.
+        quiet: True for no output at the end.
+        script: The script and its arguments, for the advice.
+        prefix: ``sys.prefix`` of the Python that these options serve.
+        root: The folder that contains dpex.
+    """
+
+    command: Literal["run", "diagnose"] = "run"
+    num_workers: int | Literal["auto", "keep"] = "auto"
+    also_in_process: bool = False
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    html: str | None = None
+    json: str | None = None
+    full: bool = False
+    quiet: bool = False
+    script: tuple[str, ...] = ()
+    prefix: str = ""
+    root: str = ""
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> RunOptions:
+        """Return the options that `to_text` wrote."""
+        values = json.loads(text)
+        return cls(**(values | {"script": tuple(values["script"])}))
+
+    def workers(self, given: int, *, iterable: bool) -> Count:
+        """Return the workers of a loader to which the script gives ``given``.
+
+        A stream keeps its number, which determines the samples of each worker.
+        """
+        if self.num_workers == "keep" or iterable or (given == 0 and not self.also_in_process):
+            return given
+        return self.num_workers
+
+    def loader_options(self, workers: Count) -> dict[str, Any]:
+        """Return the keywords of `dpex.DpexDataLoader` beyond torch's; without workers none of a cluster."""
+        places = () if workers else ("distribute_mode", "head_address")
+        found = {name: value for name, value in self.loader.items() if name not in places}
+        return {**found, "worker_config": WorkerConfig(memory_budget=found.pop("memory_budget", None))}
