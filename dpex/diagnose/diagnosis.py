@@ -98,7 +98,8 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
 
-        ``version`` is that of the layout; it grows when something is renamed or removed.
+        Each value has the name of its attribute or property. ``version`` is that of the layout; it grows when something
+        is renamed or removed.
         """
         return report.plain(self)
 

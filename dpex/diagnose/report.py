@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpex.autotune.trace import plain as as_json
 from dpex.diagnose import hot_calls, work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.copies import warning
@@ -29,8 +30,8 @@ VERSION = 5
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
-_CALCULATED = ("wall_s", "wait_s", "wait_ratio", "held_ratio", "gpu_stall_ratio", "others", "calls", "unmeasured")
-"""Properties of `Facts` that `plain` has beside the counts."""
+_LEFT_OUT = ("batch_waits", "services_s", "full")
+"""Fields and properties that `plain` leaves out."""
 _SHOWN = 0.01
 """A part of the time below this is left out of the evidence."""
 _SAME = 0.01
@@ -218,7 +219,7 @@ def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
     """Divide the wall time: the step, what holds it up, then the wait, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
-    waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares]
+    waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares.items()]
     shares: list[tuple[Cause, float]] = [(STEP, step), *([(HELD, held)] if held else []), *waits]
     return tuple(ReportPart(cause.key, cause.part, share, cause.colour) for cause, share in shares)
 
@@ -316,36 +317,14 @@ def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:
 
 def plain(found: Diagnosis) -> dict[str, Any]:
     """JSON-able, see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
-    facts, verdict = found.facts, found.verdict
-    shown = {"title": verdict.title, "is_sure": verdict.is_sure, **_plain(verdict), "shares": dict(verdict.shares)}
-    measured = _plain(facts)
-    del measured["batch_waits"]
-    measured |= {name: _plain(getattr(facts, name)) for name in _CALCULATED}
-    for pool in measured["pools"].values():
-        pool.pop("services_s")
-    return {
-        "version": VERSION,
-        "verdict": shown,
-        "advice": advice(found),
-        "held_back": found.held_back,
-        "end_of_stall": found.end_of_stall,
-        "hot_calls": _plain(hot_calls.hot_calls(facts)),
-        "recommendation": _plain(found.recommendation),
-        "beyond": _plain(found.beyond),
-        "predictions": _plain(found.predictions),
-        "facts": measured,
-    }
+    hot = hot_calls.hot_calls(found.facts)
+    told: dict[str, Any] = as_json({"hot_calls": hot} | _members(found), members=_members, infinite=lambda _: None)
+    return {"version": VERSION, **told}
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def _members(value: Any) -> dict[str, Any]:
+    """Return the fields and the properties of a dataclass, without long lists and text that others repeat."""
+    names = [field.name for field in fields(value)]
+    for kind in type(value).__mro__:
+        names += [name for name, one in vars(kind).items() if isinstance(one, (property, cached_property))]
+    return {name: getattr(value, name) for name in names if name not in _LEFT_OUT and not name.startswith("_")}

@@ -5,11 +5,14 @@ import re
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from math import inf
 from pathlib import Path
 
 import pytest
 from decisions import a_decision
 
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law.law import Law
 from dpex.autotune.types import Outcome
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
@@ -81,6 +84,16 @@ def test_text_and_data_of_every_verdict(name: str) -> None:
     assert data["verdict"]["cause"] == diagnosis.verdict.cause
     assert data["facts"]["batches"] == diagnosis.facts.batches
     assert len(data["predictions"]) == len(diagnosis.predictions)
+
+
+def test_data_has_names_of_classes_and_all_properties(full: Diagnosis) -> None:
+    facts = replace(full.facts, config=AutotuneConfig(policy=Law), others_s=inf)
+    data = json.loads(json.dumps(diagnose(facts).to_dict(), allow_nan=False))
+    assert data["facts"]["config"]["policy"] == "Law"
+    assert data["facts"]["others_s"] is None
+    assert data["facts"]["pools"]["local"]["busy_s"] == facts.pools["local"].busy_s
+    assert data["facts"]["rate"] == facts.rate
+    assert data["advice"] == diagnose(facts).advice
 
 
 def test_the_page_is_whole_and_loads_nothing(full: Diagnosis, tmp_path: Path) -> None:
