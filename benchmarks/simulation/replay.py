@@ -202,13 +202,11 @@ def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: li
 
 _NAMES = {"Limits": Limits, "Policy": Any, "Settings": Settings, "Tuned": Any, "os": os}
 """Names in annotations that their modules import for type checkers only."""
-_UNREAD = ("policy", "start")
-"""Fields of the configuration that say nothing of the law."""
 
 
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    read = [f for f in fields(kind) if kind is not AutotuneConfig or f.name not in _UNREAD]
+    read = [f for f in fields(kind) if kind is not AutotuneConfig or f.name != "policy"]
     hints = get_type_hints(kind, localns=_NAMES)
     return tuple((f.name, hints[f.name], f.default is MISSING and f.default_factory is MISSING) for f in read)
 

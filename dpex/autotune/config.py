@@ -64,8 +64,9 @@ class AutotuneConfig:
             ``{pid}`` and ``{rank}``. If the file exists, a new name gets a number. None: the file that the environment
             variable ``DPEX_TRACE`` names, or no record.
         start: Where to begin: ``loader.tuned`` of another run, its ``as_dict()``, or the name of a file from its
-            ``save()``, in which dpex fills in ``{pid}`` and ``{rank}``. It is a start like any other: limits are kept,
-            and tuning goes on from there. None: a start from the number of CPUs.
+            ``save()``, in which dpex fills in ``{pid}`` and ``{rank}``. Limits are kept, and tuning goes on from there.
+            Local workers are at most ``max_waiting``, or one for each CPU if that is more. None: a start from the
+            number of CPUs.
         policy: A class or function that makes the policy which chooses settings. See `Policy`. None: the law of dpex.
 
     Raises:

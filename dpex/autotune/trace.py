@@ -28,19 +28,27 @@ VERSION = (2, 0)
 _EMPTY = PoolSample()
 
 
-def plain(value: Any) -> Any:
-    """Return the value in what JSON has: dataclasses become objects; "inf", "-inf" and "nan" are strings, as is
-    the name of a class, a function or a file."""
-    if value is None or isinstance(value, (int, str)):
+def plain(
+    value: Any, *, members: Callable[[Any], Mapping[str, Any]] = vars, infinite: Callable[[float], Any] = str
+) -> Any:
+    """Return a value in the types that JSON has. The name of a class, a function or a file is a string.
+
+    Args:
+        members: Returns the members of a dataclass, which becomes an object.
+        infinite: Returns the value for inf, -inf and nan.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return infinite(float(value))
+    if value is None or isinstance(value, (int, float, str)):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(float(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        value = members(value)
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
+        return {str(name): plain(item, members=members, infinite=infinite) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if is_dataclass(value):
-        return {name: plain(item) for name, item in vars(value).items()}
+        return [plain(item, members=members, infinite=infinite) for item in value]
     return getattr(value, "__qualname__", str(value))
 
 

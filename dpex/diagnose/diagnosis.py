@@ -5,7 +5,9 @@ It needs no loader, which may have ended. Any thread may call it.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,18 +95,16 @@ class Diagnosis:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return report.fragment(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
 
-        ``version`` is that of the layout; it grows when something is renamed or removed.
+        Each value has the name of its attribute or property. ``version`` is that of the layout; it grows when something
+        is renamed or removed.
         """
         return report.plain(self)
 
     def write_html(self, path: str | Path, last: Sequence[str] = ()) -> Path:
-        """Write the report as a page that loads nothing from elsewhere.
+        """Write the report with all tables as a page, in lines of a fixed width. It loads nothing from elsewhere.
 
         Args:
             path: Where to write it; ``~`` is the home directory.
@@ -117,8 +117,35 @@ class Diagnosis:
             OSError: It cannot be written there.
         """
         path = Path(path).expanduser()
-        path.write_text(report.page(self, last), encoding="utf-8", errors="backslashreplace")
+        path.write_text(_page(self, last), encoding="utf-8", errors="backslashreplace")
         return path
+
+
+_PAGE_COLUMNS = 80
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>dpex: TITLE</title>
+<style>:root {{ color-scheme: light dark; }} pre {{ font: 14px/1.4 ui-monospace, monospace; overflow-x: auto; }}</style>
+</head>
+<body><pre>{code}</pre></body>
+</html>
+"""
+
+
+def _page(found: Diagnosis, last: Sequence[str]) -> str:
+    from rich.console import Console  # late: `import dpex` does not need it
+    from rich.text import Text
+
+    console = Console(record=True, width=_PAGE_COLUMNS, file=io.StringIO(), force_jupyter=False)
+    text = Text("\n".join([report.full(found, _PAGE_COLUMNS), *(("", *last) if last else ())]))
+    starts = [f"{found.verdict.title.upper()}:", "First:", "To end the stall:", "Warning:"]
+    titles = [f"{one.title}\n" for one in report.sections(found)]
+    text.highlight_regex(f"(?m)^({'|'.join(map(re.escape, starts + titles))})", "bold")
+    console.print(text, soft_wrap=True)
+    return console.export_html(code_format=_PAGE.replace("TITLE", found.verdict.title), inline_styles=True)
 
 
 def diagnose(facts: Facts) -> Diagnosis:

@@ -1,14 +1,15 @@
-"""A diagnosis as text, as plain data, and as an HTML page that loads nothing. Pure; the page escapes all text."""
+"""A diagnosis as text and as plain data. Pure."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from html import escape
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpex.autotune.trace import plain as as_json
 from dpex.diagnose import hot_calls, work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.copies import warning
@@ -25,14 +26,12 @@ if TYPE_CHECKING:
 COLUMNS = 100
 """Lines of the text are wrapped at this width, or at that of a narrower terminal: a report is read in logs and mails,
 too."""
-_LAST_COLUMN = 16
-"""The last column of a table is wrapped, but not more narrowly than this."""
 VERSION = 5
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
-_CALCULATED = ("wall_s", "wait_s", "wait_ratio", "held_ratio", "gpu_stall_ratio", "others", "calls", "unmeasured")
-"""Properties of `Facts` that `plain` has beside the counts."""
+_LEFT_OUT = ("batch_waits", "services_s", "full")
+"""Fields and properties that `plain` leaves out."""
 _SHOWN = 0.01
 """A part of the time below this is left out of the evidence."""
 _SAME = 0.01
@@ -183,19 +182,17 @@ def wrapped(text: str, columns: int = COLUMNS) -> list[str]:
 
 
 def table(section: ReportSection, columns: int = COLUMNS) -> Iterator[str]:
-    """Yield the rows of a section as aligned columns."""
+    """Yield the rows of a section as aligned columns, whose cells are wrapped where a row would be too long."""
     rows = [section.header, *section.rows] if section.rows else []
-    if not rows:
-        return
-    widths = [max(len(row[column]) for row in rows) for column in range(len(section.header))]
-    last_at = 2 + sum(width + 2 for width in widths[:-1])
+    cells = list(zip(*rows, strict=True))
+    widths = [max(1, *map(len, column)) for column in cells]
+    least = [max(1, *(len(word) for cell in column for word in wrapped(cell, 1))) for column in cells]
+    while sum(widths) + 2 * len(widths) > columns and widths != least:
+        _, column = max((width - least[column], column) for column, width in enumerate(widths))
+        widths[column] -= 1
     for row in rows:
-        begin = (
-            "  " + "".join(cell.ljust(width) + "  " for cell, width in zip(row, widths, strict=False))[: last_at - 2]
-        )
-        last, *rest = wrapped(row[-1], max(_LAST_COLUMN, columns - last_at))
-        yield (begin + last).rstrip()
-        yield from (" " * last_at + line for line in rest)
+        for line in zip_longest(*map(wrapped, row, widths), fillvalue=""):
+            yield "".join(f"  {cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -222,7 +219,7 @@ def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
     """Divide the wall time: the step, what holds it up, then the wait, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
-    waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares]
+    waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares.items()]
     shares: list[tuple[Cause, float]] = [(STEP, step), *([(HELD, held)] if held else []), *waits]
     return tuple(ReportPart(cause.key, cause.part, share, cause.colour) for cause, share in shares)
 
@@ -320,126 +317,14 @@ def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:
 
 def plain(found: Diagnosis) -> dict[str, Any]:
     """JSON-able, see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
-    facts, verdict = found.facts, found.verdict
-    shown = {"title": verdict.title, "is_sure": verdict.is_sure, **_plain(verdict), "shares": dict(verdict.shares)}
-    measured = _plain(facts)
-    del measured["batch_waits"]
-    measured |= {name: _plain(getattr(facts, name)) for name in _CALCULATED}
-    for pool in measured["pools"].values():
-        pool.pop("services_s")
-    return {
-        "version": VERSION,
-        "verdict": shown,
-        "advice": advice(found),
-        "held_back": found.held_back,
-        "end_of_stall": found.end_of_stall,
-        "hot_calls": _plain(hot_calls.hot_calls(facts)),
-        "recommendation": _plain(found.recommendation),
-        "beyond": _plain(found.beyond),
-        "predictions": _plain(found.predictions),
-        "facts": measured,
-    }
+    hot = hot_calls.hot_calls(found.facts)
+    told: dict[str, Any] = as_json({"hot_calls": hot} | _members(found), members=_members, infinite=lambda _: None)
+    return {"version": VERSION, **told}
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-# -- a page ------------------------------------------------------------------------------------------------------------
-
-_STYLE = """
-.dpex-diagnosis {
-  max-width: 60rem; margin: auto;
-  h1 { font-size: 1.3rem; } h1::first-letter { text-transform: uppercase; } h2 { font-size: 1.05rem; }
-  .faint, th, li { opacity: .7; } .first { background: rgb(128 128 128 / .12); padding: .75rem 1rem; }
-  .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-  th, td { text-align: left !important; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid rgb(128 128 128 / .3); }
-  th { font-weight: 500; } td { white-space: nowrap; vertical-align: top; }
-  td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
-  .bar { display: flex; height: 1.4rem; } .bar span { min-width: 2px; } .key { margin: .3rem 0; }
-  .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
-  .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
-  .bar, .key i { print-color-adjust: exact; }
-}
-"""
-"""Colours are those of the page or of the notebook around it, light or dark."""
-
-
-def page(found: Diagnosis, last: Sequence[str] = ()) -> str:
-    """Return the report as a page; ``last`` are lines for its end."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>dpex: {escape(found.verdict.title)}</title>\n<style>:root {{ color-scheme: light dark; }} "
-        "body { margin: 2rem 1rem; font: 16px/1.5 system-ui, sans-serif; }</style>\n</head>\n"
-        f"<body>\n{_article(found, _tables(found), last)}\n</body>\n</html>\n"
-    )
-
-
-def fragment(found: Diagnosis) -> str:
-    """Return the report for a notebook, with its tables folded."""
-    return _article(found, f"<details><summary>All tables</summary>\n{_tables(found)}\n</details>")
-
-
-def _article(found: Diagnosis, tables: str, last: Sequence[str] = ()) -> str:
-    end = "".join(f"<p>{escape(line)}</p>\n" for line in last)
-    return f'<div class="dpex-diagnosis">\n<style>{_STYLE}</style>\n{_summary(found)}\n{tables}\n{end}</div>'
-
-
-def _tables(found: Diagnosis) -> str:
-    return "\n".join(map(_html_section, sections(found)))
-
-
-def _summary(found: Diagnosis) -> str:
-    """The verdict, the advice and the wall time as a bar."""
-    facts, verdict = found.facts, found.verdict
-    end = [f'<p class="end"><strong>To end the stall:</strong> {escape(found.end_of_stall)}</p>']
-    lines = [
-        f"<h1>{escape(verdict.title)}</h1>",
-        f"<p>{escape(verdict.sentence)}</p>",
-        f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))} {escape(facts.why_streams)}</p>',
-        f'<p class="first"><strong>First:</strong> {escape(advice(found))}</p>',
-        *(f"<p>{escape(line)}</p>" for line in [hot_calls.sentence(facts)] if line),
-        *(end if found.end_of_stall else ()),
-        *(f'<p class="warning"><strong>Warning:</strong> {escape(line)}</p>' for line in failures(facts)),
-        _bar(facts, verdict),
-    ]
-    return "\n".join(lines)
-
-
-def _bar(facts: Facts, verdict: Verdict) -> str:
-    shown = [part for part in parts(facts, verdict) if part.ratio >= 0.005]
-    if not shown:
-        return ""
-    bar = "".join(f'<span style="flex: {part.ratio:.4f}; background: {part.colour}"></span>' for part in shown)
-    key = "".join(
-        f'<span><i style="background: {part.colour}"></i>{escape(part.name)} {percent(part.ratio)}</span>'
-        for part in shown
-    )
-    described = ", ".join(f"{part.name} {percent(part.ratio)}" for part in shown)
-    return f'<div class="bar" role="img" aria-label="{escape(described)}">{bar}</div>\n<div class="key">{key}</div>'
-
-
-def _html_section(section: ReportSection) -> str:
-    lines = [f"<h2>{escape(section.title)}</h2>"]
-    if section.rows:
-        lines += ['<div class="scroll"><table>', _html_row("th", section.header)]
-        lines += [_html_row("td", row) for row in section.rows]
-        lines.append("</table></div>")
-    if section.lines:
-        lines.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in section.lines) + "</ul>")
-    return "\n".join(lines)
-
-
-def _html_row(cell: str, values: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{cell}>{escape(value)}</{cell}>" for value in values) + "</tr>"
+def _members(value: Any) -> dict[str, Any]:
+    """Return the fields and the properties of a dataclass, without long lists and text that others repeat."""
+    names = [field.name for field in fields(value)]
+    for kind in type(value).__mro__:
+        names += [name for name, one in vars(kind).items() if isinstance(one, (property, cached_property))]
+    return {name: getattr(value, name) for name in names if name not in _LEFT_OUT and not name.startswith("_")}

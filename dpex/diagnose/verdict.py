@@ -21,7 +21,7 @@ halved if workers of a full machine may have waited for a CPU instead of data, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dpex.diagnose import work
@@ -98,7 +98,7 @@ class Verdict:
     where: str
     sentence: str
     confidence: float
-    shares: tuple[tuple[str, float], ...]
+    shares: Mapping[str, float]
     evidence: tuple[Evidence, ...]
 
     @property
@@ -123,7 +123,7 @@ def judge(facts: Facts, found: LostTime) -> Verdict:
         where=where,
         sentence=_sentence(facts, found, cause, where, causes),
         confidence=min(1.0, max(0.0, confidence * seen)),
-        shares=tuple((name, seconds / total) for name, seconds in found.ranked if seconds > 0),
+        shares={name: seconds / total for name, seconds in found.ranked if seconds > 0},
         evidence=tuple(_evidence(facts, found, cause)),
     )
 

@@ -178,9 +178,14 @@ class Sizing:
         from dpex.autotune.runtime.tuner import cold_start
         from dpex.engine.with_workers import lanes_of
 
-        known = start_of(self._loader.autotune or AutotuneConfig())
+        config = self._loader.autotune or AutotuneConfig()
+        known = start_of(config)
         if known is not None:
-            begin = known.settings if is_ray_connected() else replace(known.settings, local=known.local or 1, remote=0)
+            most = max(
+                config.max_waiting, int(rank_cpus())
+            )  # more are never tuned to, and too many are not seen as such
+            begin = replace(known.settings, local=min(most, known.local))
+            begin = begin if is_ray_connected() else replace(begin, local=begin.local or 1, remote=0)
             begin = replace(self.fixed(), prefetch=known.prefetch) if self.is_iterable else begin
             return replace(begin, **self._pins())
         start = cold_start() if self._loader._is_auto and not self.is_iterable else self.fixed()

@@ -171,7 +171,7 @@ def check(case: Case) -> Diagnosis:
         assert case.where in verdict.where
     else:
         assert is_crowded(diagnosis), str(diagnosis)
-        found = verdict.shares[0][0] if verdict.cause == "mixed" else verdict.cause
+        found = next(iter(verdict.shares)) if verdict.cause == "mixed" else verdict.cause
         assert found in (*case.accepted, *ELSEWHERE), str(diagnosis)
     return diagnosis
 

@@ -99,5 +99,4 @@ def test_the_notebook_of_the_examples_runs(kernel: Kernel) -> None:
     assert "batches/s" in shown[1]["text/plain"]
     assert "expected" in shown[3]["text/plain"]
     assert "dpex diagnosis of stored" in shown[4]["text/plain"]
-    assert "dpex-diagnosis" in shown[4]["text/html"]
     assert 'num_workers="auto"' in shown[5]["text/plain"].replace("&quot;", '"')

@@ -7,8 +7,10 @@ from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.runtime.tuned import Tuned
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision
+from dpex.schedule.prefetch import Settings
 
 OWN_S = 0.0003
 
@@ -47,6 +49,16 @@ def test_no_growth_is_taken_back_as_work_changes(waits_s: tuple[float, ...], cha
     )
     assert "undo" not in {decision.reason for decision in found}
     assert max(decision.new.local for decision in found) <= 10
+
+
+@pytest.mark.parametrize(("given", "reasons"), [(None, {"too few"}), (Tuned(local=2, prefetch=64), set())])
+def test_a_start_from_another_run_is_left_for_windows_only(given: Tuned | None, reasons: set[str]) -> None:
+    """Two workers are enough. The first batches take up to five times the mean, and the queue is empty at first."""
+    phase = Phase(work=Work(wait_s=0.04, spread=0.8), step=Step(gpu_s=0.02))
+    world = World(cpus=8, noise=0.02, phases=(phase,))
+    law = Supervisor(AutotuneConfig(start=given), Settings(local=2, prefetch=64))
+    simulate(world, [law], 1.0)
+    assert {decision.reason for decision in law.decisions} == reasons
 
 
 def test_batches_that_were_ready_are_no_rate_to_compare_with() -> None:

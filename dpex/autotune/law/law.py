@@ -85,6 +85,7 @@ class Law:
         self.model: Model | None = None
         self._watched: defaultdict[str, Cusum] = defaultdict(Cusum)
         self._forget()
+        self._is_fresh = config.start is None  # the start of another run is not left for batches of starting workers
 
     def useful_remote(self, most: int) -> int | None:
         """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""
@@ -243,7 +244,7 @@ class Law:
         assert self.model is not None
         model, k, now = self.model, CONSTANTS, sample.settings
         wanted = dict(zip(WORKER_POOLS, model.best(self.config.headroom, self._most()), strict=True))
-        if self._reason is None:  # memory is known now
+        if self._reason is None and self.config.start is None:  # memory is known now
             usual = start(self.limits, model.cpus).local
             wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.limits.most_local(model.unevenness)))
         soon = max(math.ceil(k.jump * now.workers), k.jump_floor)

@@ -1,23 +1,23 @@
-"""Frames: the activity of a loader in one second, for the page. PURE.
+"""What the page shows of a window, the difference of two readings of a loader. PURE.
 
-A frame is the difference of two readings. It holds seconds and counts, not shares, so that frames add up to any stretch
-of time.
+A frame is the window of one second. It holds seconds and counts, not shares, so that the page can add frames up to any
+stretch of time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
-from dpex.measure.sums import NodeStats, PoolStats, Sums
+from dpex.measure.sums import PoolStats, Sums
 from dpex.schedule.names import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")
 STAGES = STAGE_CAUSES[:4]
 """Stages that workers spend time in; the way from them to the trainer is not among them."""
-_NO_POOL, _NO_NODE = PoolStats(), NodeStats()
+_NO_POOL = PoolStats()
 
 Frame = Mapping[str, Any]
 """The activity since the previous frame, by column.
@@ -35,11 +35,14 @@ Frame = Mapping[str, Any]
 """
 
 
-def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> Frame:
-    """Return the frame between two readings."""
-    new = after.since(before)
-    pools = new.pools.values()
-    made = [by_stage(pool) for pool in pools]
+def of_pools(sums: Sums, name: str) -> Any:
+    """Return the sum of a field over all pools."""
+    return sum(getattr(pool, name) for pool in sums.pools.values())
+
+
+def frame(number: int, at: float, seconds: float, new: Sums) -> Frame:
+    """Return the frame of a window of so many seconds."""
+    made = [by_stage(pool) for pool in new.pools.values()]
     return {
         "number": number,
         "at": round(at, 3),
@@ -49,76 +52,61 @@ def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> 
         **{f"{state}_s": round(getattr(new, f"{state}_s"), 6) for state in STATES},
         "gpu_stall_s": None if new.gpu_stall_s is None else round(new.gpu_stall_s, 6),
         **{f"wait_{cause}_s": round(new.causes.get(cause, 0.0), 6) for cause in CAUSES},
-        "network_bytes": sum(pool.sent_bytes for pool in pools),
-        "network_sending_s": round(sum(pool.sending_s for pool in pools), 3),
-        "links": sum(pool.links for pool in pools),
-        "made": sum(pool.tickets for pool in pools),
+        "network_bytes": of_pools(new, "sent_bytes"),
+        "network_sending_s": round(of_pools(new, "sending_s"), 3),
+        "links": of_pools(new, "links"),
+        "made": of_pools(new, "tickets"),
         **{f"make_{stage}_s": round(sum(parts[index] for parts in made), 6) for index, stage in enumerate(STAGES)},
-        "cache_hits": sum(pool.cache_hits for pool in pools),
-        "cache_misses": sum(pool.cache_misses for pool in pools),
+        "cache_hits": of_pools(new, "cache_hits"),
+        "cache_misses": of_pools(new, "cache_misses"),
         "ready": new.ready,
         "prefetch": new.prefetch,
         **{f"{name}_{one}": getattr(new.pools.get(name, _NO_POOL), one) for name in WORKER_POOLS for one in LEVELS},
     }
 
 
-COLUMNS = tuple(frame(0, 0.0, 0.0, Sums(), Sums()))
+COLUMNS = tuple(frame(0, 0.0, 0.0, Sums()))
 
 
-def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any]]:
-    """Return the traffic from each machine that measures it, between two readings ``seconds`` apart.
-
-    * ``bytes_per_s``: Bytes received per second.
-    * ``bandwidth``: Bytes per second of sending, since the machine's first batch.
-    * ``round_trip_s``: Round-trip time of a packet.
-    * ``loss``: Share of the bytes that were sent again, 0 to 1.
-    """
-    then, now = (sums.pools.get(REMOTE, _NO_POOL).nodes for sums in (before, after))
-    return [
-        {
-            "name": place,
-            "bytes_per_s": round(one.since(then.get(place, _NO_NODE)).sent_bytes / seconds, 6),
-            "bandwidth": round(one.bandwidth or 0.0, 6),
-            "round_trip_s": round(one.round_trip_s, 6),
-            "loss": round(one.loss, 6),
-        }
-        for place, one in now.items()
-        if one.links and seconds > 0
-    ]
-
-
-def summary(frames: Sequence[Frame]) -> Mapping[str, Any]:
-    """Return shares and rates over these frames; None where the denominator is 0."""
-    seconds = _sum(frames, "seconds")
-    spent_s = {state: _sum(frames, f"{state}_s") for state in STATES}
+def summary(seconds: float, new: Sums) -> Mapping[str, Any]:
+    """Return shares and rates in a window; None where the denominator is 0."""
+    spent_s = {state: getattr(new, f"{state}_s") for state in STATES}
     total_s = sum(spent_s.values())
-    stalls = [stall for one in frames if (stall := one["gpu_stall_s"]) is not None]
-    linked_s = float(sum(one["links"] * one["seconds"] for one in frames))
+    hits, misses = of_pools(new, "cache_hits"), of_pools(new, "cache_misses")
+    stall_s = new.gpu_stall_s
     return {
         "seconds": round(seconds, 3),
         **{f"{state}_ratio": _ratio(spent_s[state], total_s) for state in STATES},
-        "gpu_stall_ratio": _ratio(min(sum(stalls), total_s), total_s) if stalls else None,
-        "batches_per_second": _ratio(_sum(frames, "batches"), seconds),
-        "samples_per_second": _ratio(_sum(frames, "samples"), seconds),
-        "network_bytes_per_second": _ratio(_sum(frames, "network_bytes"), seconds, digits=0),
-        "network_ratio": _ratio(_sum(frames, "network_sending_s"), linked_s),
-        "cache_hit_ratio": _ratio(hits := _sum(frames, "cache_hits"), hits + _sum(frames, "cache_misses")),
+        "gpu_stall_ratio": None if stall_s is None else _ratio(min(stall_s, total_s), total_s),
+        "batches_per_second": _ratio(new.batches, seconds),
+        "samples_per_second": _ratio(new.samples, seconds),
+        "network_bytes_per_second": _ratio(of_pools(new, "sent_bytes"), seconds, digits=0),
+        "network_ratio": _ratio(of_pools(new, "sending_s"), of_pools(new, "links") * seconds),
+        "cache_hit_ratio": _ratio(hits, hits + misses),
     }
-
-
-def _sum(frames: Iterable[Frame], column: str) -> float:
-    return float(sum(one[column] for one in frames))
 
 
 def _ratio(part: float, whole: float, *, digits: int = 4) -> float | None:
     return round(part / whole, digits) if whole else None
 
 
-def latest(frames: Sequence[Frame], seconds: float) -> Sequence[Frame]:
-    """Return the last frames that together cover ``seconds``; all frames if they are shorter."""
-    length = 0.0
-    for index in range(len(frames) - 1, -1, -1):
-        length += frames[index]["seconds"]
-        if length >= seconds - 0.5:
-            return frames[index:]
-    return frames
+def machines(seconds: float, new: Sums, sums: Sums) -> list[Mapping[str, Any]]:
+    """Return the traffic from each machine that measures it, in a window that ended with ``sums``.
+
+    * ``bytes_per_s``: Bytes received per second of the window.
+    * ``bandwidth``: Bytes per second of sending, since the machine's first batch.
+    * ``round_trip_s``: Round-trip time of a packet.
+    * ``loss``: Share of the bytes that were sent again, 0 to 1.
+    """
+    received = new.pools.get(REMOTE, _NO_POOL).nodes
+    return [
+        {
+            "name": place,
+            "bytes_per_s": round(received[place].sent_bytes / seconds, 6),
+            "bandwidth": round(one.bandwidth or 0.0, 6),
+            "round_trip_s": round(one.round_trip_s, 6),
+            "loss": round(one.loss, 6),
+        }
+        for place, one in sums.pools.get(REMOTE, _NO_POOL).nodes.items()
+        if one.links and seconds > 0
+    ]

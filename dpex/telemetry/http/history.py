@@ -33,7 +33,7 @@ from dpex.measure.sums import Sums
 from dpex.schedule.names import INLINE, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
 from dpex.system.clock import Clock, monotonic
-from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
+from dpex.telemetry.http.frames import COLUMNS, frame, machines, of_pools, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -46,6 +46,7 @@ KEEP = 600
 """Frames that are kept: ten minutes."""
 NOW_S = 5.0
 """Seconds that the figures of the present cover: those of a single second vary too much."""
+NOW_READINGS = 1 + round(NOW_S / EVERY_S)
 MOST_DECISIONS = 100
 """The latest decisions that are sent."""
 PRINTED_DECISIONS = 4
@@ -123,27 +124,31 @@ class LoaderHistory:
     def __init__(self) -> None:
         self.case: DiagnosisSource | None = None
         self._marks: deque[Sums] = deque(maxlen=KEEP // MARK_EVERY)
-        self._frames: deque[tuple[Frame, str]] = deque(maxlen=KEEP)
-        self._before: tuple[Sums, float] | None = None
+        self._frames: deque[tuple[int, str]] = deque(maxlen=KEEP)
+        self._readings: deque[tuple[float, Sums]] = deque(maxlen=NOW_READINGS)
         self._seen_at: dict[tuple[float, str], float] = {}
         self._decisions: Sequence[Decision] = ()
         self._ledger: LoaderMetrics | None = None
-        self._machines: list[Mapping[str, Any]] = []
 
     def add(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
         """Append the frame that ends at Unix time ``at``, which is ``now`` by the monotonic clock."""
-        sums = ledger.sums()
-        before, then = self._before or (Sums(), now)
         if self._ledger is not ledger:  # a new loader has the name of one that ended
-            self._ledger, self._seen_at, before = ledger, {}, Sums()
-        one = frame(number, at, now - then, before, sums)
-        self._frames.append((one, _compact(tuple(one.values()))))
-        self._machines = machines(now - then, before, sums)
-        self._before = (sums, now)
+            since = self._readings[-1][0] if self._readings else now
+            self._ledger, self._seen_at = ledger, {}
+            self._readings.clear()
+            self._readings.append((since, Sums()))
+        self._readings.append((now, ledger.sums()))
+        one = frame(number, at, *self._window(-2))
+        self._frames.append((number, _compact(tuple(one.values()))))
         self._decisions = () if ledger.tuner is None else ledger.tuner.decisions
         for decision in self._decisions:
             self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
         self.take_case()
+
+    def _window(self, first: int) -> tuple[float, Sums]:
+        """Return the seconds and the counts from a reading to the latest."""
+        (then, before), (now, sums) = self._readings[first], self._readings[-1]
+        return now - then, sums.since(before)
 
     def take_case(self) -> None:
         """Take what is diagnosed from the ledger, also between frames: a pass may have begun since the last one."""
@@ -178,17 +183,17 @@ class LoaderHistory:
     def state(self, since: int) -> str:
         """Return the loader as JSON, with the frames after number ``since``."""
         head = _compact(self._head_now())
-        texts = ",".join(text for one, text in self._frames if one["number"] > since)
+        texts = ",".join(text for number, text in self._frames if number > since)
         return f'{head[:-1]},"frames":[{texts}]}}'
 
     def printed(self) -> list[str]:
         """Return the state of the loader in lines: rates, workers and queue now, and the latest decisions."""
         head = self._head_now()
-        now, last, changes = head["now"], self._frames[-1][0], head["decisions"][-PRINTED_DECISIONS:]
-        pools = [(name, last[f"{name}_running"], last[f"{name}_wanted"]) for name in WORKER_POOLS]
+        now, sums, changes = head["now"], self._readings[-1][1], head["decisions"][-PRINTED_DECISIONS:]
+        pools = [(name, pool.running, pool.wanted) for name, pool in sums.pools.items() if name in WORKER_POOLS]
         workers = [f"{run} {name}{f' ({want} wanted)' * (want != run)}" for name, run, want in pools if run or want]
         none = "the training process makes the batches" if head["in_process"] else "no worker runs"
-        queue = f"{last['ready']} batches ready, prefetch {last['prefetch']}"
+        queue = f"{sums.ready} batches ready, prefetch {sums.prefetch}"
         rate = now["batches_per_second"]
         speed = (
             "no batch is asked for" if rate is None else f"{rate:.1f} batches/s, wait {percent(now['wait_ratio'] or 0)}"
@@ -200,9 +205,8 @@ class LoaderHistory:
 
     def _head_now(self) -> Mapping[str, Any]:
         assert self._ledger is not None
-        assert self._before is not None
-        ledger, sums = self._ledger, self._before[0]
-        now = summary(latest([one for one, _ in self._frames], NOW_S))
+        ledger, sums = self._ledger, self._readings[-1][1]
+        now = summary(*self._window(0))
         decisions = list(enumerate(self._decisions, 1))[-MOST_DECISIONS:]
         return {
             "name": ledger.name,
@@ -213,7 +217,7 @@ class LoaderHistory:
             "batches": sums.batches,
             "samples": sums.samples,
             "now": now,
-            "machines": self._machines,
+            "machines": machines(*self._window(-2), sums),
             "excluded": sums.pools[REMOTE].nodes_excluded if REMOTE in sums.pools else 0,
             "cache": _cache(sums),
             "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
@@ -222,14 +226,13 @@ class LoaderHistory:
 
 def _cache(sums: Sums) -> Mapping[str, Any] | None:
     """Return what a cache of samples has done and has; None if no sample came through one."""
-    pools = sums.pools.values()
-    hits, misses = sum(pool.cache_hits for pool in pools), sum(pool.cache_misses for pool in pools)
+    hits, misses = of_pools(sums, "cache_hits"), of_pools(sums, "cache_misses")
     if not hits + misses:
         return None
     return {
         "hits": hits,
         "misses": misses,
-        "saved_s": round(sum(pool.cache_saved_s for pool in pools), 3),
+        "saved_s": round(of_pools(sums, "cache_saved_s"), 3),
         "memory_bytes": sums.cache_memory_bytes,
         "disk_bytes": sums.cache_disk_bytes,
     }

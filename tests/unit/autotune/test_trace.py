@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.simulation.replay import Trace, TraceError, read
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.tuned import Tuned
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.measure.samples import MachineSample, PoolSample
@@ -109,6 +110,14 @@ def test_a_run_comes_back() -> None:
     assert trace.samples[0].local.services_s == (0.1, 0.2)
     assert [decision.outcome and decision.outcome.rate for decision in trace.decisions] == [1.5, None]
     assert not trace.is_torn
+
+
+def test_a_start_from_another_run_is_read_as_it_was_given() -> None:
+    recorder, lines = a_recorder()
+    for start in (Tuned(local=2, prefetch=16), {"dpex_tuned": 1}, "found.json", None):
+        recorder.origin(replace(ORIGIN, config=AutotuneConfig(start=start)), 1.0)
+    starts = [section.origin.config.start for section in read(lines, "t").sections[1:]]
+    assert starts == [vars(Tuned(local=2, prefetch=16)), {"dpex_tuned": 1}, "found.json", None]
 
 
 def test_wherever_a_run_dies_what_is_whole_is_read() -> None:

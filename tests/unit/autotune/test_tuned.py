@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from dpex import AutotuneConfig, DpexDataLoader, Tuned
 from dpex.autotune.runtime.tuned import start_of
 from dpex.errors import OptionError
+from dpex.system.cpus import rank_cpus
 
 FOUND = Tuned(local=6, prefetch=40)
 
@@ -35,6 +36,8 @@ def test_a_loader_begins_there_within_its_limits() -> None:
     assert begun(FOUND).tuned == FOUND
     assert begun(FOUND, max_local=4, max_prefetch=10).tuned == Tuned(local=4, prefetch=10)
     assert begun(Tuned(local=0, remote=8, prefetch=64)).tuned == Tuned(local=1, prefetch=64)
+    most = max(AutotuneConfig().max_waiting, int(rank_cpus()))
+    assert begun(Tuned(local=2 * most, prefetch=4 * most)).tuned == Tuned(local=most, prefetch=4 * most)
     loader = begun(FOUND)
     loader.resize(local=2)
     assert loader.tuned.local == 2

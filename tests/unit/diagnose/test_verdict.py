@@ -157,7 +157,7 @@ def test_a_late_batch_of_one_asynchronous_worker_is_a_straggler() -> None:
     found = diagnose(measured)
     assert found.verdict.cause == "straggler"
     assert [one.settings.prefetch for one in found.predictions if one.kind == "prefetch"] == [64]
-    assert dict(judge(replace(measured, head_idle_s=0.0)).shares).get("straggler") is None
+    assert judge(replace(measured, head_idle_s=0.0)).shares.get("straggler") is None
 
 
 def test_a_wait_while_all_workers_are_busy_is_no_straggler() -> None:
