@@ -23,7 +23,7 @@ from dpex.loader.streams import Streams, launched, named_shards, told_streams
 from dpex.options import check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
-from dpex.system.cpus import ranks
+from dpex.system.cpus import rank_cpus, ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
@@ -181,9 +181,7 @@ class Sizing:
         config = self._loader.autotune or AutotuneConfig()
         known = start_of(config)
         if known is not None:
-            most = max(
-                config.max_waiting, int(rank_cpus())
-            )  # more are never tuned to, and too many are not seen as such
+            most = max(config.max_waiting, int(rank_cpus()))  # of more, a window does not tell that they are too many
             begin = replace(known.settings, local=min(most, known.local))
             begin = begin if is_ray_connected() else replace(begin, local=begin.local or 1, remote=0)
             begin = replace(self.fixed(), prefetch=known.prefetch) if self.is_iterable else begin
