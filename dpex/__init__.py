@@ -47,9 +47,9 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from dpex.integrations import loader_behind, log_to, serve
+    from dpex.measure.reading import PoolReading
     from dpex.measure.samples import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
-    from dpex.measure.sums import NodeStats, PoolStats
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.schedule.prefetch import Settings
     from dpex.schedule.sample_policy import SamplePolicy
@@ -76,7 +76,7 @@ _NAMES = {
     "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
-    "dpex.measure.sums": ("NodeStats", "PoolStats"),
+    "dpex.measure.reading": ("PoolReading",),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
     "dpex.transport.compact": ("compact",),
@@ -112,11 +112,10 @@ __all__ = [
     "LoaderStats",
     "MetricsConfig",
     "NoBatchError",
-    "NodeStats",
     "OptionError",
     "Outcome",
     "Policy",
-    "PoolStats",
+    "PoolReading",
     "Prediction",
     "SamplePolicy",
     "SampleTimeoutError",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dpex.measure.readable import duration, fine_percent, size
-from dpex.measure.sums import PoolStats
+from dpex.measure.reading import PoolReading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class LoaderStats:
     remade: int = 0
     late: int = 0
     failed_samples: int = 0
-    pools: Mapping[str, PoolStats] = field(default_factory=dict)
+    pools: Mapping[str, PoolReading] = field(default_factory=dict)
 
     @property
     def wait_ratio(self) -> float:

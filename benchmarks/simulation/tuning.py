@@ -16,7 +16,8 @@ from dpex.autotune.constants import SHORTEST_WINDOW_S
 from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.types import Sample
 from dpex.measure.consumer_time import EngineLook
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.system.machine import OTHERS_EVERY_S, OTHERS_FIRST_S
 from dpex.system.run_queue import Queued
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.simulation.simulator import Simulator
 
 _NOISY = ("wait_s", "busy_s", "work_s", "straggler_s")
-_NOISY_OF_POOLS = ("load_s", "encode_s", "cpu_s")
+_NOISY_OF_POOLS = ("load_s", "encode_s", "load_cpu_s")
 _WORKERS, _TRAINER = 1, 2
 
 
@@ -100,11 +101,11 @@ class Tuning:
             "gpu_step_s": self._noise(sample.gpu_step_s),
         }
 
-    def _with_noise(self, measured: Sample | PoolSample, names: tuple[str, ...]) -> dict[str, Any]:
+    def _with_noise(self, measured: Sample | PoolReading, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: self._noise(getattr(measured, name)) for name in names}
 
-    def _pool(self, pool: PoolSample) -> PoolSample:
-        queued_s = None if pool.queued_s is None else self._noise(pool.queued_s)
+    def _pool(self, pool: PoolReading) -> PoolReading:
+        queued_s = self._noise(pool.queued_s) if pool.queue_known_s else 0.0
         return replace(pool, **self._with_noise(pool, _NOISY_OF_POOLS), queued_s=queued_s)
 
     def _machine(self, window: Window) -> MachineSample:

@@ -19,13 +19,15 @@ from typing import Any
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.measure.samples import PoolSample
+from dpex.measure.reading import PoolReading
 from dpex.schedule.prefetch import Settings
 
 FORMAT = "dpex-trace"
-VERSION = (2, 0)
+VERSION = (3, 0)
 """Version of the format. A reader needs the same first number; the second counts additions."""
-_EMPTY = PoolSample()
+UNTOLD = ("calls", "nodes", "services", "failed_nodes", "why_excluded")
+"""Fields of a pool that no law reads."""
+_EMPTY = PoolReading()
 
 
 def plain(value: Any) -> Any:
@@ -47,6 +49,11 @@ def plain(value: Any) -> Any:
 def line(record: Mapping[str, Any]) -> str:
     """Return a record as a line of the file, its end included."""
     return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _of_pool(pool: PoolReading) -> dict[str, Any]:
+    """Return the fields of a pool that a law reads, as far as they differ from those of an empty one."""
+    return {name: value for name, value in vars(pool).items() if value != getattr(_EMPTY, name) and name not in UNTOLD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +103,10 @@ class Recorder:
 
     def sample(self, sample: Sample) -> None:
         """A law is about to see it. Pools in which nothing is are left out."""
-        said = {name: value for name, value in vars(sample).items() if value != _EMPTY}
-        self._emit({"kind": "sample"} | plain(said))
+        said = {
+            name: _of_pool(value) if isinstance(value, PoolReading) else value for name, value in vars(sample).items()
+        }
+        self._emit({"kind": "sample"} | plain({name: value for name, value in said.items() if value != {}}))
 
     def decision(self, decision: Decision) -> int:
         """Record a decision, and return its number."""

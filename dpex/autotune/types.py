@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.schedule.prefetch import Settings
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Sample:
     ready: int = 0
     in_flight: int = 0
     batch_bytes: float = 0.0
-    local: PoolSample = field(default_factory=PoolSample)
-    remote: PoolSample = field(default_factory=PoolSample)
+    local: PoolReading = field(default_factory=PoolReading)
+    remote: PoolReading = field(default_factory=PoolReading)
     machine: MachineSample = field(default_factory=MachineSample)
     gpu_busy: float | None = None
     gpu_stall_s: float | None = None

@@ -296,7 +296,7 @@ class Feed:
         return seconds
 
     def sums(self) -> dict[str, float]:
-        """Return the fields of `dpex.measure.sums.Sums` that a feed counts, by name."""
+        """Return the fields of `dpex.measure.reading.Sums` that a feed counts, by name."""
         return {"feed_copy_s": self.copy_s, "feed_transform_s": self.transform_s, "feed_wait_s": self.wait_s}
 
     def settle(self) -> None:

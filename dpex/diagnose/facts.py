@@ -14,17 +14,17 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision
 from dpex.diagnose.copies import HeldObjects
 from dpex.measure.batch_times import COLLATE, WITHIN
+from dpex.measure.reading import CallSums, PoolReading, Sums
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.sums import CallSums, NodeStats, PoolStats, Sums
 from dpex.schedule.names import LOCAL, REMOTE
 
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
 _KNOWN = 0.5
 """Part of a pool's work of which run queues must be known, to take the rest to be alike."""
-_NO_POOL = PoolStats()
+_NO_POOL = PoolReading()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +235,12 @@ class Facts(Sums, Subject):
         return tuple(found.values())
 
     @property
-    def nodes(self) -> dict[str, NodeStats]:
+    def nodes(self) -> dict[str, PoolReading]:
         """The cluster's machines, and this one where it makes batches beside them."""
         found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
         here = self.pools.get(LOCAL, _NO_POOL)
         if found and here.tickets:
-            known = here.queue_known_s > _KNOWN * here.load_s
-            found["this machine"] = here.narrowed(NodeStats, asked_s=here.busy_s if known else 0.0)
+            found["this machine"] = here
         return found
 
     @property
@@ -255,19 +254,16 @@ class Facts(Sums, Subject):
         return tuple(_gaps(self))
 
 
-def queueing_s(sums: PoolStats | NodeStats) -> float | None:
+def queueing_s(pool: PoolReading) -> float | None:
     """Return the seconds of a pool's or a node's workers on run queues, in which they could have run and had no CPU.
 
     A report of the kernel on at least half of the work is scaled to all of the work. None: The report covers less.
     """
-    nodes = list(sums.nodes.values()) if isinstance(sums, PoolStats) else [sums]
-    queued_s, known_s, busy_s = (sum(getattr(one, name) for one in nodes) for name in ("queued_s", "asked_s", "busy_s"))
-    if isinstance(sums, PoolStats) and not busy_s:
-        queued_s, known_s, busy_s = sums.queued_s, sums.queue_known_s, sums.load_s
-    return queued_s * busy_s / known_s if known_s > _KNOWN * busy_s else None
+    is_known = pool.queue_known_s > _KNOWN * pool.busy_s
+    return pool.queued_s * pool.busy_s / pool.queue_known_s if is_known else None
 
 
-def _calls(pool: PoolStats) -> Iterator[CallFacts]:
+def _calls(pool: PoolReading) -> Iterator[CallFacts]:
     """A pool's calls. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
     timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
     ratios = {}

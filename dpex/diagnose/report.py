@@ -16,7 +16,7 @@ from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
-from dpex.measure.sums import NodeStats, PoolStats
+from dpex.measure.reading import PoolReading
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def failures(facts: Facts) -> Iterator[str]:
         yield f"{who} could not be loaded, and other samples have the places.{latest}"
     for why in facts.failed_nodes[-_NODES:]:
         yield f"{why[:1].upper()}{why[1:]}"
-    pool = facts.pools.get(LOCAL, PoolStats())
+    pool = facts.pools.get(LOCAL, PoolReading())
     if told := warning(facts.held, pool.running, facts.private_bytes):
         yield told
 
@@ -243,7 +243,7 @@ def _stages(facts: Facts) -> ReportSection:
     return ReportSection(title="What a batch takes", header=header, rows=rows, lines=(told,) if shared else ())
 
 
-def _stage_rows(pool: PoolStats) -> Iterator[tuple[str, ...]]:
+def _stage_rows(pool: PoolReading) -> Iterator[tuple[str, ...]]:
     total = max(1e-12, pool.busy_s + pool.transit_s)
     stages: tuple[tuple[str, float | None, float | None], ...] = (
         ("load and transform", pool.load_s, pool.load_cpu_s),
@@ -277,7 +277,7 @@ def _calls(facts: Facts) -> ReportSection:
     return ReportSection(title="Calls", header=header, rows=rows, lines=(how,))
 
 
-def _machines(nodes: Mapping[str, NodeStats]) -> ReportSection:
+def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
     """Slowest first."""
     ordered = sorted(nodes.items(), key=lambda node: -node[1].busy_s / node[1].tickets)
     return ReportSection(
@@ -288,7 +288,7 @@ def _machines(nodes: Mapping[str, NodeStats]) -> ReportSection:
     )
 
 
-def _machine(name: str, node: NodeStats) -> tuple[str, ...]:
+def _machine(name: str, node: PoolReading) -> tuple[str, ...]:
     queued_s = queueing_s(node)
     seconds = (node.busy_s, node.cpu_s, *(() if queued_s is None else (queued_s,)))
     shown = [duration(each / node.tickets) for each in seconds]

@@ -12,7 +12,7 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.hot_calls import hot_calls
-from dpex.measure.sums import PoolStats
+from dpex.measure.reading import PoolReading
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 from dpex.schedule.prefetch import Settings
 
@@ -89,7 +89,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         return None
     count, now, here = later_batches(facts), present(facts), _pool_cost(facts, LOCAL)
     step_s = max(1e-6, _free_step_s(facts) / count)
-    inline = facts.pools.get(INLINE, PoolStats())
+    inline = facts.pools.get(INLINE, PoolReading())
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"] - stream_s(facts)
     load = min(1.0, (facts.others or 0.0) / facts.cpus)
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0

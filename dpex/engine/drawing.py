@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.draws import Draws
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Sums
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import MadeBatch, Schedule

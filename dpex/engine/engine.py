@@ -30,7 +30,7 @@ from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
 from dpex.measure.consumer_time import DISPATCH, NONE_YET, SAMPLER, STARTUP, STRAGGLER, STREAM, EngineLook, Tally
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Sums
 from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState

@@ -26,8 +26,8 @@ from dpex.errors import IteratorInterruptedError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
 from dpex.measure.consumer_time import SAMPLER, Tally
 from dpex.measure.ledger import LastReading
+from dpex.measure.reading import Sums
 from dpex.measure.sampling import SlowestSamples
-from dpex.measure.sums import Sums
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.events import Notice, Raise
 from dpex.schedule.names import INLINE, is_asynchronous
@@ -329,7 +329,7 @@ class InlineMeter:
             monotonic(),
             passes=1,
             errors=dict(self._errors),
-            pools={INLINE: self._times.sums()},
+            pools={INLINE: self._times.reading()},
             moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.copied_bytes},
             **({} if feed is None else feed.sums()),
             slow_samples=self._slow_samples.found(),

@@ -20,11 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dpex.measure.batch_times import RECENT, PoolTimes
+from dpex.measure.batch_times import PoolTimes
 from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
 from dpex.measure.ledger import LastReading, Ledger
-from dpex.measure.samples import PoolSample
-from dpex.measure.sums import PoolStats, Sums
+from dpex.measure.reading import PoolReading, Sums
 from dpex.schedule.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import run_queue
@@ -78,9 +77,9 @@ class EngineView:
             pools={name: self._pool(pool) for name, pool in dict(self._pools.by_name).items()},
         )
 
-    def _pool(self, pool: WorkerPool) -> PoolStats:
+    def _pool(self, pool: WorkerPool) -> PoolReading:
         counts, state = pool.counts, self._state
-        return pool.times.sums(
+        return pool.times.reading(
             wanted=counts.wanted,
             requested=counts.requested,
             running=counts.running,
@@ -111,8 +110,8 @@ class EngineView:
             gpu_step_s=steps.seconds,
             feed_wait_s=0.0 if self._plan.feed is None else self._plan.feed.wait_s,
             thread=thread,
-            local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),
-            remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
+            local=self._pool(pools[LOCAL]) if LOCAL in pools else PoolReading(),
+            remote=self._pool(pools[REMOTE]) if REMOTE in pools else PoolReading(),
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
             pass_batches=self._plan.pass_batches,
@@ -161,18 +160,6 @@ def _pids(pool: WorkerPool | None) -> tuple[int, ...]:
 
 def _most(pool: WorkerPool | None) -> tuple[int, str] | None:
     return None if pool is None or pool.counts.most is None else (pool.counts.most, pool.counts.why_most)
-
-
-def _pool_sample(pool: WorkerPool) -> PoolSample:
-    counts, times = pool.counts, pool.times
-    return times.stages().narrowed(
-        PoolSample,
-        **vars(times.link()),
-        requested=counts.requested,
-        running=counts.running,
-        sharing_ranks=counts.sharing_ranks,
-        services_s=tuple(times.services_s)[-RECENT:],
-    )
 
 
 # -- counts of one loader, for its diagnosis ---------------------------------------------------------------------------
@@ -272,9 +259,9 @@ class IteratorCounters(LastReading[Sums]):
         )
 
 
-def _with_queue(pool: PoolStats, ran: RunQueueTimes | None) -> PoolStats:
+def _with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
     """Add the time that a pool's batches were on run queues, by the delay of the processes that make them."""
-    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.load_s)
+    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
 
 
 def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:

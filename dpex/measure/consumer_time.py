@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.ledger import Seqlock
+from dpex.measure.reading import STEP_BUCKETS, WAIT_BUCKETS, PoolReading, Sums
 from dpex.measure.record import Record, counter
-from dpex.measure.samples import PoolSample
 from dpex.measure.sampling import WaitLog
-from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS, StageSums, Sums
 
 if TYPE_CHECKING:
     from dpex.schedule.prefetch import Settings
@@ -60,7 +59,7 @@ QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
 
 
-def by_stage(times: BatchTimes | StageSums) -> tuple[float, float, float, float, float]:
+def by_stage(times: BatchTimes | PoolReading) -> tuple[float, float, float, float, float]:
     """Return the seconds by the causes of `STAGE_CAUSES`."""
     transform_s = min(times.load_s, times.load_cpu_s)
     return times.load_s - transform_s, transform_s, times.collate_s, times.encode_s, times.transit_s
@@ -401,8 +400,8 @@ class EngineLook:
     ready: int
     in_flight: int
     batch_bytes: float
-    local: PoolSample
-    remote: PoolSample
+    local: PoolReading
+    remote: PoolReading
     pids: tuple[int, ...]
     thread: int = 0
     gpu_stall_s: float | None = None

@@ -11,7 +11,7 @@ from functools import reduce
 from time import sleep
 from typing import Generic, TypeVar
 
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Sums
 
 PAUSE_S = 0.0001
 """Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""

@@ -1,49 +1,10 @@
-"""Measurements of a window, in seconds and bytes: of a worker pool, of the trainer's machine and of its GPUs. PURE."""
+"""Measurements of a window, in seconds and bytes: of the trainer's machine and of its GPUs. PURE."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from operator import add
+from dataclasses import dataclass
 
-from dpex.measure.record import Record, counter, few_of_many, level, state
-from dpex.measure.sums import LinkSums
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolSample(LinkSums):
-    """A pool in a window. Sums are over the ``tickets`` whose results came in it."""
-
-    requested: int = level("Workers asked of the system, those running included.")
-    running: int = level("Workers that take tickets.")
-    sharing_ranks: int = state("Ranks of this job that share the batches.", default=1)
-    tickets: int = counter("Batches made.")
-    load_s: float = counter("Wall seconds in which workers got the samples.", "seconds")
-    collate_s: float = counter("Wall seconds in the collate function.", "seconds")
-    encode_s: float = counter("Wall seconds in which batches were written into shared memory.", "seconds")
-    cpu_s: float = counter("CPU seconds of all three.", "seconds")
-    queued_s: float | None = counter(
-        "Seconds on run queues: a worker could have run and had no CPU. None without a report by the kernel.",
-        "seconds",
-        default=None,
-    )
-    services_s: tuple[float, ...] = few_of_many(
-        "Wall seconds of single batches: the latest, a few dozen at most.", add, "seconds"
-    )
-    room: int | None = state("Further workers there would be place for, None if unknown.", default=None)
-    unplaced: int = state("How many of those requested the cluster has no place for.")
-    granted: int | None = state(
-        "Workers that this loader may have beside the others on the cluster, None if the cluster is not divided.",
-        default=None,
-    )
-
-    def since(self, earlier: PoolSample) -> PoolSample:
-        found = super().since(earlier)
-        return replace(found, services_s=self.services_s[-found.tickets :] if found.tickets else ())
-
-    @property
-    def busy_s(self) -> float:
-        """Wall seconds for which workers were busy."""
-        return self.load_s + self.collate_s + self.encode_s
+from dpex.measure.record import Record, counter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.engine.snapshots import CounterSource
 from dpex.measure.ledger import LastReading, Ledger
+from dpex.measure.reading import PoolReading, Sums
 from dpex.measure.record import Record
-from dpex.measure.sums import NodeStats, Sums
 from dpex.schedule.names import KNOBS
 from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import Gpus
@@ -113,12 +113,12 @@ def readings_of(sums: Sums) -> Readings:
     return found
 
 
-def _few(machines: Mapping[str, NodeStats]) -> Mapping[str, NodeStats]:
+def _few(machines: Mapping[str, PoolReading]) -> Mapping[str, PoolReading]:
     """The first machines that measure their connection, and the others as one. The first stay the first."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
-    return {**few, OTHERS: reduce(NodeStats.plus, rest)} if rest else few
+    return {**few, OTHERS: reduce(PoolReading.plus, rest)} if rest else few
 
 
 def _add(found: Readings, record: Record, labels: Key) -> None:

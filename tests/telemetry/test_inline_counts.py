@@ -10,7 +10,7 @@ from waiting import ManualClock
 
 from dpex import DpexDataLoader
 from dpex.engine import in_process
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Sums
 from dpex.profile.live_timer import SWITCH
 from dpex.worker import fetch
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.types import Sample
-from dpex.measure.samples import PoolSample
+from dpex.measure.batch_times import RECENT
+from dpex.measure.reading import PoolReading
 from dpex.schedule.names import WORKER_POOLS
 
 
@@ -69,12 +70,12 @@ class ServiceTimes:
         self.queued: Mean = Mean()
         self._latest: deque[float] = deque(maxlen=CONSTANTS.recent)
 
-    def add(self, *pools: PoolSample) -> None:
+    def add(self, *pools: PoolReading) -> None:
         """Take in a window of these pools together."""
         count = sum(pool.tickets for pool in pools)
         self.wall.add(sum(pool.busy_s for pool in pools), count)
         self.cpu.add(sum(pool.cpu_s for pool in pools), count)
-        self.queued.add(sum(pool.queued_s or 0.0 for pool in pools), count)
+        self.queued.add(sum(pool.queued_s for pool in pools), count)
         self._latest.extend(second for pool in pools for second in pool.services_s)
 
     @property
@@ -112,18 +113,19 @@ class PoolEstimate:
     slowest_s: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
 
-    def is_other_work(self, pool: PoolSample, growth: float) -> bool:
+    def is_other_work(self, pool: PoolReading, growth: float) -> bool:
         """Return True if all batches of a window took far longer than nine in ten of those before.
 
         Where storage, a link or CPUs are full, ``growth`` times the workers take up to ``growth`` times as long.
         """
-        return len(pool.services_s) > 1 and min(pool.services_s) > CONSTANTS.apart * growth * self.times.most_s
+        latest_s = pool.services_s[-RECENT:]
+        return len(latest_s) > 1 and min(latest_s) > CONSTANTS.apart * growth * self.times.most_s
 
-    def add(self, pool: PoolSample) -> None:
+    def add(self, pool: PoolReading) -> None:
         """Take in a window."""
         if pool.tickets:
             self.times.add(pool)
-            self.slowest_s = max(self.slowest_s, *pool.services_s, 0.0)
+            self.slowest_s = max(self.slowest_s, *pool.services_s[-RECENT:], 0.0)
             for name in self.stages:
                 self.stages[name] += getattr(pool, f"{name}_s")
 
@@ -164,7 +166,7 @@ class WorkEstimate:
         (step_s, _), count = steps(sample)
         seen: list[tuple[str, object, float, int]] = [("step", None, step_s, count)]
         for name in WORKER_POOLS if is_steady else ():
-            pool: PoolSample = getattr(sample, name)
+            pool: PoolReading = getattr(sample, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
         for name, under, seconds, number in seen:
             if number > 1 and self._watched[name].add(seconds / number, under):

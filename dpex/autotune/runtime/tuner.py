@@ -31,7 +31,8 @@ from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample
 from dpex.measure.consumer_time import EngineLook
-from dpex.measure.samples import GpuUse, MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import GpuUse, MachineSample
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
 from dpex.system.clock import Clock, monotonic
@@ -254,7 +255,7 @@ class Tuner:
             )
         return replace(machine, memory_free=free, trainer_queued_s=window.trainer_queued_s)
 
-    def _with_room(self, sample: Sample) -> PoolSample:
+    def _with_room(self, sample: Sample) -> PoolReading:
         remote = sample.remote
         if self._room is None or not self._limits.remote:
             return remote

@@ -33,7 +33,7 @@ from dpex.autotune.constants import (
 from dpex.autotune.types import Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.readable import remainder
-from dpex.measure.samples import PoolSample
+from dpex.measure.reading import PoolReading
 from dpex.schedule.prefetch import Settings
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
@@ -98,6 +98,7 @@ class Window:
         """Return the window under settings that began at ``began_at``, without machine, cluster and GPU."""
         base, look = self.before.look, self.after.look
         loop = look.times.since(base.times)
+        # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
         return loop.narrowed(
             Sample,
             at=look.at - began_at,
@@ -115,13 +116,13 @@ class Window:
             gpu_step_s=remainder(look.gpu_step_s, base.gpu_step_s),
             feed_wait_s=remainder(look.feed_wait_s, base.feed_wait_s),
             local=with_queue(look.local.since(base.local), self.ran.workers),
-            remote=look.remote.since(base.remote),
+            remote=replace(look.remote.since(base.remote), queued_s=0.0, queue_known_s=0.0),
         )
 
 
-def with_queue(pool: PoolSample, ran: RunQueueTimes | None) -> PoolSample:
+def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
     """The pool with the time its batches were on run queues, by what those who make them had to wait for a CPU."""
-    return pool if ran is None or not pool.tickets else replace(pool, queued_s=pool.cpu_s * ran.delay)
+    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
 
 
 def kernel_queues(look: EngineLook) -> run_queue.Queued:

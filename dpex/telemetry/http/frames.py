@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
-from dpex.measure.sums import NodeStats, PoolStats, Sums
+from dpex.measure.reading import PoolReading, Sums
 from dpex.schedule.names import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")
 STAGES = STAGE_CAUSES[:4]
 """Stages that workers spend time in; the way from them to the trainer is not among them."""
-_NO_POOL, _NO_NODE = PoolStats(), NodeStats()
+_NO_POOL = PoolReading()
 
 Frame = Mapping[str, Any]
 """The activity since the previous frame, by column.
@@ -77,7 +77,7 @@ def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any
     return [
         {
             "name": place,
-            "bytes_per_s": round(one.since(then.get(place, _NO_NODE)).sent_bytes / seconds, 6),
+            "bytes_per_s": round(one.since(then.get(place, _NO_POOL)).sent_bytes / seconds, 6),
             "bandwidth": round(one.bandwidth or 0.0, 6),
             "round_trip_s": round(one.round_trip_s, 6),
             "loss": round(one.loss, 6),

@@ -29,7 +29,7 @@ from dpex.diagnose import hot_calls, report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.readable import percent
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Sums
 from dpex.schedule.names import INLINE, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Settings
 from dpex.system.clock import Clock, monotonic

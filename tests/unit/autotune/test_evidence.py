@@ -4,13 +4,14 @@ import pytest
 
 from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
 from dpex.autotune.types import Sample
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.schedule.prefetch import Settings
 
 
-def window(queued_s: float) -> PoolSample:
+def window(queued_s: float) -> PoolReading:
     """Eight batches, each of 1 s in a worker and 0.25 s on a CPU."""
-    return PoolSample(running=2, requested=2, tickets=8, load_s=8.0, cpu_s=2.0, queued_s=queued_s)
+    return PoolReading(running=2, requested=2, tickets=8, load_s=8.0, load_cpu_s=2.0, queued_s=queued_s)
 
 
 def test_queueing_counted_in_another_window_is_subtracted() -> None:
@@ -30,7 +31,7 @@ def test_time_that_is_no_queueing_stays() -> None:
 
 def test_a_few_slow_batches_move_the_mean_and_not_the_median() -> None:
     times = ServiceTimes()
-    times.add(PoolSample(tickets=8, load_s=7 * 0.1 + 3.0, services_s=(0.1,) * 7 + (3.0,)))
+    times.add(PoolReading(tickets=8, load_s=7 * 0.1 + 3.0, services_s=(0.1,) * 7 + (3.0,)))
     assert (times.wall.value, times.median_s) == (pytest.approx(0.4625), pytest.approx(0.1))
 
 
@@ -90,7 +91,7 @@ def test_batches_begun_under_other_settings_show_no_change() -> None:
         return tuple(name for _ in range(3) for name in seen.changes(made(0.4), is_steady=is_steady))
 
     def made(service_s: float) -> Sample:
-        here = PoolSample(running=4, requested=4, tickets=8, load_s=8 * service_s)
+        here = PoolReading(running=4, requested=4, tickets=8, load_s=8 * service_s)
         return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, prefetch=32), batches=8, work_s=1.0, local=here)
 
     assert "local" in changes(is_steady=True)
@@ -114,7 +115,7 @@ def test_batches_far_slower_than_the_growth_are_other_work(
     """Nine in ten of the batches before took at most 20 ms."""
 
     def made(*services_s: float) -> Sample:
-        here = PoolSample(running=2, tickets=len(services_s), load_s=sum(services_s), services_s=services_s)
+        here = PoolReading(running=2, tickets=len(services_s), load_s=sum(services_s), services_s=services_s)
         return Sample(at=1.0, seconds=1.0, settings=Settings(local=2), batches=len(services_s), local=here)
 
     seen = WorkEstimate()

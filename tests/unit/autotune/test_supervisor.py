@@ -12,7 +12,8 @@ from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import Header, Recorder
 from dpex.autotune.types import Decision, Reason, Sample
 from dpex.errors import OptionError
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.schedule.prefetch import Settings
 
 FEW, MANY = Settings(local=2, prefetch=16), Settings(local=6, prefetch=48)
@@ -41,7 +42,7 @@ def run(supervisor: Supervisor, windows: int, *, rate: int = 10, **changes: Any)
     """Windows of a second in which all wanted workers run; the settings after them."""
     now = supervisor.decisions[-1].new if supervisor.decisions else supervisor.begin()
     for number in range(windows):
-        pool = PoolSample(requested=now.local, running=now.local, tickets=rate, load_s=0.1 * rate)
+        pool = PoolReading(requested=now.local, running=now.local, tickets=rate, load_s=0.1 * rate)
         window = Sample(at=number + 1.0, seconds=1.0, settings=now, batches=rate, wait_s=0.5, work_s=0.5, local=pool)
         decision = supervisor.step(replace(window, **changes))
         now = now if decision is None else decision.new
@@ -64,7 +65,7 @@ def test_each_decision_has_an_outcome_and_an_undo_marks_it() -> None:
 def test_an_outcome_leaves_out_the_window_in_which_workers_start() -> None:
     supervisor = Supervisor(AutotuneConfig(policy=scripted((MANY, "too few"))), FEW)
     run(supervisor, 1)
-    run(supervisor, 1, rate=1, local=PoolSample(requested=6, running=4, tickets=1, load_s=0.1))
+    run(supervisor, 1, rate=1, local=PoolReading(requested=6, running=4, tickets=1, load_s=0.1))
     run(supervisor, 5, rate=30)
     assert supervisor.decisions[0].outcome is not None
     assert supervisor.decisions[0].outcome.rate == pytest.approx(30.0)

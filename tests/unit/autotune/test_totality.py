@@ -16,7 +16,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Sample
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.schedule.prefetch import Settings
 
 ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 1e-15, 1e-9, 1e6, 1e300])
@@ -31,15 +32,15 @@ def whole(most: int) -> st.SearchStrategy[int]:
 
 
 POOLS = st.builds(
-    PoolSample,
+    PoolReading,
     requested=whole(64),
     running=whole(64),
     tickets=whole(200),
     load_s=number(10.0),
     collate_s=number(1.0),
     encode_s=number(1.0),
-    cpu_s=number(10.0),
-    queued_s=st.none() | number(1.0),
+    load_cpu_s=number(10.0),
+    queued_s=number(1.0),
     services_s=st.lists(number(1.0), max_size=4).map(tuple),
     room=st.none() | whole(30),
     unplaced=whole(8),
@@ -177,7 +178,7 @@ def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bo
 
 def lasting(seconds: float, **changes: Any) -> Sample:
     """A window in which the loop waits for most of the time."""
-    here = PoolSample(running=2, requested=2, tickets=9, load_s=1.0, cpu_s=0.1, services_s=(0.1,) * 9)
+    here = PoolReading(running=2, requested=2, tickets=9, load_s=1.0, load_cpu_s=0.1, services_s=(0.1,) * 9)
     times = {"wait_s": max(0.0, seconds - 0.02), "work_s": 0.02}
     values: dict[str, Any] = {"at": 5000.0, "batches": 9, "local": here, "machine": MachineSample(cpus=4.0)}
     return Sample(seconds=seconds, settings=Settings(local=2, prefetch=4), **{**values, **times, **changes})

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.simulation.replay import Trace, TraceError, read
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
-from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, TraceOrigin, line, plain
+from dpex.autotune.trace import FORMAT, UNTOLD, VERSION, Header, Recorder, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.schedule.prefetch import Settings
 
 NOW_S = 1_800_000_000.25
@@ -33,7 +34,7 @@ def complete(kind: type, **some: Any) -> Any:
     return st.builds(kind, **{field.name: ... for field in fields(kind)} | some)
 
 
-POOLS = complete(PoolSample)
+POOLS = complete(PoolReading, **{name: st.just(getattr(PoolReading(), name)) for name in UNTOLD})
 SETTINGS = complete(Settings)
 SAMPLES = complete(Sample, settings=SETTINGS, local=POOLS, remote=POOLS, machine=complete(MachineSample))
 DECISIONS = complete(Decision, old=SETTINGS, new=SETTINGS, outcome=st.none() | complete(Outcome))
@@ -54,7 +55,7 @@ def a_recorder() -> tuple[Recorder, list[bytes]]:
 def a_trace() -> list[bytes]:
     """Header, three samples, two decisions of which the first is judged, another law, a sample."""
     recorder, lines = a_recorder()
-    recorder.sample(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
+    recorder.sample(sample(1.0, local=PoolReading(services_s=(0.1, 0.2))))
     recorder.decision(DECISION)
     recorder.sample(sample(2.0))
     recorder.outcome(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
@@ -173,9 +174,9 @@ def with_header(**changes: Any) -> list[bytes]:
 
 def test_another_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        TraceError, match=r"t, line 1: a trace of version '3\.0', written by dpex 9\.1.*reads 2\.x: replay"
+        TraceError, match=r"t, line 1: a trace of version '4\.0', written by dpex 9\.1.*reads 3\.x: replay"
     ):
-        read(with_header(version="3.0", dpex="9.1", origin={"unknown": 1}), "t")
+        read(with_header(version="4.0", dpex="9.1", origin={"unknown": 1}), "t")
     with pytest.raises(TraceError, match="version 'None'"):
         read(with_header(version=None), "t")
 
@@ -198,7 +199,7 @@ def test_what_an_older_version_lacks_takes_defaults() -> None:
         {
             "kind": "header",
             "format": FORMAT,
-            "version": "2.0",
+            "version": "3.0",
             "dpex": "0.1",
             "started_s": 0,
             "origin": {"config": {}, "start": {"local": 1}},

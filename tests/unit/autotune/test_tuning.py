@@ -17,7 +17,8 @@ from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook, Times
-from dpex.measure.samples import MachineSample, PoolSample
+from dpex.measure.reading import PoolReading
+from dpex.measure.samples import MachineSample
 from dpex.schedule.prefetch import Settings
 from dpex.system.run_queue import Queued
 
@@ -57,7 +58,7 @@ class Loader:
         self.odd: dict[str, Any] = {}
         self.credit = self.away_s = 0.0
         self.times = Times(steps=0)
-        self.pools = {"local": PoolSample(), "remote": PoolSample()}
+        self.pools = {"local": PoolReading(), "remote": PoolReading()}
 
     @property
     def workers(self) -> int:
@@ -85,7 +86,7 @@ class Loader:
         )
         return replace(look, **self.odd)
 
-    def _pool(self, name: str) -> PoolSample:
+    def _pool(self, name: str) -> PoolReading:
         count = getattr(self.settings, name)
         return replace(self.pools[name], requested=count, running=count)
 
@@ -109,7 +110,7 @@ class Loader:
         each_s = max(self.service_s, self.workers / self.shared if math.isfinite(self.shared) else 0.0)
         for name, pool in self.pools.items():
             made = batches * getattr(self.settings, name) // max(1, self.workers)
-            times = {"load_s": pool.load_s + each_s * made, "cpu_s": pool.cpu_s + self.cpu_s * made}
+            times = {"load_s": pool.load_s + each_s * made, "load_cpu_s": pool.load_cpu_s + self.cpu_s * made}
             times["services_s"] = (*pool.services_s, *[each_s] * made)[-64:]
             self.pools[name] = replace(pool, tickets=pool.tickets + made, **times)
 
@@ -532,7 +533,7 @@ def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any, monke
     assert parts[0]._law.limits.remote == 0
     cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
     tuner, loader = tuned(LISTENING, room=cluster)
-    loader.odd = {"remote": PoolSample(requested=5, running=3)}
+    loader.odd = {"remote": PoolReading(requested=5, running=3)}
     samples: list[Any] = []
     monkeypatch.setattr(tuner._law, "step", samples.append)
     tuner.turn()
@@ -577,8 +578,8 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
         {"start_s": math.inf, "starts_anew": True, "pass_batches": 3},
         {"ready": -4},
         {"gpu_stall_s": math.nan, "gpu_steps": 5},
-        {"local": PoolSample(requested=2, running=2, tickets=9, load_s=math.nan)},
-        {"local": PoolSample(requested=2, running=2, tickets=9, load_s=-1.0, cpu_s=math.inf)},
+        {"local": PoolReading(requested=2, running=2, tickets=9, load_s=math.nan)},
+        {"local": PoolReading(requested=2, running=2, tickets=9, load_s=-1.0, load_cpu_s=math.inf)},
         {"times": Times(batches=50, wait_s=math.nan, work_s=1.0)},
     ],
     ids=repr,

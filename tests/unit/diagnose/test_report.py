@@ -14,8 +14,8 @@ from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.report import COLUMNS, sections, text
 from dpex.diagnose.report import page as html
+from dpex.measure.reading import CallSums, PoolReading
 from dpex.measure.sampling import FailedSample, SlowIndex
-from dpex.measure.sums import CallSums, PoolStats
 from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"
@@ -108,7 +108,7 @@ def test_what_failed_is_on_the_screen_even_where_nothing_is_slow() -> None:
     facts = PLANTED["consumer"][2]
     assert "Warning" not in str(diagnose(facts))
     latest = (FailedSample("7", "OSError: gone"), FailedSample("8", "OSError: <i>torn</i>"))
-    pools = {**facts.pools, "remote": PoolStats(failed_nodes=("node a gets no workers", "node b too"))}
+    pools = {**facts.pools, "remote": PoolReading(failed_nodes=("node a gets no workers", "node b too"))}
     failed = replace(facts, failed_samples=3, latest_failed=latest, pools=pools)
     text = str(diagnose(failed))
     assert "Warning: 3 samples could not be loaded, and other samples have the places. The latest is index 8:" in text

@@ -12,16 +12,17 @@ from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import SURE, Verdict
 from dpex.measure.consumer_time import CAUSES
+from dpex.measure.reading import STAGES, PoolReading, Sums
 from dpex.measure.samples import GpuUse
-from dpex.measure.sums import PoolStats, Sums
 
 N = 400
 
 
-def pool(*, queued_s: float | None = 0.0, **changes: Any) -> PoolStats:
+def pool(*, queued_s: float | None = 0.0, **changes: Any) -> PoolReading:
     """Four workers that were busy for 10 s each; queued_s: None where the kernel does not tell."""
-    known = {} if queued_s is None else {"queued_s": queued_s, "queue_known_s": changes.get("load_s", 0.0)}
-    return PoolStats(**{"tickets": N, "running": 4, "services_s": (0.1,) * 64, **known, **changes})
+    busy_s = sum(changes.get(f"{stage}_s", 0.0) for stage in STAGES)
+    known = {} if queued_s is None else {"queued_s": queued_s, "queue_known_s": busy_s}
+    return PoolReading(**{"tickets": N, "running": 4, "services_s": (0.1,) * 64, **known, **changes})
 
 
 READING = pool(load_s=40.0, load_cpu_s=0.4)
@@ -32,7 +33,7 @@ def judge(measured: Facts) -> Verdict:
     return diagnose(measured).verdict
 
 
-def facts(causes: dict[str, float], local: PoolStats | None = None, **changes: Any) -> Facts:
+def facts(causes: dict[str, float], local: PoolReading | None = None, **changes: Any) -> Facts:
     """A run of 10 s, of which the consumer worked what it did not wait."""
     values: dict[str, Any] = {
         "batches": N,
@@ -51,7 +52,7 @@ def facts(causes: dict[str, float], local: PoolStats | None = None, **changes: A
     return Facts(**values | changes)
 
 
-HERE = PoolStats(tickets=N, load_s=6.0, load_cpu_s=5.9)
+HERE = PoolReading(tickets=N, load_s=6.0, load_cpu_s=5.9)
 QUEUEING = pool(load_s=40.0, load_cpu_s=10.0, queued_s=29.0)
 COLLATING = pool(load_s=4.0, load_cpu_s=4.0, collate_s=36.0, collate_cpu_s=35.0)
 SENDING = pool(load_s=4.0, load_cpu_s=4.0, transit_s=36.0)
@@ -247,7 +248,7 @@ def test_workers_counts_starting_local_and_serving_remote_ones(
     pool_name: str, running: int, requested: int, workers: int
 ) -> None:
     """A script that looks at one batch ends the pass before all serve. On a cluster there may be no room for more."""
-    sums = Sums(batches=1, pools={pool_name: PoolStats(running=running, requested=requested)})
+    sums = Sums(batches=1, pools={pool_name: PoolReading(running=running, requested=requested)})
     assert facts_of(sums, Subject()).workers == workers
 
 

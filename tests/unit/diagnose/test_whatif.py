@@ -15,7 +15,7 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction, recommended
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.sums import CallSums
+from dpex.measure.reading import CallSums
 from dpex.schedule.prefetch import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
@@ -335,7 +335,7 @@ def test_advised_workers_do_not_exceed_the_cpus_under_any_load(
     workers: int, others: float, queued_s: float | None
 ) -> None:
     made = replace(saturated().pools["local"], queued_s=queued_s or 0.0, running=workers)
-    made = replace(made, queue_known_s=0.0 if queued_s is None else made.load_s)
+    made = replace(made, queue_known_s=0.0 if queued_s is None else made.busy_s)
     for one in diagnose(saturated(others_s=10.0 * others, pools={"local": made})).predictions:
         assert one.settings.local <= max(18, workers)
 

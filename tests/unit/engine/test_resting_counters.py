@@ -5,7 +5,7 @@ from waiting import ManualClock
 
 from dpex.engine import snapshots
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Sums
 from dpex.system.run_queue import Queued, RunQueueTimes
 
 

@@ -27,7 +27,7 @@ from dpex.measure.consumer_time import (
     by_stage,
     split,
 )
-from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS
+from dpex.measure.reading import STEP_BUCKETS, WAIT_BUCKETS
 
 MAKING = BatchTimes(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
 seconds = st.floats(0.0, 100.0)

@@ -7,8 +7,9 @@ Seconds are sums since the iterator was made. PURE.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dpex.measure.readable import duration
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
@@ -22,6 +23,13 @@ WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 """Upper bounds of the histogram of waits, seconds."""
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Upper bounds of the histograms of steps, and of batches in workers, seconds."""
+STAGES = ("load", "collate", "encode")
+"""Stages of a batch in which a worker is busy, in their order."""
+LINK: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+    **dict.fromkeys(("links", "sent_bytes", "resent_bytes", "sending_s"), sum),
+    "round_trip_s": max,
+}
+"""Fields about the way from machines of the cluster, and how those of several machines become one."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 _WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
@@ -33,9 +41,49 @@ def latest_services(one: Sequence[float], other: Sequence[float]) -> tuple[float
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageSums(Record):
-    """Times of batches by stage, added up over all workers of a pool."""
+class CallSums(Record):
+    """The calls of a function from one place, in the batches in which calls were timed."""
 
+    calls: int = counter("Calls.")
+    wall_s: float = counter("Wall seconds in these calls, without the calls within.", "seconds")
+    cpu_s: float = counter("Seconds of that in which the thread had a CPU.", "seconds")
+    drawing: int = counter("Batches in which the function itself drew random numbers.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolReading(Record):
+    """A worker pool, the training process ("inline"), or a machine of the cluster: the values of `LoaderStats.pools`.
+
+    Counts and times are sums over the batches that it has made. Those of the link are counted by TCP at its far end.
+    `declared()` says what each field means.
+    """
+
+    links: int = level("Machines with a connection of their own, which measure it.")
+    sent_bytes: int = counter(
+        "Bytes that machines of the cluster sent and that arrived here.",
+        "bytes",
+        metric="dpex_network_sent_bytes_total",
+        how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending.",
+    )
+    resent_bytes: int = counter(
+        "Bytes that they sent again, because they were lost.",
+        "bytes",
+        metric="dpex_network_resent_bytes_total",
+        how_to_read="Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down.",
+    )
+    sending_s: float = counter(
+        "Seconds in which something of a machine's was on its way, added up over machines.",
+        "seconds",
+        metric="dpex_network_sending_seconds_total",
+        how_to_read="Near one second per second and machine, the network is the limit of remote workers.",
+    )
+    round_trip_s: float = state(
+        "The time there and back when nothing queues; of several machines the longest.",
+        "seconds",
+        default=0.0,
+        metric="dpex_network_round_trip_seconds",
+        how_to_read="Under a millisecond in a rack. Prefetch hides it.",
+    )
     tickets: int = counter("The number of batches that were made.")
     load_s: float = counter(
         "Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.",
@@ -74,99 +122,6 @@ class StageSums(Record):
         metric="dpex_cache_saved_seconds_total",
         how_to_read="Its rate is the number of workers that the cache replaces.",
     )
-
-    @property
-    def busy_s(self) -> float:
-        """Wall seconds for which workers were busy."""
-        return self.load_s + self.collate_s + self.encode_s
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time of all stages."""
-        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallSums(Record):
-    """The calls of a function from one place, in the batches in which calls were timed."""
-
-    calls: int = counter("Calls.")
-    wall_s: float = counter("Wall seconds in these calls, without the calls within.", "seconds")
-    cpu_s: float = counter("Seconds of that in which the thread had a CPU.", "seconds")
-    drawing: int = counter("Batches in which the function itself drew random numbers.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkSums(Record):
-    """The way from machines of the cluster, as TCP counts it at their end."""
-
-    links: int = level("Machines with a connection of their own, which measure it.")
-    sent_bytes: int = counter(
-        "Bytes that machines of the cluster sent and that arrived here.",
-        "bytes",
-        metric="dpex_network_sent_bytes_total",
-        how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending.",
-    )
-    resent_bytes: int = counter(
-        "Bytes that they sent again, because they were lost.",
-        "bytes",
-        metric="dpex_network_resent_bytes_total",
-        how_to_read="Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down.",
-    )
-    sending_s: float = counter(
-        "Seconds in which something of a machine's was on its way, added up over machines.",
-        "seconds",
-        metric="dpex_network_sending_seconds_total",
-        how_to_read="Near one second per second and machine, the network is the limit of remote workers.",
-    )
-    round_trip_s: float = state(
-        "The time there and back when nothing queues; of several machines the longest.",
-        "seconds",
-        default=0.0,
-        metric="dpex_network_round_trip_seconds",
-        how_to_read="Under a millisecond in a rack. Prefetch hides it.",
-    )
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes per second while something was on its way, None if nothing was."""
-        return self.sent_bytes / self.sending_s if self.sending_s > 0 else None
-
-    @property
-    def loss(self) -> float:
-        """Share of the bytes that were sent again, 0 to 1."""
-        return self.resent_bytes / max(1, self.sent_bytes + self.resent_bytes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeStats(LinkSums):
-    """A machine of the cluster; counts and times are sums since its first batch."""
-
-    tickets: int = counter("Batches that were made there.")
-    busy_s: float = counter("Wall seconds for them.", "seconds")
-    cpu_s: float = counter("CPU seconds for them.", "seconds")
-    queued_s: float = counter("Seconds in which its workers could have run and had no CPU.", "seconds")
-    asked_s: float = counter(
-        "Wall seconds for which the kernel reports run queues; all of them on most kernels.", "seconds"
-    )
-
-
-def node_sums(busy_s: float, cpu_s: float, tickets: int, delay: float | None) -> NodeStats:
-    """Return what some batches add to the sums of their machine.
-
-    ``delay``: seconds on run queues for each second on a CPU; None: not known.
-    """
-    known = NodeStats(tickets=tickets, busy_s=busy_s, cpu_s=cpu_s)
-    return known if delay is None else known.plus(NodeStats(queued_s=cpu_s * delay, asked_s=busy_s))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolStats(StageSums, LinkSums):
-    """A worker pool, or the training process itself ("inline"): the value of `LoaderStats.pools`.
-
-    Counts and times are sums over the batches that it has made. `declared()` says what each field means.
-    """
-
     wanted: int = level(
         "Workers that the user or the tuner wants.",
         metric="dpex_workers_wanted",
@@ -204,7 +159,7 @@ class PoolStats(StageSums, LinkSums):
         how_to_read="A long tail makes stragglers, which prefetch hides. Its count is the batches made by that pool.",
         total="busy_s",
     )
-    services_s: Sequence[float] = few_of_many("How long the latest batches took.", latest_services, "seconds")
+    services_s: tuple[float, ...] = few_of_many("How long the latest batches took.", latest_services, "seconds")
     deaths: int = counter(
         "Workers that ended unexpectedly; each is replaced.",
         metric="dpex_worker_restarts_total",
@@ -212,10 +167,10 @@ class PoolStats(StageSums, LinkSums):
     )
     queued_s: float = counter("Seconds in which workers could have run and had no CPU.", "seconds")
     queue_known_s: float = counter(
-        "Seconds of ``load_s`` for which the kernel reports run queues; all of them on most kernels.", "seconds"
+        "Busy seconds for which the kernel reports run queues; all of them on most kernels.", "seconds"
     )
     calls: Mapping[str, CallSums] = by_name("Calls by path, of the batches in which calls were timed.")
-    nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
+    nodes: Mapping[str, PoolReading] = by_name("Machines of the cluster: what was made there, and their link.")
     failed_nodes: Sequence[str] = few_of_many(
         "The reasons why nodes of the cluster were excluded.", lambda one, other: tuple(dict.fromkeys([*one, *other]))
     )
@@ -223,11 +178,43 @@ class PoolStats(StageSums, LinkSums):
     why_excluded: Mapping[str, str] = by_name(
         "Why nodes of the cluster get no workers for a while, by node.", is_text=True
     )
+    room: int | None = state("Further workers there would be place for, None if unknown.", default=None)
+    unplaced: int = state("How many of those requested the cluster has no place for.")
+    granted: int | None = state(
+        "Workers that this loader may have beside the others on the cluster, None if the cluster is not divided.",
+        default=None,
+    )
+
+    def since(self, earlier: PoolReading) -> PoolReading:
+        """See `Record.since`. The times of single batches are those of the batches since then, as far as kept."""
+        found = super().since(earlier)
+        new = self.services_s[-found.tickets :] if found.tickets else ()
+        return replace(found, services_s=new)
+
+    @property
+    def busy_s(self) -> float:
+        """Wall seconds for which workers were busy."""
+        return self.load_s + self.collate_s + self.encode_s
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all stages."""
+        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second while something was on its way, None if nothing was."""
+        return self.sent_bytes / self.sending_s if self.sending_s > 0 else None
+
+    @property
+    def loss(self) -> float:
+        """Share of the bytes that were sent again, 0 to 1."""
+        return self.resent_bytes / max(1, self.sent_bytes + self.resent_bytes)
 
     def __repr__(self) -> str:
         each = f" of {duration(self.busy_s / self.tickets)} each" if self.tickets else ""
         ended = f"; {self.deaths:,} ended unexpectedly" if self.deaths else ""
-        return f"PoolStats({self.running} of {self.wanted} workers run{ended}; {self.tickets:,} batches{each})"
+        return f"PoolReading({self.running} of {self.wanted} workers run{ended}; {self.tickets:,} batches{each})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +336,7 @@ class Sums(Record):
     gpu_running_stall_s: float | None = counter(
         "The same without the first batch of each epoch.", "seconds", default=None
     )
-    pools: Mapping[str, PoolStats] = by_name("Worker pools.")
+    pools: Mapping[str, PoolReading] = by_name("Worker pools.")
     cache_memory_bytes: int | None = state(
         "Bytes of shared memory of this machine in which `dpex.cached` keeps samples.",
         "bytes",
