@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from dpex.measure.reading import PoolReading
     from dpex.measure.samples import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
+    from dpex.measure.settings import Settings
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
-    from dpex.schedule.prefetch import Settings
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
     from dpex.transport.compact import compact
@@ -63,7 +63,6 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),
-    "dpex.schedule.prefetch": ("Settings",),
     "dpex.autotune.runtime.tuned": ("Tuned",),
     "dpex.autotune.types": ("Decision", "Outcome", "Policy"),
     "dpex.cache.dataset": ("cached",),
@@ -73,10 +72,11 @@ _NAMES = {
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
     "dpex.diagnose.what_if": ("Prediction",),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
+    "dpex.measure.reading": ("PoolReading",),
     "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
+    "dpex.measure.settings": ("Settings",),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
-    "dpex.measure.reading": ("PoolReading",),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
     "dpex.transport.compact": ("compact",),

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
     from dpex.diagnose.job import JobDiagnosis
     from dpex.loader.runtime import LoaderRuntime
+    from dpex.measure.settings import Settings
     from dpex.pools.base import MakesPool
-    from dpex.schedule.prefetch import Settings
     from dpex.stats import LoaderStats
 
 T_co = TypeVar("T_co", covariant=True)

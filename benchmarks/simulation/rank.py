@@ -15,8 +15,9 @@ from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision
 from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, EngineLook, Tally
+from dpex.measure.settings import Settings
 from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
-from dpex.schedule.prefetch import REMOTE_WINDOW, Settings
+from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.run_queue import RunQueueTimes
 

@@ -26,7 +26,7 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.system.user_warnings import forgive
 
 _T = TypeVar("_T")

@@ -24,7 +24,7 @@ from dpex.autotune.law.law import start as law_start
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 MOST_REGRET = 0.05
 MOST_DECISIONS = 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dpex.autotune.types import Decision, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 
 class Steering(Protocol):

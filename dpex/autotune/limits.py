@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.types import Sample
-from dpex.schedule.names import LOCAL, REMOTE
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import LOCAL, REMOTE, Settings
 
 
 @dataclass(frozen=True, kw_only=True)

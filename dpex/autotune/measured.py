@@ -23,7 +23,7 @@ from dataclasses import replace
 from dpex.autotune.constants import LOOK_S
 from dpex.autotune.types import Sample
 from dpex.measure.readable import remainder
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 _TINY = 1e-9
 _MOST = 1e18

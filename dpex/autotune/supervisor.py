@@ -20,7 +20,7 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.measured import LossClock, is_legal
 from dpex.autotune.trace import Recorder, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Policy, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 
 class _Followed:

@@ -20,7 +20,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.measure.reading import PoolReading
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 FORMAT = "dpex-trace"
 VERSION = (3, 0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 if TYPE_CHECKING:
     from dpex.autotune.limits import Limits

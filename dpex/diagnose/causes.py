@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
 from dpex.measure.reading import PoolReading
-from dpex.schedule.names import INLINE
+from dpex.measure.settings import INLINE
 
 Seconds = Mapping[str, float]
 """Seconds by what was measured: the names of `dpex.measure.consumer_time.CAUSES`, and `TAKING_IN`."""

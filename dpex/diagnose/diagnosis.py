@@ -19,7 +19,7 @@ from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.reading import Sums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
 from dpex.system.machine import private_bytes
 

@@ -18,7 +18,7 @@ from dpex.measure.reading import CallSums, PoolReading, Sums
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.schedule.names import LOCAL, REMOTE
+from dpex.measure.settings import LOCAL, REMOTE
 
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""

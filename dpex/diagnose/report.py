@@ -17,7 +17,7 @@ from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.measure.reading import PoolReading
-from dpex.schedule.names import INLINE, LOCAL, REMOTE
+from dpex.measure.settings import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis

@@ -22,8 +22,8 @@ from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural
+from dpex.measure.settings import Settings
 from dpex.schedule.names import lanes
-from dpex.schedule.prefetch import Settings
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""

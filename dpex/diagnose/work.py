@@ -13,8 +13,7 @@ from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.reading import PoolReading
-from dpex.schedule.names import INLINE, LOCAL, REMOTE
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
 FULL = 0.9
 """Busy part of the CPUs from which more workers that compute only take CPUs from each other."""

@@ -31,12 +31,12 @@ from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
 from dpex.measure.consumer_time import DISPATCH, NONE_YET, SAMPLER, STARTUP, STRAGGLER, STREAM, EngineLook, Tally
 from dpex.measure.reading import Sums
+from dpex.measure.settings import REMOTE, Settings
 from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule

@@ -28,9 +28,10 @@ from dpex.measure.consumer_time import SAMPLER, Tally
 from dpex.measure.ledger import LastReading
 from dpex.measure.reading import Sums
 from dpex.measure.sampling import SlowestSamples
+from dpex.measure.settings import INLINE
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.events import Notice, Raise
-from dpex.schedule.names import INLINE, is_asynchronous
+from dpex.schedule.names import is_asynchronous
 from dpex.schedule.progress import ResumePoint
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic

@@ -24,7 +24,7 @@ from dpex.measure.batch_times import PoolTimes
 from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.reading import PoolReading, Sums
-from dpex.schedule.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import run_queue
 from dpex.system.clock import monotonic

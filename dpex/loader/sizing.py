@@ -32,9 +32,9 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.measure.readable import plural
+from dpex.measure.settings import KNOBS, LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.options import LoaderOptions, check_count
-from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS, attribute
-from dpex.schedule.prefetch import Settings
+from dpex.schedule.names import attribute
 from dpex.system.cpus import rank_cpus, ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn

@@ -17,7 +17,7 @@ from dpex._torch import DatasetKind
 from dpex.engine.drawing import ReadBatches
 from dpex.engine.pass_state import PassRecorder, PassState, point_for
 from dpex.engine.with_workers import _DpexDataLoaderIter
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, reading_of
 
 RAW_RATIO = 0.25

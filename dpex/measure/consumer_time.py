@@ -36,7 +36,7 @@ from dpex.measure.record import Record, counter
 from dpex.measure.sampling import WaitLog
 
 if TYPE_CHECKING:
-    from dpex.schedule.prefetch import Settings
+    from dpex.measure.settings import Settings
 
 CAUSES = (
     *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),

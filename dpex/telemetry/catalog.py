@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.reading import LINK, STAGES, PoolReading, Sums
 from dpex.measure.record import Record, Unit
-from dpex.schedule.names import KNOBS, POOLS, REMOTE, WORKER_POOLS
+from dpex.measure.settings import KNOBS, POOLS, REMOTE, WORKER_POOLS
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
 Group = Literal["consumer", "workers", "network", "tuner", "gpu", "process"]

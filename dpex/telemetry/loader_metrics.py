@@ -26,7 +26,7 @@ from dpex.engine.snapshots import CounterSource
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.reading import PoolReading, Sums
 from dpex.measure.record import Record
-from dpex.schedule.names import KNOBS
+from dpex.measure.settings import KNOBS
 from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import Gpus
 from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, METRICS, OTHERS, Metric

@@ -24,10 +24,10 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample
 from dpex.errors import OptionError
+from dpex.measure.settings import Settings
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
-from dpex.schedule.prefetch import Settings
 from dpex.system.machine import MachineMeter, busy_s, cpu_used
 
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)

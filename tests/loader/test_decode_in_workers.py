@@ -18,8 +18,9 @@ from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex._torch import set_worker_info
+from dpex.measure.settings import Settings
 from dpex.options import WorkerConfig
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.worker.core import WorkerCore
 from dpex.worker.decoded_stream import reading_of
 

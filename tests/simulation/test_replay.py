@@ -17,7 +17,7 @@ from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import Header, Recorder, line
 from dpex.autotune.types import Decision, Sample
 from dpex.cli.main import main as dpex
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))

@@ -10,7 +10,7 @@ from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.types import Sample
 from dpex.measure.batch_times import RECENT
 from dpex.measure.reading import PoolReading
-from dpex.schedule.names import WORKER_POOLS
+from dpex.measure.settings import WORKER_POOLS
 
 
 class Mean:

@@ -17,8 +17,7 @@ from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Reason, Sample, Signal
-from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 
 _ROUNDING_S = 1e-9
 

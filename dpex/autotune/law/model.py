@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.limits import Limits
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 _TINY = 1e-9
 

@@ -12,8 +12,7 @@ from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.model import Model
 from dpex.autotune.types import Decision, Reason, Sample, Signal
 from dpex.measure.readable import duration, percent, plural, rounded, size
-from dpex.schedule.names import WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import WORKER_POOLS, Settings
 
 _WAITS: Mapping[Signal, str] = {
     "wait": "the training loop waits for data",

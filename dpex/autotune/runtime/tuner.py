@@ -33,8 +33,7 @@ from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, S
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import GpuUse, MachineSample
-from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus

@@ -34,7 +34,7 @@ from dpex.autotune.types import Sample
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.readable import remainder
 from dpex.measure.reading import PoolReading
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from dpex.measure.batch_times import BatchTimes, PoolTimes, batch_times, made_on_node
 from dpex.measure.reading import PoolReading
+from dpex.measure.settings import REMOTE
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.forking import ProcessHandle
@@ -37,7 +38,6 @@ from dpex.schedule.events import (
     WorkerUp,
     event_of,
 )
-from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
 from dpex.measure.reading import PoolReading, Sums
-from dpex.schedule.names import REMOTE, WORKER_POOLS
+from dpex.measure.settings import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")

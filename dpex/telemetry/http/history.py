@@ -30,8 +30,7 @@ from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.readable import percent
 from dpex.measure.reading import Sums
-from dpex.schedule.names import INLINE, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import INLINE, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics

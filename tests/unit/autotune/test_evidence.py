@@ -6,7 +6,7 @@ from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
 from dpex.autotune.types import Sample
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 
 def window(queued_s: float) -> PoolReading:

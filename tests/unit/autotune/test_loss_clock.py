@@ -7,7 +7,7 @@ import pytest
 from dpex.autotune.constants import LOOK_S
 from dpex.autotune.measured import LossClock, by_events
 from dpex.autotune.types import Sample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 NOW = Settings(local=2, prefetch=4)
 WINDOW = Sample(at=1.0, seconds=1.0, settings=NOW, batches=10, wait_s=0.6, busy_s=0.1, work_s=0.3, straggler_s=0.2)

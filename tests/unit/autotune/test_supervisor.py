@@ -14,7 +14,7 @@ from dpex.autotune.types import Decision, Reason, Sample
 from dpex.errors import OptionError
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 FEW, MANY = Settings(local=2, prefetch=16), Settings(local=6, prefetch=48)
 Wish = tuple[Settings, Reason] | None

@@ -18,7 +18,7 @@ from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Sample
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 1e-15, 1e-9, 1e6, 1e300])
 

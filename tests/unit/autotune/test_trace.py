@@ -16,7 +16,7 @@ from dpex.autotune.trace import FORMAT, UNTOLD, VERSION, Header, Recorder, Trace
 from dpex.autotune.types import Decision, Outcome, Sample
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 NOW_S = 1_800_000_000.25
 MACHINE = {"name": "here", "cpus": 8}

@@ -19,7 +19,7 @@ from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.system.run_queue import Queued
 
 BATCH_BYTES = 1e6

@@ -12,7 +12,7 @@ from dpex.autotune.law.wording import brought, decided, described, measured
 from dpex.autotune.types import Outcome, Sample
 from dpex.measure.reading import PoolReading
 from dpex.measure.samples import MachineSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 OLD, NEW = Settings(local=1, prefetch=2), Settings(local=20, prefetch=60)
 EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02}

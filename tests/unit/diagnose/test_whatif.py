@@ -16,7 +16,7 @@ from dpex.diagnose.what_if import WORTH, Prediction, recommended
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.reading import CallSums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 

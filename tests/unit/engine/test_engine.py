@@ -14,9 +14,8 @@ from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.engine.snapshots import EngineView
 from dpex.errors import BatchTimeoutError, ClusterError, WorkerDiedError
+from dpex.measure.settings import REMOTE, Settings
 from dpex.schedule.events import TicketMade, WorkerGone
-from dpex.schedule.names import REMOTE
-from dpex.schedule.prefetch import Settings
 
 
 def taken(engine: Engine) -> Any:

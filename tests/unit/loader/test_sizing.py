@@ -17,8 +17,8 @@ from dpex.autotune.limits import Limits
 from dpex.errors import ClusterError, FixedWorkersError
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, Streams
 from dpex.loader.split_iterator import _decoding, _reading
+from dpex.measure.settings import Settings
 from dpex.options import DeviceConfig, WorkerConfig
-from dpex.schedule.prefetch import Settings
 from dpex.worker.decoded_stream import decode_in_workers
 
 PLAIN: dict[str, Any] = {

@@ -9,7 +9,7 @@ from decisions import a_decision
 from dpex.autotune.types import Outcome
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.reading import PoolReading, Sums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, readings_of

@@ -14,7 +14,7 @@ from dpex.diagnose.facts import Subject
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
 from dpex.measure.reading import PoolReading, Sums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics
