@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from dpex.integrations import loader_behind, log_to, serve
-    from dpex.measure.reading import PoolReading
+    from dpex.measure.pool_reading import PoolReading
     from dpex.measure.samples import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.settings import Settings
@@ -72,7 +72,7 @@ _NAMES = {
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
     "dpex.diagnose.what_if": ("Prediction",),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
-    "dpex.measure.reading": ("PoolReading",),
+    "dpex.measure.pool_reading": ("PoolReading",),
     "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.measure.settings": ("Settings",),

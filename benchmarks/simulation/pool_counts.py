@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dpex.measure.batch_times import RECENT
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.system.run_queue import RunQueueTimes
 
 
@@ -35,7 +35,7 @@ class PoolCounts:
         """CPU and run queues, as the kernel would count them."""
         return RunQueueTimes(self.cpu_s, self.queued_s)
 
-    def look(self, requested: int = 0, running: int = 0) -> PoolReading:
+    def reading(self, requested: int = 0, running: int = 0) -> PoolReading:
         """Sums so far, and workers now."""
         return PoolReading(
             requested=requested,

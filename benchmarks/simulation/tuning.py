@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.simulation.history import Mark
+from benchmarks.simulation.readings import reading_of
 from benchmarks.simulation.steering import Steering
 from dpex.autotune.constants import SHORTEST_WINDOW_S
 from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.types import Sample
-from dpex.measure.consumer_time import EngineLook
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.samples import MachineSample
 from dpex.system.machine import OTHERS_EVERY_S, OTHERS_FIRST_S
 from dpex.system.run_queue import Queued
@@ -54,7 +55,8 @@ class Tuning:
             self._windows.forget(self._engine)
             self._windows.shorten()
             self._engine = self._rank.engine
-        found = self._windows.turn([(self._engine, self._rank.look())], self._simulator.ticks(self._rank.trainer_cpu_s))
+        look = EngineLook(reading_of(self._rank, self._simulator))
+        found = self._windows.turn([(self._engine, look)], self._simulator.ticks(self._rank.trainer_cpu_s))
         if isinstance(found, float):
             self._loop.after(found, self._turn)
             return
@@ -66,12 +68,12 @@ class Tuning:
         self._windows.go_on(sample, self._interval_s, is_changed=decision is not None)
         self._loop.after(self._windows.pause_s, self._turn)
 
-    def _queues(self, look: EngineLook) -> Queued:
+    def _queues(self, reading: Reading) -> Queued:
         """Run queues, as the kernel would tell them; the training process has no other thread at work."""
         if not self._simulator.world.knows_queue:
             return Queued()
         trainer = self._rank.trainer
-        workers = {_WORKERS: {_WORKERS: self._rank.local.ran}} if look.local.running else {}
+        workers = {_WORKERS: {_WORKERS: self._rank.local.ran}} if reading.local.running else {}
         return Queued(by_pid=workers, here={_TRAINER: trainer}, trainer=trainer)
 
     # -- what is measured ----------------------------------------------------------------------------------------------

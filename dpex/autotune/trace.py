@@ -19,7 +19,7 @@ from typing import Any
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import Settings
 
 FORMAT = "dpex-trace"

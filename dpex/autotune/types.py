@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 

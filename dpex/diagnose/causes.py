@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import INLINE
 
 Seconds = Mapping[str, float]

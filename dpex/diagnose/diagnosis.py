@@ -18,7 +18,7 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.reading import Sums
+from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
 from dpex.system.machine import private_bytes
@@ -146,7 +146,7 @@ def diagnose(facts: Facts) -> Diagnosis:
 # -- from a loader's counts --------------------------------------------------------------------------------------------
 
 
-def facts_of(account: Sums, subject: Subject) -> Facts:
+def facts_of(account: Reading, subject: Subject) -> Facts:
     """Return the counts of a loader and its unmeasured facts as one value."""
     cpus = max(0.5, usable_cpus() / parts_of_machine(os.environ, account.sharing_ranks))
     return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
@@ -160,7 +160,7 @@ class DiagnosisSource:
     subject: Subject
     tuner: Tuner | None = None
 
-    def diagnose(self, account: Sums | None = None) -> Diagnosis:
+    def diagnose(self, account: Reading | None = None) -> Diagnosis:
         """Conclude from these counts, or from all in the book. Takes 2 ms of CPU, and 1 ms per worker that runs."""
         found = account or self.book.read()
         subject = replace(self.subject, private_bytes=private_bytes(found.pids))

@@ -14,17 +14,16 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision
 from dpex.diagnose.copies import HeldObjects
 from dpex.measure.batch_times import COLLATE, WITHIN
-from dpex.measure.reading import CallSums, PoolReading, Sums
+from dpex.measure.pool_reading import CallSums, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import counter
 from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.settings import LOCAL, REMOTE
 
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
 _KNOWN = 0.5
 """Part of a pool's work of which run queues must be known, to take the rest to be alike."""
-_NO_POOL = PoolReading()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Sums, Subject):
+class Facts(Reading, Subject):
     """The measurements of a loader: its counts, its unmeasured facts, and the CPUs.
 
     Attributes:
@@ -112,11 +111,6 @@ class Facts(Sums, Subject):
     cpus: float = 1.0
 
     # -- the training loop ---------------------------------------------------------------------------------------------
-
-    @property
-    def wait_ratio(self) -> float:
-        """The wait: the share of wall time that the training loop spent in ``next()``, 0 to 1."""
-        return (self.wait_s + self.transfer_s) / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def rate(self) -> float:
@@ -176,23 +170,22 @@ class Facts(Sums, Subject):
     # -- workers -------------------------------------------------------------------------------------------------------
 
     @property
-    def local(self) -> int:
+    def local_workers(self) -> int:
         """Workers on this machine.
 
         Those that start serve in a moment, and a pass may end before: they count, as one batch was all that was wanted.
         """
-        pool = self.pools.get(LOCAL, _NO_POOL)
-        return max(pool.running, pool.requested)
+        return max(self.local.running, self.local.requested)
 
     @property
-    def remote(self) -> int:
+    def remote_workers(self) -> int:
         """Workers on the cluster."""
-        return self.pools.get(REMOTE, _NO_POOL).running
+        return self.remote.running
 
     @property
     def workers(self) -> int:
         """Workers of both pools."""
-        return self.local + self.remote
+        return self.local_workers + self.remote_workers
 
     @property
     def at_once(self) -> int:
@@ -238,9 +231,8 @@ class Facts(Sums, Subject):
     def nodes(self) -> dict[str, PoolReading]:
         """The cluster's machines, and this one where it makes batches beside them."""
         found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
-        here = self.pools.get(LOCAL, _NO_POOL)
-        if found and here.tickets:
-            found["this machine"] = here
+        if found and self.local.tickets:
+            found["this machine"] = self.local
         return found
 
     @property
@@ -280,7 +272,7 @@ def _calls(pool: PoolReading) -> Iterator[CallFacts]:
 
 
 def _gaps(facts: Facts) -> Iterator[str]:
-    local, remote = (facts.pools.get(name, _NO_POOL) for name in (LOCAL, REMOTE))
+    local, remote = facts.local, facts.remote
     if facts.note and not facts.batches:
         yield facts.note
     if facts.gpu_running_stall_s is None:

@@ -15,8 +15,8 @@ from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
-from dpex.measure.reading import PoolReading
 from dpex.measure.settings import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def failures(facts: Facts) -> Iterator[str]:
         yield f"{who} could not be loaded, and other samples have the places.{latest}"
     for why in facts.failed_nodes[-_NODES:]:
         yield f"{why[:1].upper()}{why[1:]}"
-    pool = facts.pools.get(LOCAL, PoolReading())
-    if told := warning(facts.held, pool.running, facts.private_bytes):
+    if told := warning(facts.held, facts.local.running, facts.private_bytes):
         yield told
 
 

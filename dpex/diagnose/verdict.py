@@ -217,7 +217,7 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
 
 def _each_batch(facts: Facts, cause: str) -> str:
     """Return the training loop's time for each batch, and the workers that it is spent on."""
-    to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote else ""
+    to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote_workers else ""
     return f"{1e3 * facts.causes.get(cause, 0.0) / max(1, facts.batches):.2g} ms per batch{to_cluster}"
 
 

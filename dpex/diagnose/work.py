@@ -12,7 +12,7 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.hot_calls import hot_calls
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
 FULL = 0.9
@@ -32,7 +32,7 @@ _LEAST, _BY_LOAD = 0.04, 0.15
 
 
 def present(facts: Facts) -> Settings:
-    return Settings(local=facts.local, remote=facts.remote, prefetch=max(1, facts.prefetch))
+    return Settings(local=facts.local_workers, remote=facts.remote_workers, prefetch=max(1, facts.prefetch))
 
 
 def later_batches(facts: Facts) -> int:

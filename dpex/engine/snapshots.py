@@ -1,5 +1,4 @@
-"""Readings of an engine: for the user (`stats`), the tuner (`look`), metrics (`sums`), and `IteratorCounters` for the
-diagnosis.
+"""Readings of an engine (`EngineView.reading`), and `IteratorCounters`, which adds the machine for the diagnosis.
 
 Any thread may ask; nothing here waits for the consumer or takes its lock, so a value may be from the middle of a
 change, right to within the moment that passes meanwhile.
@@ -21,15 +20,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dpex.measure.batch_times import PoolTimes
-from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
+from dpex.measure.consumer_time import STARTUP, Tally
 from dpex.measure.ledger import LastReading, Ledger
-from dpex.measure.reading import PoolReading, Sums
-from dpex.measure.settings import INLINE, LOCAL, REMOTE, WORKER_POOLS
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.settings import INLINE, LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import run_queue
 from dpex.system.clock import monotonic
 from dpex.system.cpus import cgroup_cpus, parts_of_machine
-from dpex.system.gpu.stall import GpuSteps
 from dpex.system.machine import cpu_used
 from dpex.system.run_queue import RunQueueTimes
 
@@ -55,26 +54,12 @@ class EngineView:
         self._tally = tally
 
     def stats(self) -> LoaderStats:
-        tally, schedule = self._tally, self._state.schedule
-        return LoaderStats(
-            epoch=max(0, self._state.epoch),
-            batches=tally.batches,
-            prefetch=schedule.prefetch,
-            in_flight=schedule.in_flight,
-            ready=schedule.ready,
-            batch_bytes=self._state.rules.nbytes,
-            ready_bytes=schedule.ready * self._state.rules.nbytes,
-            wait_s=tally.inside_s,
+        tally = self._tally
+        found = self.reading(0, Reading())
+        return LoaderStats.of(
+            found,
             busy_s=max(0.0, tally.inside_s - tally.blocked_s - tally.first_blocked_s),
-            straggler_s=tally.straggler_s,
-            work_s=tally.work_s,
             first_batch_s=tally.first_batch_s,
-            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
-            deaths=self._state.failures.deaths.total(),
-            remade=self._state.failures.remade,
-            late=self._state.late.made_again,
-            failed_samples=self._pools.sample_errors.count,
-            pools={name: self._pool(pool) for name, pool in dict(self._pools.by_name).items()},
         )
 
     def _pool(self, pool: WorkerPool) -> PoolReading:
@@ -91,65 +76,55 @@ class EngineView:
             failed_nodes=tuple(counts.failed.values()),
         )
 
-    def look(self, *, resizing: bool, thread: int) -> EngineLook:
-        now, pools, schedule = monotonic(), dict(self._pools.by_name), self._state.schedule
-        steps = self._plan.gpu.steps if self._plan.gpu is not None else GpuSteps()
+    def look(self, found: Reading, *, resizing: bool) -> EngineLook:
+        """Return a reading with what else the tuner must know."""
+        pool = self._pools.by_name.get(LOCAL)
+        most = None if pool is None else pool.counts.most
         return EngineLook(
-            at=now,
-            epoch=max(0, self._state.epoch),
-            times=self._tally.times(now),
-            settings=self._state.placement.settings,
+            reading=found,
             resizing=resizing,
             refused=self._pools.refused,
-            away_s=self._tally.away_s(now),
-            ready=schedule.ready,
-            in_flight=schedule.in_flight,
-            batch_bytes=self._state.rules.nbytes,
-            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
-            gpu_steps=steps.number,
-            gpu_step_s=steps.seconds,
-            feed_wait_s=0.0 if self._plan.feed is None else self._plan.feed.wait_s,
-            thread=thread,
-            local=self._pool(pools[LOCAL]) if LOCAL in pools else PoolReading(),
-            remote=self._pool(pools[REMOTE]) if REMOTE in pools else PoolReading(),
-            pids=_pids(pools.get(LOCAL)),
-            most_local=_most(pools.get(LOCAL)),
-            pass_batches=self._plan.pass_batches,
-            start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
-            starts_anew=self._plan.starts_anew,
-            lanes=self._plan.lanes,
+            most_local=None if pool is None or most is None else (most, pool.counts.why_most),
         )
 
-    def sums(self, thread: int, reading: Sums) -> Sums:
-        """Return all counts. ``reading``: the counts of the engine whose samples this one decodes."""
-        read = list(reading.pools.values())
-        state, tally, pools, gpu = self._state, self._tally, dict(self._pools.by_name), self._plan.gpu
+    def reading(self, thread: int, read: Reading) -> Reading:
+        """Return all counts. ``read``: those of the engine whose samples this one decodes."""
+        now, readers = monotonic(), list(read.pools.values())
+        plan, state, tally, pools = self._plan, self._state, self._tally, dict(self._pools.by_name)
+        schedule = state.schedule
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
-        feed, pinner = self._plan.feed, self._plan.pinner
+        feed, pinner, gpu = plan.feed, plan.pinner, plan.gpu
         pinned = {"h2d": 0 if pinner is None else pinner.copied_bytes}
         if feed is not None:
             pinned = {"h2d": feed.staged_bytes, "device": feed.copied_bytes}
-        return tally.sums(
-            monotonic(),
+        return Reading(
+            **tally.counts(now),
+            **({} if feed is None else feed.counts()),
+            **({} if gpu is None else gpu.counts()),
+            at=now,
+            epoch=max(0, state.epoch),
             passes=max(1, state.epoch + 1),
-            errors=dict(self._tally.errors),
-            remade=state.failures.remade,
-            late=state.late.made_again,
-            moved_bytes={"shm": local.nbytes, "network": remote.nbytes, **pinned},
-            pools={name: self._pool(pool) for name, pool in pools.items()},
-            ready=state.schedule.ready,
-            prefetch=state.schedule.prefetch,
+            settings=state.placement.settings,
+            prefetch=schedule.prefetch,
+            ready=schedule.ready,
+            in_flight=schedule.in_flight,
             is_capped=state.rules.is_capped,
             batch_bytes=state.rules.nbytes,
-            **({} if feed is None else feed.sums()),
-            gpu_stall_s=gpu.total_s if gpu is not None else None,
-            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
+            remade=state.failures.remade,
+            late=state.late.made_again,
+            errors=dict(tally.errors),
             slow_samples=self._pools.slow_samples.found(),
             failed_samples=self._pools.sample_errors.count,
             latest_failed=tuple(self._pools.sample_errors.latest),
-            read_s=sum(pool.busy_s for pool in read),
-            read_cpu_s=sum(pool.cpu_s for pool in read),
-            pids=_pids(pools.get(LOCAL)) + reading.pids,
+            pass_batches=plan.pass_batches,
+            start_s=tally.causes[STARTUP] if tally.batches else 0.0,
+            starts_anew=plan.starts_anew,
+            lanes=plan.lanes,
+            moved_bytes={"shm": local.nbytes, "network": remote.nbytes, **pinned},
+            pools={name: self._pool(pool) for name, pool in pools.items()},
+            read_s=sum(pool.busy_s for pool in readers),
+            read_cpu_s=sum(pool.cpu_s for pool in readers),
+            pids=_pids(pools.get(LOCAL)) + read.pids,
             thread=thread,
         )
 
@@ -158,17 +133,13 @@ def _pids(pool: WorkerPool | None) -> tuple[int, ...]:
     return tuple(h.pid for h in getattr(pool, "handles", ()) if h.pid and h.exitcode is None)
 
 
-def _most(pool: WorkerPool | None) -> tuple[int, str] | None:
-    return None if pool is None or pool.counts.most is None else (pool.counts.most, pool.counts.why_most)
-
-
 # -- counts of one loader, for its diagnosis ---------------------------------------------------------------------------
 
 
 class CounterSource(Protocol):
     """An iterator's engine, as `IteratorCounters` reads it."""
 
-    def sums(self) -> Sums:
+    def reading(self) -> Reading:
         """Return the counts so far. Any thread may call it."""
 
 
@@ -180,16 +151,16 @@ class _Baseline(NamedTuple):
     cpu_s: float
     queued: run_queue.Queued
     used: tuple[float, float] | None
-    past: Sums = Sums()
+    past: Reading = Reading()
     is_resting: bool = False
 
 
-def _of_machine(found: Sums) -> dict[str, Any]:
+def _of_machine(found: Reading) -> dict[str, Any]:
     names = ("trainer_cpu_s", "trainer_queued_s", "others_s", "others_over_s")
     return {name: getattr(found, name) for name in names}
 
 
-class IteratorCounters(LastReading[Sums]):
+class IteratorCounters(LastReading[Reading]):
     """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it.
 
     The iterator of persistent workers has many passes. Between two of them its counters may `rest`.
@@ -197,11 +168,11 @@ class IteratorCounters(LastReading[Sums]):
 
     def __init__(self, source: CounterSource) -> None:
         super().__init__(partial(self._measured, source))
-        self._base = Sums()
+        self._base = Reading()
         self._thread = threading.get_native_id()
-        self._from = self._baseline(Sums())
+        self._from = self._baseline(Reading())
 
-    def read(self) -> Sums:
+    def read(self) -> Reading:
         """Return the counts since this was made, or since `restart`."""
         return super().read().since(self._base)
 
@@ -212,7 +183,7 @@ class IteratorCounters(LastReading[Sums]):
         """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
         base = self._from
         if not base.is_resting and monotonic() - base.at >= REST_S:
-            self._from = base._replace(past=Sums(**_of_machine(super().read())), is_resting=True)
+            self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
 
     def wake(self) -> None:
         """Count the machine again: a pass begins."""
@@ -220,25 +191,25 @@ class IteratorCounters(LastReading[Sums]):
         if base.is_resting:
             self._from = self._baseline(super().read())._replace(past=base.past)
 
-    def _baseline(self, found: Sums) -> _Baseline:
+    def _baseline(self, found: Reading) -> _Baseline:
         queued = run_queue.look((), found.thread or self._thread)
         return _Baseline(monotonic(), found.wall_s, time.process_time(), queued, _used(found.pids))
 
-    def _measured(self, source: CounterSource) -> Sums:
+    def _measured(self, source: CounterSource) -> Reading:
         """Return the counts, with the CPU time of this process and its workers.
 
         CPU time between two passes is subtracted in proportion, unless the counters rest there.
         """
-        found, base = source.sums(), self._from
+        found, base = source.reading(), self._from
         lived_s = max(1e-6, monotonic() - base.at)
         part = min(1.0, max(0.0, found.wall_s - base.wall_s) / lived_s)
         found = replace(found, trainer_cpu_s=(time.process_time() - base.cpu_s) * part)
         if base.is_resting or lived_s >= SHORT_S:
             found = self._with_queues(self._with_others(found, base, lived_s), base, part)
-        past = _of_machine(base.past if base.is_resting else base.past.plus(Sums(**_of_machine(found))))
+        past = _of_machine(base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found))))
         return replace(found, **past)
 
-    def _with_others(self, found: Sums, base: _Baseline, lived_s: float) -> Sums:
+    def _with_others(self, found: Reading, base: _Baseline, lived_s: float) -> Reading:
         """Add the CPU time of other programs, if it is known."""
         used = _used(found.pids)
         if used is None or base.used is None:
@@ -247,7 +218,7 @@ class IteratorCounters(LastReading[Sums]):
         others_s = max(0.0, used[0] - base.used[0] - (used[1] - base.used[1]) * parts)
         return replace(found, others_s=others_s / parts, others_over_s=lived_s)
 
-    def _with_queues(self, found: Sums, base: _Baseline, part: float) -> Sums:
+    def _with_queues(self, found: Reading, base: _Baseline, part: float) -> Reading:
         """Add the time on run queues, of the training thread and of the processes that make batches."""
         queued = run_queue.look(found.pids, found.thread or self._thread)
         ran = queued.since(base.queued)
@@ -287,7 +258,7 @@ class LoaderCounters:
         self._iterators.add(counters)
         return counters
 
-    def read(self) -> Sums:
+    def read(self) -> Reading:
         return self._iterators.read()
 
     def rest(self) -> None:
@@ -306,6 +277,6 @@ class LoaderCounters:
             counters.restart()
 
 
-def _one_after_the_other(past: Sums, counters: Sums) -> Sums:
+def _one_after_the_other(past: Reading, counters: Reading) -> Reading:
     """Levels are those of the latest iterator that got a batch."""
     return past.then(counters) if counters.batches else counters.then(past)

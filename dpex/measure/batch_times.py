@@ -1,8 +1,8 @@
 """The record of a batch's times, from the worker that makes it, and the sum over the batches of a pool. PURE.
 
 A worker fills in a `BatchTimes` and sends it with the batch. `PoolTimes` adds the records of a pool up, and
-`dpex.measure.reading.PoolReading` holds the sums. To count something else per batch: add a field to `BatchTimes` and a
-counter of the same name to `PoolReading`, and set it where the worker measures it (`dpex.worker.fetch`).
+`dpex.measure.pool_reading` has the sums. To count something else per batch, add a field to `BatchTimes` and a counter
+of the same name to `PoolReading`, and set it where the worker measures it (`dpex.worker.fetch`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dpex.measure.reading import LINK, STEP_BUCKETS, CallSums, PoolReading
+from dpex.measure.pool_reading import LINK, STEP_BUCKETS, CallSums, PoolReading
 
 CallRow = tuple[str, int, float, float, int]
 """A call: its path, and the fields of `CallSums` in their order."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.reading import LINK, STAGES, PoolReading, Sums
+from dpex.measure.pool_reading import LINK, STAGES, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import Record, Unit
 from dpex.measure.settings import KNOBS, POOLS, REMOTE, WORKER_POOLS
 
@@ -118,7 +119,7 @@ def _declared(record: type[Record]) -> Iterator[Metric]:
     for field, one in record.declared().items():
         if not one.how_to_read:
             continue
-        group: Group = "consumer" if record is Sums else "network" if field in LINK else "workers"
+        group: Group = "consumer" if record is Reading else "network" if field in LINK else "workers"
         labels = {"consumer": (), "network": (CLUSTER, MACHINE), "workers": (_OTHER_POOLS.get(field, WORKER_POOL),)}
         inner = (_BY_NAME[field],) if field in _BY_NAME else ()
         yield Metric(group, one.metric, (LOADER, *labels[group], *inner), one.how_to_read, one.help, one.buckets)
@@ -186,5 +187,5 @@ _OTHERS: tuple[Metric, ...] = (
 )
 # fmt: on
 
-METRICS = (*_declared(Sums), *_declared(PoolReading), *_OTHERS)
+METRICS = (*_declared(Reading), *_declared(PoolReading), *_OTHERS)
 BY_NAME = {metric.name: metric for metric in METRICS}

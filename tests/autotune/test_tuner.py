@@ -102,7 +102,7 @@ def test_the_next_epoch_begins_with_what_was_learnt() -> None:
         tuner = loader._runtime.tuner
         loader.resize(local=tuner.settings.local + 1)  # it changes no more
         again = iter(loader)
-        assert engine_of(again).look().settings.local == tuner.settings.local > cold_start().local + 1
+        assert engine_of(again).reading().settings.local == tuner.settings.local > cold_start().local + 1
         assert loader.num_workers == int(loader.num_workers)  # what frameworks see does not move
 
 
@@ -214,7 +214,7 @@ def test_tuning_goes_on_when_only_the_iterator_is_left() -> None:
     gc.collect()
     assert gone() is None
     for _ in iterator:
-        if engine_of(iterator).look().local.running > 8:
+        if engine_of(iterator).reading().local.running > 8:
             break
     del iterator, _
     gc.collect()
@@ -266,22 +266,21 @@ def test_an_engine_shows_where_time_went() -> None:
     loader = DpexDataLoader(Augmented(40, 0.005), batch_size=2, num_workers=2, seeding="batch")
     iterator = iter(loader)
     next(iterator)
-    first = engine_of(iterator).look()
-    assert first.times.batches == 0
+    assert engine_of(iterator).reading().later_batches == 0
     for _ in range(9):
         next(iterator)
-    look = engine_of(iterator).look()
-    pool = look.local
-    assert look.times.batches == 9
+    reading = engine_of(iterator).reading()
+    pool = reading.local
+    assert reading.later_batches == 9
     assert pool.tickets >= 9
     assert 0.01 * pool.tickets <= pool.busy_s
     assert 0 < pool.cpu_s < pool.busy_s
     assert len(pool.services_s) == pool.tickets
-    assert look.times.wait_s > 0
-    assert look.times.busy_s > 0
+    assert reading.blocked_s > 0
+    assert reading.next_busy_s > 0
     list(iterator)
-    ended = engine_of(iterator).look().times
-    assert engine_of(iterator).look().times == ended  # the time after the last batch is not the work's
+    ended = engine_of(iterator).reading()
+    assert engine_of(iterator).reading().seconds == ended.seconds  # the time after the last batch is not the work's
 
 
 def test_busy_time_is_that_of_the_cpus_in_use(tmp_path: Path) -> None:

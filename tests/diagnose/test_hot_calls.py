@@ -17,7 +17,7 @@ from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, sentence
 from dpex.measure import sampling
-from dpex.measure.reading import CallSums, PoolReading
+from dpex.measure.pool_reading import CallSums, PoolReading
 from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Dear, Transformed
 from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, facts, pool

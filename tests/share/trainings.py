@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from waiting import PATIENCE_S
 
 from dpex import DpexDataLoader
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.options import WorkerConfig
 
 LARGE = 3000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.types import Sample
 from dpex.measure.batch_times import RECENT
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import WORKER_POOLS
 
 

@@ -30,8 +30,8 @@ from dpex.autotune.runtime.trace_file import recorder
 from dpex.autotune.runtime.windows import MeasurementWindows, Window
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample
-from dpex.measure.consumer_time import EngineLook
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import EngineLook
 from dpex.measure.samples import GpuUse, MachineSample
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
@@ -207,12 +207,12 @@ class Tuner:
         if self._began_at is None:
             self._began_at = self._looked_for_room_at = self._clock()
         cpu_s = time.process_time()
-        looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
-        window = self._windows.turn(looks, cpu_s)
+        numbered = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
+        window, looks = self._windows.turn(numbered, cpu_s), [look for _, look in numbered]
         if isinstance(window, float):
-            self._keep_place([look for _, look in looks])
+            self._keep_place(looks)
             return window
-        self._step(window.after.look, self._sample(window))
+        self._step(looks, self._sample(window))
         return self._windows.pause_s
 
     def _elapsed_s(self) -> float:
@@ -220,12 +220,11 @@ class Tuner:
         return 0.0 if self._began_at is None else self._clock() - self._began_at
 
     def _sample(self, window: Window) -> Sample:
-        look = window.after.look
         sample = window.sample(self._began_at or 0.0, self.settings)
         return replace(
             sample,
             remote=self._with_room(sample),
-            machine=self._machine_sample(look, window),
+            machine=self._machine_sample(window),
             gpu_busy=self._gpu_busy(sample),
         )
 
@@ -237,20 +236,22 @@ class Tuner:
             self.gpu_use = (self.gpu_use or GpuUse()).plus(window)
         return busy
 
-    def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:
+    def _machine_sample(self, window: Window) -> MachineSample:
         """The machine, with the part of its free memory that is this rank's, or its group's.
 
         All ranks see the same free memory and grow at the same time. The trainer keeps a part for itself.
         """
         assert self._machine is not None
-        machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running, look.local.sharing_ranks)
+        found = window.after.reading
+        local = found.local
+        machine = self._machine.sample(found.pids, window.trainer_cpu_s, local.running, local.sharing_ranks)
         free = machine.memory_free
         if free is not None:
-            workers = look.local.running + look.remote.running
-            batches = look.ready + min(look.in_flight, workers)
-            held = batches * look.batch_bytes + look.local.requested * machine.worker_bytes
+            workers = local.running + found.remote.running
+            batches = found.ready + min(found.in_flight, workers)
+            held = batches * found.batch_bytes + local.requested * machine.worker_bytes
             free = int(
-                self.config.memory_share * (free / parts_of_machine(os.environ, look.local.sharing_ranks) + held) - held
+                self.config.memory_share * (free / parts_of_machine(os.environ, local.sharing_ranks) + held) - held
             )
         return replace(machine, memory_free=free, trainer_queued_s=window.trainer_queued_s)
 
@@ -281,7 +282,8 @@ class Tuner:
         is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S
         if self._room is None or not self._limits.remote or not looks or not is_due:
             return
-        requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
+        far = [look.reading.remote for look in looks]
+        requested, running = sum(pool.requested for pool in far), sum(pool.running for pool in far)
         self._look_for_room(self._wanted(requested, running), self._elapsed_s())
 
     def _wanted(self, requested: int, running: int) -> RoomWanted:
@@ -292,8 +294,8 @@ class Tuner:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _step(self, look: EngineLook, sample: Sample) -> None:
-        if self._learn(look):
+    def _step(self, looks: Sequence[EngineLook], sample: Sample) -> None:
+        if any(self._learn(look) for look in looks):
             return
         law = self._law
         decision = law.step(sample)
@@ -304,7 +306,7 @@ class Tuner:
     def _learn(self, look: EngineLook) -> bool:
         """Take in limits that were met; return True if another law decides now."""
         if look.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
-            local, why = look.settings.local, f"there can be no remote workers: {look.refused}"
+            local, why = look.reading.settings.local, f"there can be no remote workers: {look.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
             return True
         if look.most_local is not None and self._is_news(look.most_local[0]):

@@ -31,9 +31,10 @@ from dpex.autotune.constants import (
     WINDOW_PATIENCE,
 )
 from dpex.autotune.types import Sample
-from dpex.measure.consumer_time import EngineLook
+from dpex.measure.batch_times import RECENT
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import remainder
-from dpex.measure.reading import PoolReading
+from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.settings import Settings
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
@@ -43,31 +44,32 @@ from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 class WindowMark:
     """A reading of an engine, with this process's CPU seconds and times on run queues."""
 
-    look: EngineLook
+    reading: Reading
     cpu_s: float
     queued: run_queue.Queued
 
-    def seconds_to(self, look: EngineLook) -> float:
+    def seconds_to(self, reading: Reading) -> float:
         """The consumer's, until then."""
-        return look.times.seconds - self.look.times.seconds
+        return reading.seconds - self.reading.seconds
 
-    def batches_to(self, look: EngineLook) -> int:
+    def batches_to(self, reading: Reading) -> int:
         """Batches that the consumer got until then."""
-        return look.times.batches - self.look.times.batches
+        return reading.later_batches - self.reading.later_batches
 
-    def progress_to(self, look: EngineLook) -> tuple[int, float]:
+    def progress_to(self, reading: Reading) -> tuple[int, float]:
         """Batches and seconds until then."""
-        return self.batches_to(look), self.seconds_to(look)
+        return self.batches_to(reading), self.seconds_to(reading)
 
-    def is_slower_to(self, look: EngineLook, base: WindowMark) -> bool:
+    def is_slower_to(self, reading: Reading, base: WindowMark) -> bool:
         """Return True if all batches that local workers made until then took far longer than those since ``base``."""
-        before, since = self.look.local.since(base.look.local), look.local.since(self.look.local)
+        before = self.reading.local.since(base.reading.local)
+        latest_s = reading.local.since(self.reading.local).services_s[-RECENT:]
         mean_s = before.busy_s / max(1, before.tickets)
-        return len(since.services_s) > 1 and min(since.services_s) > CONSTANTS.apart * mean_s > 0.0
+        return len(latest_s) > 1 and min(latest_s) > CONSTANTS.apart * mean_s > 0.0
 
-    def waited_to(self, look: EngineLook) -> float:
+    def waited_to(self, reading: Reading) -> float:
         """Share of its time until then that the consumer waited; 0 to 1."""
-        return (look.times.wait_s - self.look.times.wait_s) / max(1e-9, self.seconds_to(look))
+        return (reading.blocked_s - self.reading.blocked_s) / max(1e-9, self.seconds_to(reading))
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Window:
     @property
     def trainer_cpu_s(self) -> float:
         """CPU time of this process, without the part that fell between two passes."""
-        base, look = self.before.look, self.after.look
-        part = min(1.0, (look.times.seconds - base.times.seconds) / max(1e-6, look.at - base.at))
+        base, found = self.before.reading, self.after.reading
+        part = min(1.0, (found.seconds - base.seconds) / max(1e-6, found.at - base.at))
         return remainder(self.after.cpu_s, self.before.cpu_s) * max(0.0, part)
 
     @property
@@ -96,27 +98,24 @@ class Window:
 
     def sample(self, began_at: float, settings: Settings) -> Sample:
         """Return the window under settings that began at ``began_at``, without machine, cluster and GPU."""
-        base, look = self.before.look, self.after.look
-        loop = look.times.since(base.times)
+        found = self.after.reading.since(self.before.reading)
         # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
-        return loop.narrowed(
+        return found.narrowed(
             Sample,
-            at=look.at - began_at,
-            settings=replace(settings, local=look.settings.local, remote=look.settings.remote),
-            epoch=look.epoch,
-            ready=look.ready,
-            in_flight=look.in_flight,
-            batch_bytes=look.batch_bytes,
-            pass_batches=look.pass_batches,
-            start_s=look.start_s,
-            starts_anew=look.starts_anew,
-            lanes=look.lanes,
-            gpu_stall_s=None if look.gpu_stall_s is None else remainder(look.gpu_stall_s, base.gpu_stall_s or 0.0),
-            gpu_steps=max(0, look.gpu_steps - base.gpu_steps),
-            gpu_step_s=remainder(look.gpu_step_s, base.gpu_step_s),
-            feed_wait_s=remainder(look.feed_wait_s, base.feed_wait_s),
-            local=with_queue(look.local.since(base.local), self.ran.workers),
-            remote=replace(look.remote.since(base.remote), queued_s=0.0, queue_known_s=0.0),
+            at=found.at - began_at,
+            seconds=found.seconds,
+            settings=replace(settings, local=found.settings.local, remote=found.settings.remote),
+            batches=found.later_batches,
+            wait_s=found.blocked_s,
+            busy_s=found.next_busy_s,
+            work_s=found.stepping_s,
+            steps=found.step_count,
+            steps_s=found.stepped_s,
+            gpu_stall_s=found.gpu_running_stall_s,
+            gpu_step_s=found.gpu_steps_s,
+            feed_wait_s=found.feed_wait_s or 0.0,
+            local=with_queue(found.local, self.ran.workers),
+            remote=replace(found.remote, queued_s=0.0, queue_known_s=0.0),
         )
 
 
@@ -125,9 +124,9 @@ def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
     return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
 
 
-def kernel_queues(look: EngineLook) -> run_queue.Queued:
+def kernel_queues(reading: Reading) -> run_queue.Queued:
     """Return the run queues of an engine's processes and of the training thread."""
-    return run_queue.look(look.pids, look.thread)
+    return run_queue.look(reading.pids, reading.thread)
 
 
 class MeasurementWindows:
@@ -136,7 +135,7 @@ class MeasurementWindows:
     May be used from several threads. length_s: how long the present one is to be. queues: asked at each end of one.
     """
 
-    def __init__(self, queues: Callable[[EngineLook], run_queue.Queued] = kernel_queues) -> None:
+    def __init__(self, queues: Callable[[Reading], run_queue.Queued] = kernel_queues) -> None:
         self.length_s: float = SHORTEST_WINDOW_S
         self._queues = queues
         self._bases: dict[int, WindowMark] = {}
@@ -198,71 +197,72 @@ class MeasurementWindows:
         there = {number for number, _ in looks}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
-        moved = [(number, look) for number, look in looks if self._has_base(number, look, cpu_s)]
+        moved = [(number, look.reading) for number, look in looks if self._has_base(number, look, cpu_s)]
         if not moved:
             return self.length_s
-        number, look = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
+        number, reading = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
         if self._starves_suddenly(looks, cpu_s):
             return self.length_s
         base = self._bases[number]
-        seconds, waiting = base.seconds_to(look), base.waited_to(look)
+        seconds, waiting = base.seconds_to(reading), base.waited_to(reading)
         if seconds < 0.98 * self.length_s:
             return min(GLANCE_S, max(SHORTEST_WINDOW_S / 5, self.length_s - seconds))
         least = WINDOW_BATCHES_IF_STARVING if waiting > SUDDEN else WINDOW_BATCHES
-        few = base.batches_to(look) < least and seconds < max(1.0, WINDOW_PATIENCE * self.length_s)
-        if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(look)):
+        few = base.batches_to(reading) < least and seconds < max(1.0, WINDOW_PATIENCE * self.length_s)
+        if few or reading.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(reading)):
             return min(GLANCE_S, max(SHORTEST_WINDOW_S / 2, self.length_s / 4))
         for other, its_look in looks:
-            self._bases[other] = self._mark(its_look, cpu_s)
+            self._bases[other] = self._mark(its_look.reading, cpu_s)
         self._waited = waiting
         return Window(base, self._bases[number])
 
-    def _mark(self, look: EngineLook, cpu_s: float) -> WindowMark:
-        return WindowMark(look, cpu_s, self._queues(look))
+    def _mark(self, reading: Reading, cpu_s: float) -> WindowMark:
+        return WindowMark(reading, cpu_s, self._queues(reading))
 
     def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]], cpu_s: float) -> bool:
         """Begin a window and return True if since the last glance the consumer waits, or batches take far longer."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
-        if any(look.at - self._glances[n].look.at < GLANCE_S / 2 for n, look in looks if n in self._glances):
+        now = [(number, look.reading) for number, look in looks]
+        if any(found.at - self._glances[n].reading.at < GLANCE_S / 2 for n, found in now if n in self._glances):
             return False
-        before, self._glances = self._glances, {number: self._mark(look, cpu_s) for number, look in looks}
-        known = [(before[number], self._bases[number], look) for number, look in looks if number in before]
-        if not any(then.waited_to(look) > SUDDEN or then.is_slower_to(look, base) for then, base, look in known):
+        before, self._glances = self._glances, {number: self._mark(found, cpu_s) for number, found in now}
+        known = [(before[number], self._bases[number], found) for number, found in now if number in before]
+        if not any(then.waited_to(found) > SUDDEN or then.is_slower_to(found, base) for then, base, found in known):
             return False
         for number in self._glances:
             if number in before:
-                self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.look.at)
+                self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.reading.at)
         self._waited, self.length_s = 1.0, SHORTEST_WINDOW_S
         return True
 
     def _has_base(self, number: int, look: EngineLook, cpu_s: float) -> bool:
         """Return True if a window of that engine is open; open one where it is missing or would mislead."""
-        entry = self._bases.get(number)
-        if entry is not None and entry.progress_to(look) < (0, 0.0):
+        entry, reading = self._bases.get(number), look.reading
+        if entry is not None and entry.progress_to(reading) < (0, 0.0):
             entry = None  # a number that is used again, for another engine
-        if entry is None or look.resizing or self._is_away(number, look, entry.look):
-            self._bases[number] = self._mark(look, cpu_s)
+        if entry is None or look.resizing or self._is_away(number, reading, entry.reading):
+            self._bases[number] = self._mark(reading, cpu_s)
             self._glances.pop(number, None)
             return False
         return True
 
-    def _is_away(self, number: int, look: EngineLook, base: EngineLook) -> bool:
+    def _is_away(self, number: int, reading: Reading, base: Reading) -> bool:
         """Return True if the consumer does, or did until now, something else than training."""
         left_at = self._away.get(number)
-        if left_at is not None and look.times.batches == left_at:
+        if left_at is not None and reading.later_batches == left_at:
             return True
-        if left_at is not None and base.times.batches == left_at:
+        if left_at is not None and base.later_batches == left_at:
             return True  # it has just come back
-        seldom = left_at is None or look.times.batches - left_at >= AWAY_APART
-        if seldom and look.away_s > max(AWAY_S, AWAY_STEPS * _step_s(look)):
-            self._away[number] = look.times.batches
+        seldom = left_at is None or reading.later_batches - left_at >= AWAY_APART
+        if seldom and reading.away_s > max(AWAY_S, AWAY_STEPS * _step_s(reading)):
+            self._away[number] = reading.later_batches
             return True
         return False
 
 
-def _step_s(look: EngineLook) -> float:
+def _step_s(reading: Reading) -> float:
     """Return the mean seconds of a step so far, without the present one."""
-    steps = look.times.batches
-    return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS
+    steps = reading.later_batches
+    return (reading.stepping_s - reading.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dpex.measure.batch_times import BatchTimes, PoolTimes, batch_times, made_on_node
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import REMOTE
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
 from dpex.pools.base import PoolCounts

@@ -31,7 +31,7 @@ from dpex._torch import collate as torch_collate
 from dpex.cache.dataset import caches_in
 from dpex.cache.files import hold_all
 from dpex.errors import DpexError
-from dpex.measure.reading import LINK, PoolReading
+from dpex.measure.pool_reading import LINK, PoolReading
 from dpex.pools.local.fork_server import ForkStarter, in_common, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool

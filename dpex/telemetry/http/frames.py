@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
-from dpex.measure.reading import PoolReading, Sums
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading, wait_ratio
 from dpex.measure.settings import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
 
@@ -35,7 +36,7 @@ Frame = Mapping[str, Any]
 """
 
 
-def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> Frame:
+def frame(number: int, at: float, seconds: float, before: Reading, after: Reading) -> Frame:
     """Return the frame between two readings."""
     new = after.since(before)
     pools = new.pools.values()
@@ -62,10 +63,10 @@ def frame(number: int, at: float, seconds: float, before: Sums, after: Sums) -> 
     }
 
 
-COLUMNS = tuple(frame(0, 0.0, 0.0, Sums(), Sums()))
+COLUMNS = tuple(frame(0, 0.0, 0.0, Reading(), Reading()))
 
 
-def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any]]:
+def machines(seconds: float, before: Reading, after: Reading) -> list[Mapping[str, Any]]:
     """Return the traffic from each machine that measures it, between two readings ``seconds`` apart.
 
     * ``bytes_per_s``: Bytes received per second.
@@ -73,7 +74,7 @@ def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any
     * ``round_trip_s``: Round-trip time of a packet.
     * ``loss``: Share of the bytes that were sent again, 0 to 1.
     """
-    then, now = (sums.pools.get(REMOTE, _NO_POOL).nodes for sums in (before, after))
+    then, now = (reading.pools.get(REMOTE, _NO_POOL).nodes for reading in (before, after))
     return [
         {
             "name": place,
@@ -90,13 +91,12 @@ def machines(seconds: float, before: Sums, after: Sums) -> list[Mapping[str, Any
 def summary(frames: Sequence[Frame]) -> Mapping[str, Any]:
     """Return shares and rates over these frames; None where the denominator is 0."""
     seconds = _sum(frames, "seconds")
-    spent_s = {state: _sum(frames, f"{state}_s") for state in STATES}
-    total_s = sum(spent_s.values())
+    work_s, total_s = _sum(frames, "work_s"), sum(_sum(frames, f"{state}_s") for state in STATES)
     stalls = [stall for one in frames if (stall := one["gpu_stall_s"]) is not None]
     linked_s = float(sum(one["links"] * one["seconds"] for one in frames))
     return {
         "seconds": round(seconds, 3),
-        **{f"{state}_ratio": _ratio(spent_s[state], total_s) for state in STATES},
+        "wait_ratio": round(wait_ratio(total_s - work_s, work_s), 4) if total_s else None,
         "gpu_stall_ratio": _ratio(min(sum(stalls), total_s), total_s) if stalls else None,
         "batches_per_second": _ratio(_sum(frames, "batches"), seconds),
         "samples_per_second": _ratio(_sum(frames, "samples"), seconds),

@@ -29,7 +29,7 @@ from dpex.diagnose import hot_calls, report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.readable import percent
-from dpex.measure.reading import Sums
+from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
@@ -121,9 +121,9 @@ class LoaderHistory:
 
     def __init__(self) -> None:
         self.case: DiagnosisSource | None = None
-        self._marks: deque[Sums] = deque(maxlen=KEEP // MARK_EVERY)
+        self._marks: deque[Reading] = deque(maxlen=KEEP // MARK_EVERY)
         self._frames: deque[tuple[Frame, str]] = deque(maxlen=KEEP)
-        self._before: tuple[Sums, float] | None = None
+        self._before: tuple[Reading, float] | None = None
         self._seen_at: dict[tuple[float, str], float] = {}
         self._decisions: Sequence[Decision] = ()
         self._ledger: LoaderMetrics | None = None
@@ -131,14 +131,14 @@ class LoaderHistory:
 
     def add(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
         """Append the frame that ends at Unix time ``at``, which is ``now`` by the monotonic clock."""
-        sums = ledger.sums()
-        before, then = self._before or (Sums(), now)
+        reading = ledger.reading()
+        before, then = self._before or (Reading(), now)
         if self._ledger is not ledger:  # a new loader has the name of one that ended
-            self._ledger, self._seen_at, before = ledger, {}, Sums()
-        one = frame(number, at, now - then, before, sums)
+            self._ledger, self._seen_at, before = ledger, {}, Reading()
+        one = frame(number, at, now - then, before, reading)
         self._frames.append((one, _compact(tuple(one.values()))))
-        self._machines = machines(now - then, before, sums)
-        self._before = (sums, now)
+        self._machines = machines(now - then, before, reading)
+        self._before = (reading, now)
         self._decisions = () if ledger.tuner is None else ledger.tuner.decisions
         for decision in self._decisions:
             self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
@@ -164,7 +164,7 @@ class LoaderHistory:
             waits = account.batch_waits.counted()
             self._marks.append(replace(account, pools=pools, batch_waits=waits))  # times of batches are not subtracted
 
-    def recent(self, account: Sums) -> Sums:
+    def recent(self, account: Reading) -> Reading:
         """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
         marks = list(self._marks)
         for index in range(len(marks) - 1, -1, -1):
@@ -200,28 +200,28 @@ class LoaderHistory:
     def _head_now(self) -> Mapping[str, Any]:
         assert self._ledger is not None
         assert self._before is not None
-        ledger, sums = self._ledger, self._before[0]
+        ledger, reading = self._ledger, self._before[0]
         now = summary(latest([one for one, _ in self._frames], NOW_S))
         decisions = list(enumerate(self._decisions, 1))[-MOST_DECISIONS:]
         return {
             "name": ledger.name,
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
-            "state": "empty" if not sums.batches else "running" if now["wait_ratio"] is not None else "idle",
+            "state": "empty" if not reading.batches else "running" if now["wait_ratio"] is not None else "idle",
             "tuned": ledger.tuner is not None,
-            "in_process": sums.pools.keys() == {INLINE},
-            "batches": sums.batches,
-            "samples": sums.samples,
+            "in_process": reading.pools.keys() == {INLINE},
+            "batches": reading.batches,
+            "samples": reading.samples,
             "now": now,
             "machines": self._machines,
-            "excluded": sums.pools[REMOTE].nodes_excluded if REMOTE in sums.pools else 0,
-            "cache": _cache(sums),
+            "excluded": reading.pools[REMOTE].nodes_excluded if REMOTE in reading.pools else 0,
+            "cache": _cache(reading),
             "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
         }
 
 
-def _cache(sums: Sums) -> Mapping[str, Any] | None:
+def _cache(reading: Reading) -> Mapping[str, Any] | None:
     """Return what a cache of samples has done and has; None if no sample came through one."""
-    pools = sums.pools.values()
+    pools = reading.pools.values()
     hits, misses = sum(pool.cache_hits for pool in pools), sum(pool.cache_misses for pool in pools)
     if not hits + misses:
         return None
@@ -229,8 +229,8 @@ def _cache(sums: Sums) -> Mapping[str, Any] | None:
         "hits": hits,
         "misses": misses,
         "saved_s": round(sum(pool.cache_saved_s for pool in pools), 3),
-        "memory_bytes": sums.cache_memory_bytes,
-        "disk_bytes": sums.cache_disk_bytes,
+        "memory_bytes": reading.cache_memory_bytes,
+        "disk_bytes": reading.cache_disk_bytes,
     }
 
 
@@ -368,6 +368,6 @@ class HistorySampler:
         return TimedDiagnosis(name=name, stretch=stretch, diagnosis=found, is_whole=seen is account, at=self._wall())
 
 
-def _workers(account: Sums) -> dict[str, int]:
+def _workers(account: Reading) -> dict[str, int]:
     """Return the number of running workers of each pool."""
     return {name: pool.running for name, pool in account.pools.items()}

@@ -4,7 +4,7 @@ import pytest
 
 from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
 from dpex.autotune.types import Sample
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 

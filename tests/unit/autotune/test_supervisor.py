@@ -12,7 +12,7 @@ from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import Header, Recorder
 from dpex.autotune.types import Decision, Reason, Sample
 from dpex.errors import OptionError
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 

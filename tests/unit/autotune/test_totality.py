@@ -16,7 +16,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Sample
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 

@@ -14,7 +14,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.trace import FORMAT, UNTOLD, VERSION, Header, Recorder, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 

@@ -16,8 +16,8 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, RoomFound, RoomWanted
-from dpex.measure.consumer_time import EngineLook, Times
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 from dpex.system.run_queue import Queued
@@ -57,7 +57,7 @@ class Loader:
         self.requests: list[Settings] = []
         self.odd: dict[str, Any] = {}
         self.credit = self.away_s = 0.0
-        self.times = Times(steps=0)
+        self.loop = Reading(step_count=0)
         self.pools = {"local": PoolReading(), "remote": PoolReading()}
 
     @property
@@ -70,21 +70,20 @@ class Loader:
 
     def look(self) -> EngineLook:
         busy = min(self.workers, self.prefetch)
-        look = EngineLook(
+        reading = replace(
+            self.loop,
             at=self.clock(),
-            epoch=0,
-            times=self.times,
             settings=self.settings,
-            resizing=False,
-            refused=None,
             away_s=self.away_s,
             ready=max(0, self.prefetch - busy) if self.rate >= 1.0 / self.step_s else 0,
             in_flight=busy,
             batch_bytes=BATCH_BYTES,
-            pids=(),
-            **{name: self._pool(name) for name in ("local", "remote")},
+            pools={name: self._pool(name) for name in ("local", "remote")},
         )
-        return replace(look, **self.odd)
+        odd = {name: value for name, value in self.odd.items() if name in Reading.declared()}
+        others = {name: value for name, value in self.odd.items() if name not in odd}
+        pools = {name: others.pop(name, pool) for name, pool in reading.pools.items()}
+        return EngineLook(replace(reading, pools=pools, **odd), **others)
 
     def _pool(self, name: str) -> PoolReading:
         count = getattr(self.settings, name)
@@ -103,10 +102,11 @@ class Loader:
         self.clock.advance(seconds)
         self.credit += min(self.rate, 1.0 / self.step_s) * seconds
         batches, self.credit = int(self.credit), self.credit % 1.0
-        steps = batches + (self.times.batches == 0 < batches)  # the first batch of a pass is not counted, its step is
+        steps = batches + (
+            self.loop.later_batches == 0 < batches
+        )  # the first batch of a pass is not counted, its step is
         work_s = seconds if self.rate * self.step_s >= 1.0 else min(seconds, steps * self.step_s)
-        ended = Times(batches=batches, wait_s=seconds - work_s, work_s=work_s, steps=steps, steps_s=steps * self.step_s)
-        self.times = self.times.plus(ended)
+        self._spend(batches, seconds - work_s, work_s, steps, steps * self.step_s)
         each_s = max(self.service_s, self.workers / self.shared if math.isfinite(self.shared) else 0.0)
         for name, pool in self.pools.items():
             made = batches * getattr(self.settings, name) // max(1, self.workers)
@@ -114,11 +114,14 @@ class Loader:
             times["services_s"] = (*pool.services_s, *[each_s] * made)[-64:]
             self.pools[name] = replace(pool, tickets=pool.tickets + made, **times)
 
+    def _spend(self, batches: int, wait_s: float, work_s: float, steps: int, stepped_s: float) -> None:
+        spent = {"later_batches": batches, "blocked_s": wait_s, "stepping_s": work_s, "stepped_s": stepped_s}
+        self.loop = self.loop.plus(Reading(**spent, step_count=steps))
+
     def work(self, batches: int, wait_s: float, work_s: float) -> None:
         """Let time pass in which the consumer gets batches, whatever the formulae say."""
         self.clock.advance(wait_s + work_s)
-        ended = Times(batches=batches, wait_s=wait_s, work_s=work_s, steps=batches, steps_s=work_s)
-        self.times = self.times.plus(ended)
+        self._spend(batches, wait_s, work_s, batches, work_s)
         self.away_s = 0.0 if batches or wait_s else self.away_s + work_s
         pool = self.pools["local"]
         self.pools["local"] = replace(pool, tickets=pool.tickets + batches, load_s=pool.load_s + 0.01 * batches)
@@ -233,7 +236,7 @@ def test_an_engine_that_replaces_another_has_its_own_windows(parts: Any) -> None
     tuner.turn()
     loader.work(1000, 5.0, 5.0)
     tuner.turn()
-    loader.times = Times()
+    loader.loop = Reading()
     for _ in range(20):
         loader.work(4, 0.05, 0.05)
         tuner.turn()
@@ -250,8 +253,8 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
 
     tuner.turn()
     for number, stall_s in enumerate((None, 0.0, 0.5, 1.5)):
-        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number}
-        loader.odd = {"gpu_stall_s": stall_s, "feed_wait_s": 0.1 * number, "ready": number % 2, **steps}
+        steps = {"gpu_steps": 40 * number, "gpu_steps_s": 0.8 * number}
+        loader.odd = {"gpu_running_stall_s": stall_s, "feed_wait_s": 0.1 * number, "ready": number % 2, **steps}
         loader.work(40, 0.6, 0.6)
         tuner.turn()
         tuner._gpus = Gpus()
@@ -577,10 +580,10 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
         {"start_s": math.nan, "starts_anew": True, "pass_batches": 3},
         {"start_s": math.inf, "starts_anew": True, "pass_batches": 3},
         {"ready": -4},
-        {"gpu_stall_s": math.nan, "gpu_steps": 5},
+        {"gpu_running_stall_s": math.nan, "gpu_steps": 5},
         {"local": PoolReading(requested=2, running=2, tickets=9, load_s=math.nan)},
         {"local": PoolReading(requested=2, running=2, tickets=9, load_s=-1.0, load_cpu_s=math.inf)},
-        {"times": Times(batches=50, wait_s=math.nan, work_s=1.0)},
+        {"later_batches": 50, "blocked_s": math.nan, "stepping_s": 1.0},
     ],
     ids=repr,
 )

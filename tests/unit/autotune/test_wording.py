@@ -10,7 +10,7 @@ from decisions import a_decision
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.wording import brought, decided, described, measured
 from dpex.autotune.types import Outcome, Sample
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 

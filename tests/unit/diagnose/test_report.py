@@ -14,7 +14,7 @@ from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.report import COLUMNS, sections, text
 from dpex.diagnose.report import page as html
-from dpex.measure.reading import CallSums, PoolReading
+from dpex.measure.pool_reading import CallSums, PoolReading
 from dpex.measure.sampling import FailedSample, SlowIndex
 from tests.unit.diagnose.test_verdict import PLANTED
 

@@ -12,7 +12,8 @@ from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import SURE, Verdict
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.reading import STAGES, PoolReading, Sums
+from dpex.measure.pool_reading import STAGES, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.samples import GpuUse
 
 N = 400
@@ -248,7 +249,7 @@ def test_workers_counts_starting_local_and_serving_remote_ones(
     pool_name: str, running: int, requested: int, workers: int
 ) -> None:
     """A script that looks at one batch ends the pass before all serve. On a cluster there may be no room for more."""
-    sums = Sums(batches=1, pools={pool_name: PoolReading(running=running, requested=requested)})
+    sums = Reading(batches=1, pools={pool_name: PoolReading(running=running, requested=requested)})
     assert facts_of(sums, Subject()).workers == workers
 
 

@@ -15,7 +15,7 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction, recommended
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.reading import CallSums
+from dpex.measure.pool_reading import CallSums
 from dpex.measure.settings import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
@@ -158,7 +158,7 @@ def test_the_rate_of_waiting_workers_scales_with_their_number() -> None:
 def test_the_present_setting_is_predicted_as_it_was_measured(name: str) -> None:
     measured = PLANTED[name][2]
     found = diagnose(measured).predict(
-        Settings(local=measured.local, remote=measured.remote, prefetch=measured.prefetch)
+        Settings(local=measured.local_workers, remote=measured.remote_workers, prefetch=measured.prefetch)
     )
     assert found is not None
     assert found.wait == pytest.approx(measured.wait_ratio, abs=0.02)

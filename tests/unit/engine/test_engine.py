@@ -153,7 +153,7 @@ def test_free_lanes_of_workers_count_as_idle(
 
 
 def errors(engine: Engine) -> dict[str, int]:
-    return dict(engine.sums().errors)
+    return dict(engine.reading().errors)
 
 
 @pytest.mark.filterwarnings("ignore:it was killed:RuntimeWarning")
@@ -244,7 +244,7 @@ def test_no_request_is_lost_whenever_it_comes(engine: Engine) -> None:
     finally:
         sys.settrace(before)
     assert len(lines) > 5
-    assert engine.look().settings == latest
+    assert engine.reading().settings == latest
 
 
 def test_stats_may_be_read_while_a_pool_joins(engine: Engine, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:

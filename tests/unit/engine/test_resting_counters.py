@@ -5,7 +5,7 @@ from waiting import ManualClock
 
 from dpex.engine import snapshots
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.reading import Sums
+from dpex.measure.reading import Reading
 from dpex.system.run_queue import Queued, RunQueueTimes
 
 
@@ -22,8 +22,8 @@ class Training:
     def _look(self, pids: tuple[int, ...], thread: int) -> Queued:
         return Queued(trainer=RunQueueTimes(self.cpu_s, 0.1 * self.cpu_s))
 
-    def sums(self) -> Sums:
-        return Sums(batches=1, work_s=self.in_passes_s)
+    def reading(self) -> Reading:
+        return Reading(batches=1, work_s=self.in_passes_s)
 
     def train(self, seconds: float) -> None:
         self.clock.advance(seconds)

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.types import Sample
 from dpex.diagnose.facts import CallFacts
 from dpex.measure.batch_times import RECENT, SUMMED, BatchTimes, PoolTimes
-from dpex.measure.consumer_time import Times
-from dpex.measure.reading import STAGES, CallSums, PoolReading, Sums
+from dpex.measure.pool_reading import STAGES, CallSums, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.samples import GpuUse
 from dpex.telemetry.catalog import BY_NAME
 
-RECORDS = (Sums, PoolReading, CallSums, Times, GpuUse)
+RECORDS = (Reading, PoolReading, CallSums, GpuUse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ def test_every_field_says_what_it_is_and_units_are_in_names(record: type[Record]
         assert (quantity.unit == "seconds") >= name.endswith("_s")
 
 
-@pytest.mark.parametrize("record", [Sums, PoolReading])
+@pytest.mark.parametrize("record", [Reading, PoolReading])
 def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> None:
     for quantity in record.declared().values():
         if not quantity.metric:
@@ -122,12 +121,9 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
             assert quantity.stage in STAGES
 
 
-@pytest.mark.parametrize(
-    ("smaller", "larger", "own"), [(CallFacts, CallSums, {"name", "all_wall_s", "all_cpu_s"}), (Times, Sample, set())]
-)
-def test_a_smaller_value_keeps_the_field_names_of_the_record(smaller: Any, larger: Any, own: set[str]) -> None:
-    known = {one.name for one in fields(larger)} | {name for name in dir(larger) if not name.startswith("_")}
-    assert {one.name for one in fields(smaller)} - known == own
+def test_the_calls_of_a_diagnosis_keep_the_names_of_the_counts() -> None:
+    known = {one.name for one in fields(CallSums)}
+    assert {one.name for one in fields(CallFacts)} - known == {"name", "all_wall_s", "all_cpu_s"}
 
 
 def test_what_a_pool_counts_is_told() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpex.measure.batch_times import BatchTimes, made_on_node
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.pools.agent.pool import AgentHandle
 from dpex.schedule.schedule import Ticket
 

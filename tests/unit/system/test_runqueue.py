@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpex.autotune.runtime.windows import with_queue
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.system import run_queue
 from dpex.system.run_queue import RunQueueTimes
 

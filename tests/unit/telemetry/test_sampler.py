@@ -13,8 +13,10 @@ from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
-from dpex.measure.reading import PoolReading, Sums
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
+from dpex.stats import LoaderStats
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -45,7 +47,7 @@ class World:
         """A second in which that happened, and its frame."""
         self.now += 1.0
         now = self.engine.now
-        more = Sums(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
+        more = Reading(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
         self.engine.now = now.plus(more)
         self.sampler.turn()
 
@@ -98,8 +100,24 @@ def test_frames_are_differences(world: World) -> None:
     ] * 3
     assert [row["at"] for row in rows(state)] == [1e9 + 100, 1e9 + 101, 1e9 + 102, 1e9 + 103]
     now = state["loaders"][0]["now"]
-    assert (now["wait_ratio"], now["work_ratio"], now["transfer_ratio"]) == (0.4, 0.6, 0.0)
+    assert now["wait_ratio"] == 0.4
     assert (now["batches_per_second"], now["samples_per_second"]) == (10.0, 160.0)
+
+
+def test_the_wait_is_one_number_wherever_it_is_told(world: World) -> None:
+    """On the page, in `dpex top`, in the report above its line, and in ``stats()``: taking in is part of the wait."""
+    for _ in range(5):
+        world.engine.now = world.engine.now.plus(Reading(transfer_s=0.1))
+        world.second(wait_s=0.27, work_s=0.63, batches=10)
+    reading, wait = world.engine.now, pytest.approx(0.37)
+    assert reading.wait_ratio == wait
+    assert LoaderStats.of(reading, busy_s=0.0, first_batch_s=0.0).wait_ratio == wait
+    assert world.loader()["now"]["wait_ratio"] == wait
+    told = world.told("run")
+    assert told.diagnosis.facts.wait_ratio == wait
+    report, now = world.sampler.text([told], is_whole=True).split("Now: ")
+    assert "37 %" in report
+    assert "wait 37 %" in now
 
 
 def test_now_is_five_seconds(world: World) -> None:

@@ -4,7 +4,7 @@ import socket
 import struct
 from dataclasses import replace
 
-from dpex.measure.reading import PoolReading
+from dpex.measure.pool_reading import PoolReading
 from dpex.pools.agent.serving import LOOK_EVERY_S, TrafficMeter, counts_in, tcp_counts
 
 
