@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     )
     from dpex.integrations import loader_behind, log_to, serve
     from dpex.measure.pool_reading import PoolReading
-    from dpex.measure.samples import GpuUse
     from dpex.measure.sampling import FailedSample, SlowIndex
     from dpex.measure.settings import Settings
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
@@ -73,7 +72,6 @@ _NAMES = {
     "dpex.diagnose.what_if": ("Prediction",),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
     "dpex.measure.pool_reading": ("PoolReading",),
-    "dpex.measure.samples": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
     "dpex.measure.settings": ("Settings",),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
@@ -105,7 +103,6 @@ __all__ = [
     "Facts",
     "FailedSample",
     "FixedWorkersError",
-    "GpuUse",
     "InternalError",
     "IteratorClosedError",
     "IteratorInterruptedError",

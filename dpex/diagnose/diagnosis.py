@@ -165,11 +165,11 @@ class DiagnosisSource:
         found = account or self.book.read()
         subject = replace(self.subject, private_bytes=private_bytes(found.pids))
         if self.tuner is not None:
+            found = found.plus(self.tuner.kernels)
             subject = replace(
                 subject,
                 is_tuned=True,
                 config=self.tuner.config,
                 decisions=tuple(self.tuner.decisions),
-                gpu_use=self.tuner.gpu_use,
             )
         return diagnose(facts_of(found, subject))

@@ -17,7 +17,6 @@ from dpex.measure.batch_times import COLLATE, WITHIN
 from dpex.measure.pool_reading import CallSums, PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.record import counter
-from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
 
 _MOST_HELD = 0.95
@@ -63,7 +62,6 @@ class Subject:
         has_cluster: True if a Ray cluster is available.
         starts_anew: True if each pass starts new workers (``persistent_workers=False``).
         decisions: The tuner's decisions, with their expected and actual effects.
-        gpu_use: NVML's readings of the GPU during tuning, or None.
         note: The reason for missing measurements, for a loader without a counted batch.
         untimed: The reason why calls are never timed, or "".
         is_torchs: True if PyTorch's own iterators make the batches. dpex does not count these.
@@ -89,7 +87,6 @@ class Subject:
     has_cluster: bool = False
     starts_anew: bool = False
     decisions: tuple[Decision, ...] = ()
-    gpu_use: GpuUse | None = None
     note: str = ""
     untimed: str = ""
     is_torchs: bool = False
@@ -102,13 +99,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Reading, Subject):
-    """The measurements of a loader: its counts, its unmeasured facts, and the CPUs.
-
-    Attributes:
-        cpus: CPUs of this machine that the job may use.
-    """
-
-    cpus: float = 1.0
+    """The measurements of a loader: its counts, and its unmeasured facts."""
 
     # -- the training loop ---------------------------------------------------------------------------------------------
 
@@ -161,11 +152,6 @@ class Facts(Reading, Subject):
         At most 1: a loop that does not synchronise may be over before the device is.
         """
         return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
-
-    @property
-    def others(self) -> float | None:
-        """CPUs that were busy with other programs; None where a quota hides that."""
-        return self.others_s / self.others_over_s if self.others_over_s else None
 
     # -- workers -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ COLUMNS = 100
 too."""
 _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
-VERSION = 5
+VERSION = 6
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""

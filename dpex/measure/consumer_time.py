@@ -303,16 +303,18 @@ class Tally:
             straggler_s += blocked_since_s if cause == STRAGGLER else 0.0
             if cause >= 0:
                 causes[cause] += blocked_since_s
+        next_busy_s, stepping_s = max(0.0, inside_s - blocked_s), work_s + away_s
         return {
             "batches": self.batches,
             "samples": self.samples,
+            "seconds": blocked_s + next_busy_s + stepping_s,
             "later_batches": self.batches - self.starts,
             "causes": dict(zip(CAUSES, causes, strict=True)),
             "transfer_s": self.transfer_s,
             "work_s": work_s + self.unended_s + self._unended_s(now),
             "blocked_s": blocked_s,
-            "next_busy_s": max(0.0, inside_s - blocked_s),
-            "stepping_s": work_s + away_s,
+            "next_busy_s": next_busy_s,
+            "stepping_s": stepping_s,
             "step_count": self.stepped,
             "stepped_s": work_s,
             "straggler_s": straggler_s,

@@ -8,14 +8,16 @@ Seconds are sums since the iterator was made. PURE.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from dpex.measure.pool_reading import STEP_BUCKETS, PoolReading
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
 from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
 from dpex.measure.settings import LOCAL, REMOTE, Settings
 
+Signal = Literal["wait", "events", "nvml"]
+"""By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -44,7 +46,8 @@ class Reading(Record):
     of each pass, all seconds count at once, so that windows miss none.
     """
 
-    at: float = latest("When it was read, by the monotonic clock.")
+    at: float = latest("When it was read: by the monotonic clock, and of a window since the tuner began.")
+    seconds: float = counter("Wall seconds in passes by the clock, without the first call of each pass.", "seconds")
     epoch: int = state("The number of the pass, from 0.")
     settings: Settings = state("Workers and prefetch that are wanted.", default=Settings())  # noqa: RUF009
     later_batches: int = counter("Batches delivered, without the first of each pass.")
@@ -63,6 +66,20 @@ class Reading(Record):
         "Seconds of the present step so far; 0 in ``next()`` and between passes.", "seconds", default=0.0
     )
     in_flight: int = level("Batches that are being made, or wait for a worker.")
+    signal: Signal = state("The clock of a window's seconds: with a known GPU they are the GPU's.", default="wait")  # noqa: RUF009
+    cpus: float = state("CPUs that this job may use: affinity, quota, and its part of the machine.", default=1.0)
+    memory_free: int | None = state(
+        "Bytes that batches and workers may take beside those they have, negative beyond the limit.",
+        "bytes",
+        default=None,
+    )
+    worker_bytes: float = state("Median private memory of a local worker, 0 if unknown.", "bytes", default=0.0)
+    kernel_s: float = counter(
+        "Seconds in which a GPU ran some kernel, by NVML; only while the loader is tuned.", "seconds"
+    )
+    kernel_seen_s: float = counter("Seconds for which NVML says so.", "seconds")
+    supplied_s: float = counter("Those of them at whose end batches were ready.", "seconds")
+    kernel_supplied_s: float = counter("Seconds of these in which a GPU ran some kernel.", "seconds")
     gpu_steps: int = counter("Steps of the GPU's stream, from a return of ``next()`` to the next entry.")
     gpu_steps_s: float = counter("Seconds of these steps.", "seconds")
     pass_batches: int = state("Batches of a whole pass; 0 if unknown.")
@@ -226,10 +243,40 @@ class Reading(Record):
         """The pool of the cluster."""
         return self.pools.get(REMOTE, _NO_POOL)
 
+    def with_pools(self, **pools: PoolReading) -> Reading:
+        """Return the reading with other pools in place of those of the same names."""
+        return replace(self, pools={**self.pools, **pools})
+
     @property
-    def seconds(self) -> float:
-        """Wall seconds in passes by the clock, without the first call of each pass."""
-        return self.blocked_s + self.next_busy_s + self.stepping_s
+    def rate(self) -> float:
+        """Batches per second of a window, the starts of passes left out."""
+        return self.later_batches / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait(self) -> float:
+        """Share of a window that was lost to loading, 0 to 1, by the clock ``signal``; starts are left out."""
+        lost_s = self.blocked_s + self.next_busy_s
+        return lost_s / (lost_s + self.stepping_s) if lost_s + self.stepping_s > 0 else 0.0
+
+    @property
+    def others(self) -> float | None:
+        """CPUs that were busy with other programs; None where a quota hides that."""
+        return self.others_s / self.others_over_s if self.others_over_s else None
+
+    @property
+    def kernel_ratio(self) -> float | None:
+        """Share of the time in which a GPU ran some kernel, 0 to 1; None without NVML."""
+        return self.kernel_s / self.kernel_seen_s if self.kernel_seen_s > 0 else None
+
+    @property
+    def supplied_kernel_ratio(self) -> float | None:
+        """Share of the time with batches ready in which a GPU ran some kernel; None without such a time."""
+        return self.kernel_supplied_s / self.supplied_s if self.supplied_s > 0 else None
+
+    @property
+    def supplied_idle_ratio(self) -> float:
+        """Share of all the time in which batches were ready and no kernel ran, 0 to 1."""
+        return (self.supplied_s - self.kernel_supplied_s) / self.kernel_seen_s if self.kernel_seen_s > 0 else 0.0
 
     @property
     def wait_s(self) -> float:

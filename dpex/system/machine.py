@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
-from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import cgroup_cpus, cgroup_memory, parts_of_machine, usable_cpus
 
@@ -56,7 +56,7 @@ def _spent_s(pids: Iterable[int]) -> float:
 
 
 class MachineMeter:
-    """Samples the machine for the tuner.
+    """Reads the machine for the tuner.
 
     The ranks of a machine have an equal part of its CPUs each, and those that share their batches one part together.
     The other parts are assumed to be used as much as this one, because they run the same program.
@@ -67,7 +67,7 @@ class MachineMeter:
         self._parts = parts_of_machine(os.environ)
         self._usable = usable_cpus()
         self._limited = cgroup_cpus() is not None
-        self._others = 0.0
+        self._others = self._others_over_s = 0.0
         self._others_at = -math.inf
         self._others_known = False
         self._busy = self._own = 0.0
@@ -81,23 +81,24 @@ class MachineMeter:
     def cpus(self) -> float:
         return max(0.5, self._usable / self._parts)
 
-    def sample(
-        self, pids: Collection[int], trainer_cpu_s: float, workers: int = 0, sharing_ranks: int = 1
-    ) -> MachineSample:
-        """Return a sample; ``pids`` are the processes of the local workers, which may outnumber ``workers``."""
+    def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
+        """Return the fields of `Reading` about the machine, those of other programs since the reading before.
+
+        ``pids``: The processes of the local workers, which may outnumber ``workers``.
+        """
         now, self._parts = self._clock(), parts_of_machine(os.environ, sharing_ranks)
         if now - self._others_at >= (OTHERS_EVERY_S if self._others_known else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory, self._memory_at = free_memory(), now
         self._measure_worker(now, tuple(pids), workers)
-        return MachineSample(
-            cpus=self.cpus,
-            others=self._others,
-            trainer_cpu_s=trainer_cpu_s,
-            memory_free=self._memory,
-            worker_bytes=self._worker_bytes,
-        )
+        return {
+            "cpus": self.cpus,
+            "others_s": self._others * self._others_over_s,
+            "others_over_s": self._others_over_s,
+            "memory_free": self._memory,
+            "worker_bytes": self._worker_bytes,
+        }
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
         """Measure the private memory of workers; the median is the cost of one more.
@@ -123,7 +124,7 @@ class MachineMeter:
             seconds = now - self._others_at
             own_cpus = (own - self._own) / seconds
             others = ((busy - self._busy) / seconds - own_cpus * self._parts) / self._parts
-            self._others = min(self.cpus, max(0.0, others))
+            self._others, self._others_over_s = min(self.cpus, max(0.0, others)), seconds
             self._others_known = True
         self._busy, self._own, self._pids, self._others_at = busy, own, pids, now
 

@@ -22,8 +22,9 @@ from waiting import ManualClock, until
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
-from dpex.autotune.types import Decision, RoomFound, RoomWanted, Sample
+from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.errors import OptionError
+from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
@@ -83,7 +84,7 @@ def test_batches_are_the_same_whatever_is_decided() -> None:
         def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
             self.wishes = cycle(wanted)
 
-        def observe(self, window: Sample, limits: Limits) -> Decision:
+        def observe(self, window: Reading, limits: Limits) -> Decision:
             return Decision.to(window, next(self.wishes), "explore")
 
     options = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
@@ -302,9 +303,7 @@ def test_cpu_time_of_processes_that_ended_is_0() -> None:
 
 
 def test_threads_of_a_process_share_its_memory() -> None:
-    one, four = (MachineMeter(ManualClock()).sample([os.getpid()], 0.0, workers).worker_bytes for workers in (1, 4))
-    assert one is not None
-    assert four is not None
+    one, four = (MachineMeter(ManualClock()).counts([os.getpid()], workers)["worker_bytes"] for workers in (1, 4))
     assert 0 < 4 * four == pytest.approx(one, rel=0.1)
 
 
@@ -321,16 +320,17 @@ def test_the_median_worker_counts_not_the_largest() -> None:
         for worker in workers:
             assert worker.stdout is not None
             worker.stdout.readline()
-        sample = MachineMeter(ManualClock()).sample([worker.pid for worker in workers], 0.0, len(workers))
-    assert 0 < sample.worker_bytes < 64 << 20
+        found = MachineMeter(ManualClock()).counts([worker.pid for worker in workers], len(workers))
+    assert 0 < found["worker_bytes"] < 64 << 20
 
 
-def test_the_machine_is_sampled() -> None:
+def test_the_machine_is_read() -> None:
     clock = ManualClock()
     meter = MachineMeter(clock)
     for _ in range(3):
-        sample = meter.sample([os.getpid()], 0.5)
+        found = Reading(**meter.counts([os.getpid()]))
         clock.advance(1.0)
-    assert sample.trainer_cpu_s == 0.5
-    assert 0 <= sample.others <= sample.cpus
-    assert sample.memory_free
+    assert found.others is not None
+    assert 0 <= found.others <= found.cpus
+    assert found.others_over_s == 1.0
+    assert found.memory_free

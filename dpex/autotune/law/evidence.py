@@ -7,9 +7,9 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.types import Sample
 from dpex.measure.batch_times import RECENT
 from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.settings import WORKER_POOLS
 
 
@@ -143,39 +143,39 @@ class WorkEstimate:
             each.forget()
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, window: Reading) -> None:
         """Take in a window."""
-        (step_s, queued_s), count = steps(sample)
+        (step_s, queued_s), count = steps(window)
         self.step.add(step_s, count)
         self.step_queued.add(queued_s, count)
-        self.trainer_cpu.add(sample.machine.trainer_cpu_s, sample.batches)
+        self.trainer_cpu.add(window.trainer_cpu_s, window.later_batches)
         for name, pool in self.pools.items():
-            pool.add(getattr(sample, name))
-        self._others.append(sample.machine.others)
+            pool.add(getattr(window, name))
+        self._others.append(window.others or 0.0)
 
     @property
     def others(self) -> float:
         """CPUs that other programs used lately, at most: they come and go, and come again."""
         return max(self._others, default=0.0)
 
-    def changes(self, sample: Sample, *, is_steady: bool) -> tuple[str, ...]:
+    def changes(self, window: Reading, *, is_steady: bool) -> tuple[str, ...]:
         """Names of the times that are no longer what they were: "step" and pools. Service times of a pool are compared
         under the same number of workers, and if all batches were begun under it (``is_steady``): others hold each other
         up more, or less."""
-        found, workers = [], (sample.settings.local, sample.settings.remote)
-        (step_s, _), count = steps(sample)
+        found, workers = [], (window.settings.local, window.settings.remote)
+        (step_s, _), count = steps(window)
         seen: list[tuple[str, object, float, int]] = [("step", None, step_s, count)]
         for name in WORKER_POOLS if is_steady else ():
-            pool: PoolReading = getattr(sample, name)
+            pool: PoolReading = getattr(window, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
         for name, under, seconds, number in seen:
             if number > 1 and self._watched[name].add(seconds / number, under):
                 found.append(name)
         return tuple(found)
 
-    def is_other_work(self, sample: Sample, growth: float) -> bool:
+    def is_other_work(self, window: Reading, growth: float) -> bool:
         """Return True if the batches of a pool became far slower than ``growth`` times the workers can make them."""
-        return any(pool.is_other_work(getattr(sample, name), growth) for name, pool in self.pools.items())
+        return any(pool.is_other_work(getattr(window, name), growth) for name, pool in self.pools.items())
 
     def service_s(self, name: str) -> float:
         """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
@@ -194,13 +194,13 @@ class WorkEstimate:
         return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
 
 
-def steps(sample: Sample) -> tuple[tuple[float, float], int]:
+def steps(window: Reading) -> tuple[tuple[float, float], int]:
     """Return the seconds of steps and those in which the training thread waited for a CPU, and the number of steps."""
-    total_s = sample.work_s + sample.busy_s
-    queued = min(CONSTANTS.most_queued, (sample.machine.trainer_queued_s or 0.0) / max(1e-9, total_s))
-    count = sample.batches
-    if sample.steps is not None:
-        total_s, count = sample.steps_s + sample.busy_s, sample.steps
+    total_s = window.stepping_s + window.next_busy_s
+    queued = min(CONSTANTS.most_queued, (window.trainer_queued_s or 0.0) / max(1e-9, total_s))
+    count = window.later_batches
+    if window.step_count is not None:
+        total_s, count = window.stepped_s + window.next_busy_s, window.step_count
     return ((1.0 - queued) * total_s, queued * total_s), count
 
 
@@ -218,19 +218,19 @@ class SettingStats:
         self.times: ServiceTimes = ServiceTimes()
         self.calm: int = 0
 
-    def add(self, sample: Sample, goal: float) -> None:
+    def add(self, window: Reading, goal: float) -> None:
         """Take in a window."""
-        local, remote = sample.local, sample.remote
+        local, remote = window.local, window.remote
         made = local.tickets + remote.tickets
-        self._rows.append((sample.batches, made, sample.seconds))
-        self.seconds += sample.seconds
-        self.wait_s += sample.wait_s
-        self.busy_s += sample.busy_s
-        self.straggler_s += sample.straggler_s
-        self.queued_s += sample.machine.trainer_queued_s or 0.0
+        self._rows.append((window.later_batches, made, window.seconds))
+        self.seconds += window.seconds
+        self.wait_s += window.blocked_s
+        self.busy_s += window.next_busy_s
+        self.straggler_s += window.straggler_s
+        self.queued_s += window.trainer_queued_s or 0.0
         self.worker_s += local.busy_s + remote.busy_s
         self.times.add(local, remote)
-        self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
+        self.calm = self.calm + 1 if window.blocked_s <= goal * window.seconds else 0
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -1,4 +1,4 @@
-"""The start, the end and the sample of a window of measurements, for the tuner. Pure except `kernel_queues`.
+"""The start and the end of a window of measurements, for the tuner. Pure except `kernel_queues`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
 (`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from threading import Lock
 
 from dpex.autotune.constants import (
@@ -30,14 +29,13 @@ from dpex.autotune.constants import (
     WINDOW_BATCHES_IF_STARVING,
     WINDOW_PATIENCE,
 )
-from dpex.autotune.types import Sample
 from dpex.measure.batch_times import RECENT
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import remainder
 from dpex.measure.reading import EngineLook, Reading
-from dpex.measure.settings import Settings
+from dpex.measure.settings import LOCAL, REMOTE
 from dpex.system import run_queue
-from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
+from dpex.system.run_queue import RunQueueTimes
 
 
 @dataclass(frozen=True)
@@ -72,51 +70,19 @@ class WindowMark:
         return (reading.blocked_s - self.reading.blocked_s) / max(1e-9, self.seconds_to(reading))
 
 
-@dataclass(frozen=True)
-class Window:
-    """The two ends of a window."""
-
-    before: WindowMark
-    after: WindowMark
-
-    @cached_property
-    def ran(self) -> RunQueueGrowth:
-        """Times on a CPU, and on run queues, within the window."""
-        return self.after.queued.since(self.before.queued)
-
-    @property
-    def trainer_cpu_s(self) -> float:
-        """CPU time of this process, without the part that fell between two passes."""
-        base, found = self.before.reading, self.after.reading
-        part = min(1.0, (found.seconds - base.seconds) / max(1e-6, found.at - base.at))
-        return remainder(self.after.cpu_s, self.before.cpu_s) * max(0.0, part)
-
-    @property
-    def trainer_queued_s(self) -> float | None:
-        """Seconds of the training thread on run queues, or None if the kernel does not report them."""
-        return None if self.ran.trainer is None else self.ran.trainer.queued_s
-
-    def sample(self, began_at: float, settings: Settings) -> Sample:
-        """Return the window under settings that began at ``began_at``, without machine, cluster and GPU."""
-        found = self.after.reading.since(self.before.reading)
-        # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
-        return found.narrowed(
-            Sample,
-            at=found.at - began_at,
-            seconds=found.seconds,
-            settings=replace(settings, local=found.settings.local, remote=found.settings.remote),
-            batches=found.later_batches,
-            wait_s=found.blocked_s,
-            busy_s=found.next_busy_s,
-            work_s=found.stepping_s,
-            steps=found.step_count,
-            steps_s=found.stepped_s,
-            gpu_stall_s=found.gpu_running_stall_s,
-            gpu_step_s=found.gpu_steps_s,
-            feed_wait_s=found.feed_wait_s or 0.0,
-            local=with_queue(found.local, self.ran.workers),
-            remote=replace(found.remote, queued_s=0.0, queue_known_s=0.0),
-        )
+def between(before: WindowMark, after: WindowMark) -> Reading:
+    """Return the window between two marks, without memory, cluster, GPU and other programs."""
+    window, ran = after.reading.since(before.reading), after.queued.since(before.queued)
+    part = min(1.0, before.seconds_to(after.reading) / max(1e-6, after.reading.at - before.reading.at))
+    # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
+    remote = replace(window.remote, queued_s=0.0, queue_known_s=0.0)
+    return replace(
+        window,
+        seconds=window.blocked_s + window.next_busy_s + window.stepping_s,
+        trainer_cpu_s=remainder(after.cpu_s, before.cpu_s) * max(0.0, part),  # what fell between two passes is left out
+        trainer_queued_s=None if ran.trainer is None else ran.trainer.queued_s,
+        pools={**window.pools, LOCAL: with_queue(window.local, ran.workers), REMOTE: remote},
+    )
 
 
 def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
@@ -154,13 +120,13 @@ class MeasurementWindows:
         """Double the length of the next window, up to ``longest_s``."""
         self.length_s = min(longest_s, 2 * self.length_s)
 
-    def go_on(self, sample: Sample, longest_s: float, *, is_changed: bool) -> None:
-        """Set the length of the window after ``sample``: short after a change, and the same while workers start."""
-        running = sample.local.running + sample.remote.running
-        coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
+    def go_on(self, window: Reading, longest_s: float, *, is_changed: bool) -> None:
+        """Set the length of the window after ``window``: short after a change, and the same while workers start."""
+        running = window.local.running + window.remote.running
+        coming = window.local.requested + window.remote.requested - window.remote.unplaced
         if is_changed:
             self.shorten()
-        elif running == coming or running >= sample.settings.workers:
+        elif running == coming or running >= window.settings.workers:
             self.lengthen(longest_s)
 
     @property
@@ -181,7 +147,7 @@ class MeasurementWindows:
         """
         self._ended.append(number)
 
-    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
+    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> Reading | float:
         """After a look at each engine: the window that ends with it, or seconds until the next look.
 
         cpu_s: CPU time of this process so far.
@@ -193,7 +159,7 @@ class MeasurementWindows:
                     known.pop(number, None)
             return self._turn(list(looks), cpu_s)
 
-    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
+    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> Reading | float:
         there = {number for number, _ in looks}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
@@ -214,7 +180,7 @@ class MeasurementWindows:
         for other, its_look in looks:
             self._bases[other] = self._mark(its_look.reading, cpu_s)
         self._waited = waiting
-        return Window(base, self._bases[number])
+        return between(base, self._bases[number])
 
     def _mark(self, reading: Reading, cpu_s: float) -> WindowMark:
         return WindowMark(reading, cpu_s, self._queues(reading))

@@ -18,7 +18,6 @@ from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineLook, Reading
-from dpex.measure.samples import MachineSample
 from dpex.measure.settings import Settings
 from dpex.system.run_queue import Queued
 
@@ -31,8 +30,8 @@ class Machine:
     def __init__(self, **known: Any) -> None:
         self.known = {"cpus": 8.0, **known}
 
-    def sample(self, pids: object, trainer_cpu_s: float, running: int = 0, ranks: int = 1) -> MachineSample:
-        return MachineSample(trainer_cpu_s=trainer_cpu_s, **self.known)
+    def counts(self, pids: object, running: int = 0, ranks: int = 1) -> dict[str, Any]:
+        return {"memory_free": None, "worker_bytes": 0.0, **self.known}
 
 
 class Loader:
@@ -115,8 +114,8 @@ class Loader:
             self.pools[name] = replace(pool, tickets=pool.tickets + made, **times)
 
     def _spend(self, batches: int, wait_s: float, work_s: float, steps: int, stepped_s: float) -> None:
-        spent = {"later_batches": batches, "blocked_s": wait_s, "stepping_s": work_s, "stepped_s": stepped_s}
-        self.loop = self.loop.plus(Reading(**spent, step_count=steps))
+        spent = {"seconds": wait_s + work_s, "blocked_s": wait_s, "stepping_s": work_s, "stepped_s": stepped_s}
+        self.loop = self.loop.plus(Reading(**spent, later_batches=batches, step_count=steps))
 
     def work(self, batches: int, wait_s: float, work_s: float) -> None:
         """Let time pass in which the consumer gets batches, whatever the formulae say."""
@@ -155,7 +154,7 @@ class Listener:
 
     def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
         self.limits = limits
-        self.samples: list[Any] = []
+        self.windows: list[Any] = []
         self.answers: list[Settings] = []
         self.useful: int | None = None
 
@@ -163,7 +162,7 @@ class Listener:
         return None if self.useful is None else min(self.useful, most)
 
     def observe(self, window: Any, limits: Limits) -> Decision | None:
-        self.samples.append(window)
+        self.windows.append(window)
         return Decision.to(window, self.answers.pop(), "too few") if self.answers else None
 
 
@@ -183,12 +182,12 @@ def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> No
     for _ in range(300):
         loader.work(1, 0.004, 0.006)
         tuner.turn()
-    lengths = [sample.seconds for sample in listener.samples]
+    lengths = [window.seconds for window in listener.windows]
     assert lengths[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0], rel=0.02)
     assert lengths[6:] == pytest.approx([1.0] * len(lengths[6:]), rel=0.02)
-    sample = listener.samples[3]
-    assert (sample.batches, sample.local.tickets) == (40, 40)
-    assert (sample.wait_s, sample.work_s) == (pytest.approx(0.16), pytest.approx(0.24))
+    window = listener.windows[3]
+    assert (window.later_batches, window.local.tickets) == (40, 40)
+    assert (window.blocked_s, window.stepping_s) == (pytest.approx(0.16), pytest.approx(0.24))
     listener.answers.append(Settings(local=5, prefetch=10))
     for _ in range(100):
         loader.work(1, 0.004, 0.006)
@@ -240,8 +239,8 @@ def test_an_engine_that_replaces_another_has_its_own_windows(parts: Any) -> None
     for _ in range(20):
         loader.work(4, 0.05, 0.05)
         tuner.turn()
-    assert len(listener.samples) > 1
-    assert all(sample.batches > 0 and sample.seconds > 0 for sample in listener.samples)
+    assert len(listener.windows) > 1
+    assert all(window.later_batches > 0 and window.seconds > 0 for window in listener.windows)
 
 
 def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
@@ -258,14 +257,14 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
         loader.work(40, 0.6, 0.6)
         tuner.turn()
         tuner._gpus = Gpus()
-    assert [sample.gpu_stall_s for sample in listener.samples] == [None, 0.0, 0.5, 1.0]
-    assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
-    assert [sample.gpu_steps for sample in listener.samples] == [0, 40, 40, 40]
-    assert [sample.gpu_step_s for sample in listener.samples] == pytest.approx([0.0, 0.8, 0.8, 0.8])
-    assert [sample.feed_wait_s for sample in listener.samples] == pytest.approx([0.0, 0.1, 0.1, 0.1])
-    use, known_s = tuner.gpu_use, sum(sample.seconds for sample in listener.samples[1:])
-    assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))
-    assert use.seconds == pytest.approx(known_s)
+    assert [window.gpu_running_stall_s for window in listener.windows] == [None, 0.0, 0.5, 1.0]
+    assert [window.kernel_ratio for window in listener.windows] == [None, 0.75, 0.75, 0.75]
+    assert [window.gpu_steps for window in listener.windows] == [0, 40, 40, 40]
+    assert [window.gpu_steps_s for window in listener.windows] == pytest.approx([0.0, 0.8, 0.8, 0.8])
+    assert [window.feed_wait_s for window in listener.windows] == pytest.approx([0.0, 0.1, 0.1, 0.1])
+    use, known_s = tuner.kernels, sum(window.seconds for window in listener.windows[1:])
+    assert (use.kernel_ratio, use.supplied_kernel_ratio) == pytest.approx((0.75, 0.75))
+    assert use.kernel_seen_s == pytest.approx(known_s)
     assert 0.0 < use.supplied_s < known_s
 
 
@@ -275,10 +274,10 @@ def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
     for _ in range(WINDOW_BATCHES - 1):
         loader.work(1, 0.0, 0.1)
         tuner.turn()
-    assert not listener.samples
+    assert not listener.windows
     loader.work(1, 0.0, 0.1)
     tuner.turn()
-    assert [sample.batches for sample in listener.samples] == [WINDOW_BATCHES]
+    assert [window.later_batches for window in listener.windows] == [WINDOW_BATCHES]
 
 
 def test_a_window_ends_without_batches_while_training_waits(parts: Any) -> None:
@@ -286,7 +285,7 @@ def test_a_window_ends_without_batches_while_training_waits(parts: Any) -> None:
     tuner.turn()
     loader.work(0, 1.2, 0.0)
     tuner.turn()
-    assert [(sample.batches, sample.wait_s) for sample in listener.samples] == [(0, pytest.approx(1.2))]
+    assert [(window.later_batches, window.blocked_s) for window in listener.windows] == [(0, pytest.approx(1.2))]
 
 
 def steadily(tuner: Any, loader: Any, count: int) -> None:
@@ -300,29 +299,29 @@ def test_sudden_starvation_soon_gets_a_window_of_new_work_alone(parts: Any, unti
     tuner, loader, listener = parts
     tuner.turn()
     steadily(tuner, loader, 200)
-    before = len(listener.samples)
+    before = len(listener.windows)
     loader.work(1, 0.0, 0.02 + until_then_s)
     began = loader.clock()
     for turn in range(60):
         loader.work(int(turn % 4 == 3), 0.03, 0.0 if turn % 4 < 3 else 0.01)
         tuner.turn()
-        if len(listener.samples) > before:
+        if len(listener.windows) > before:
             break
-    sample = listener.samples[before]
+    window = listener.windows[before]
     assert loader.clock() - began < 0.5
-    assert sample.batches >= WINDOW_BATCHES_IF_STARVING
-    assert sample.wait_s / sample.seconds > 0.7
+    assert window.later_batches >= WINDOW_BATCHES_IF_STARVING
+    assert window.blocked_s / window.seconds > 0.7
 
 
 def test_a_single_late_batch_in_steady_work_ends_no_window(parts: Any) -> None:
     tuner, loader, listener = parts
     tuner.turn()
     steadily(tuner, loader, 500)
-    before = len(listener.samples)
+    before = len(listener.windows)
     loader.work(1, 0.04, 0.02)
     tuner.turn()
     steadily(tuner, loader, 20)
-    assert len(listener.samples) == before
+    assert len(listener.windows) == before
 
 
 def test_a_validation_is_no_slow_step(parts: Any) -> None:
@@ -337,14 +336,14 @@ def test_a_validation_is_no_slow_step(parts: Any) -> None:
     for _ in range(200):
         loader.work(1, 0.0, 0.01)
         tuner.turn()
-    assert max(sample.work_s / sample.batches for sample in listener.samples) == pytest.approx(0.01)
-    assert len(listener.samples) == 5
+    assert max(window.stepping_s / window.later_batches for window in listener.windows) == pytest.approx(0.01)
+    assert len(listener.windows) == 5
 
 
 def test_steps_of_many_seconds_are_steps(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tuner, loader, _ = parts
-    samples: list[Any] = []
-    monkeypatch.setattr(tuner._law, "step", samples.append)
+    windows: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", windows.append)
     tuner.turn()
     for _ in range(60):
         for _ in range(4):
@@ -352,7 +351,7 @@ def test_steps_of_many_seconds_are_steps(parts: Any, monkeypatch: pytest.MonkeyP
             tuner.turn()
         loader.work(1, 0.0, 2.0)
         tuner.turn()
-    assert sum(s.work_s for s in samples) / sum(s.batches for s in samples) == pytest.approx(10, rel=0.3)
+    assert sum(s.stepping_s for s in windows) / sum(s.later_batches for s in windows) == pytest.approx(10, rel=0.3)
 
 
 def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None:
@@ -361,7 +360,7 @@ def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None
     for _ in range(20):
         loader.work(1, 0.0, 0.05)
         tuner.turn()
-    assert not listener.samples
+    assert not listener.windows
 
 
 def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> None:
@@ -373,7 +372,7 @@ def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> Non
     for _ in range(10):
         loader.work(1, 0.0, 0.01)
         tuner.turn()
-    assert listener.samples[0].batches == 5
+    assert listener.windows[0].later_batches == 5
     assert [request.local for request in loader.requests + idle.requests] == [3, 3]
 
 
@@ -401,7 +400,7 @@ def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatc
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
-    assert seen[0].machine.memory_free == pytest.approx(free, abs=1e3)
+    assert seen[0].memory_free == pytest.approx(free, abs=1e3)
 
 
 def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
@@ -537,13 +536,13 @@ def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any, monke
     cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
     tuner, loader = tuned(LISTENING, room=cluster)
     loader.odd = {"remote": PoolReading(requested=5, running=3)}
-    samples: list[Any] = []
-    monkeypatch.setattr(tuner._law, "step", samples.append)
+    windows: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", windows.append)
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
     assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in cluster.told] == [(5, 3, False)]
-    seen = samples[0].remote
+    seen = windows[0].remote
     assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
     assert tuner._law.limits.remote == MOST_WORKERS
     loader.odd = {"refused": "the dataset cannot travel"}

@@ -72,7 +72,7 @@ def test_text_and_data_of_every_verdict(name: str) -> None:
     assert ("What would change it" in text) == (is_to_change and bool(diagnosis.predictions))
     assert "First: " in text
     data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
-    assert data["version"] == 5
+    assert data["version"] == 6
     assert data["verdict"]["cause"] == diagnosis.verdict.cause
     assert data["facts"]["batches"] == diagnosis.facts.batches
     assert len(data["predictions"]) == len(diagnosis.predictions)

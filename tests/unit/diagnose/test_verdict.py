@@ -14,7 +14,6 @@ from dpex.diagnose.verdict import SURE, Verdict
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.pool_reading import STAGES, PoolReading
 from dpex.measure.reading import Reading
-from dpex.measure.samples import GpuUse
 
 N = 400
 
@@ -288,8 +287,9 @@ def test_transfer_is_no_cause_when_copies_are_in_time() -> None:
 
 
 def test_a_gpu_idle_while_batches_are_ready_is_no_loader_stall() -> None:
-    found = diagnose(on_gpu(gpu_use=GpuUse.of_window(1.0, 0.4, is_supplied=True)))
+    seen = {"kernel_seen_s": 1.0, "supplied_s": 1.0}
+    found = diagnose(on_gpu(kernel_s=0.4, kernel_supplied_s=0.4, **seen))
     assert found.verdict.cause == "consumer"
     assert "While batches are ready the GPU runs kernels for 40 % of the time by NVML" in found.verdict.sentence
-    assert found.to_dict()["facts"]["gpu_use"]["supplied_s"] == 1.0
-    assert "NVML" not in judge(on_gpu(gpu_use=GpuUse.of_window(1.0, 0.97, is_supplied=True))).sentence
+    assert found.to_dict()["facts"]["supplied_s"] == 1.0
+    assert "NVML" not in judge(on_gpu(kernel_s=0.97, kernel_supplied_s=0.97, **seen)).sentence

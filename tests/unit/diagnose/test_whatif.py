@@ -512,10 +512,7 @@ def test_a_program_is_blamed_for_its_part_of_the_cpus_only() -> None:
 
 
 def test_a_gpu_that_is_busy_all_the_same_lacks_no_cpu() -> None:
-    from dpex.measure.samples import GpuUse
-
-    busy = GpuUse.of_window(1.0, 0.97, is_supplied=True)
-    assert diagnose(held(gpu_use=busy)).verdict.cause == "consumer"
+    assert diagnose(held(kernel_s=0.97, kernel_seen_s=1.0)).verdict.cause == "consumer"
 
 
 @pytest.mark.parametrize(

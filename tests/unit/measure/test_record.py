@@ -15,10 +15,9 @@ from dpex.measure.reading import Reading
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
-from dpex.measure.samples import GpuUse
 from dpex.telemetry.catalog import BY_NAME
 
-RECORDS = (Reading, PoolReading, CallSums, GpuUse)
+RECORDS = (Reading, PoolReading, CallSums)
 
 
 @dataclass(frozen=True, kw_only=True)
