@@ -19,6 +19,7 @@ from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.settings import LOCAL, REMOTE
 from dpex.system.machine import OTHERS_EVERY_S, OTHERS_FIRST_S
+from dpex.system.meter import MachineLook
 from dpex.system.run_queue import Queued
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Tuning:
         self._steering = steering
         self._interval_s = interval_s
         self._errors = random.Random(f"{seed} error")
-        self._windows = MeasurementWindows(self._queues)
+        self._windows = MeasurementWindows(self._look)
         self._ended_at = self._others_at = 0.0
         self._others_s = self._others = 0.0
         self._engine = rank.engine
@@ -55,7 +56,7 @@ class Tuning:
             self._windows.shorten()
             self._engine = self._rank.engine
         look = EngineLook(reading_of(self._rank, self._simulator))
-        found = self._windows.turn([(self._engine, look)], self._simulator.ticks(self._rank.trainer_cpu_s))
+        found = self._windows.turn([(self._engine, look)])
         if isinstance(found, float):
             self._loop.after(found, self._turn)
             return
@@ -67,13 +68,14 @@ class Tuning:
         self._windows.go_on(window, self._interval_s, is_changed=decision is not None)
         self._loop.after(self._windows.pause_s, self._turn)
 
-    def _queues(self, reading: Reading) -> Queued:
-        """Run queues, as the kernel would tell them; the training process has no other thread at work."""
+    def _look(self, reading: Reading) -> MachineLook:
+        """CPU time and run queues, as the kernel would tell them; the training process has no other thread at work."""
+        look = MachineLook(at=reading.at, cpu_s=self._simulator.ticks(self._rank.trainer_cpu_s))
         if not self._simulator.world.knows_queue:
-            return Queued()
+            return look
         trainer = self._rank.trainer
         workers = {_WORKERS: {_WORKERS: self._rank.local.ran}} if reading.local.running else {}
-        return Queued(by_pid=workers, here={_TRAINER: trainer}, trainer=trainer)
+        return replace(look, queued=Queued(by_pid=workers, here={_TRAINER: trainer}, trainer=trainer))
 
     # -- what is measured ----------------------------------------------------------------------------------------------
 

@@ -10,11 +10,7 @@ read a few small files in ``/proc``.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,13 +20,11 @@ from dpex.measure.consumer_time import STARTUP, Tally
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineLook, Reading
-from dpex.measure.settings import INLINE, LOCAL, WORKER_POOLS
+from dpex.measure.settings import LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
-from dpex.system import run_queue
+from dpex.system import meter
 from dpex.system.clock import monotonic
-from dpex.system.cpus import cgroup_cpus, parts_of_machine
-from dpex.system.machine import cpu_used
-from dpex.system.run_queue import RunQueueTimes
+from dpex.system.meter import MachineLook
 
 if TYPE_CHECKING:
     from dpex.engine.engine import EnginePlan
@@ -144,13 +138,10 @@ class CounterSource(Protocol):
 
 
 class _Baseline(NamedTuple):
-    """The start of the machine's counts. past: their values until then, by name. is_resting: they do not grow."""
+    """The start of the machine's counts. past: those until then. is_resting: they do not grow."""
 
-    at: float
+    look: MachineLook
     wall_s: float
-    cpu_s: float
-    queued: run_queue.Queued
-    used: tuple[float, float] | None
     past: Reading = Reading()
     is_resting: bool = False
 
@@ -182,7 +173,7 @@ class IteratorCounters(LastReading[Reading]):
     def rest(self) -> None:
         """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
         base = self._from
-        if not base.is_resting and monotonic() - base.at >= REST_S:
+        if not base.is_resting and monotonic() - base.look.at >= REST_S:
             self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
 
     def wake(self) -> None:
@@ -192,58 +183,18 @@ class IteratorCounters(LastReading[Reading]):
             self._from = self._baseline(super().read())._replace(past=base.past)
 
     def _baseline(self, found: Reading) -> _Baseline:
-        queued = run_queue.look((), found.thread or self._thread)
-        return _Baseline(monotonic(), found.wall_s, time.process_time(), queued, _used(found.pids))
+        """Begin the machine's counts. The run queues of workers count from their own start on."""
+        return _Baseline(meter.look((), found.thread or self._thread, found.pids), found.wall_s)
 
     def _measured(self, source: CounterSource) -> Reading:
-        """Return the counts, with the CPU time of this process and its workers.
-
-        CPU time between two passes is subtracted in proportion, unless the counters rest there.
-        """
+        """Return the counts, with those of the machine."""
         found, base = source.reading(), self._from
-        lived_s = max(1e-6, monotonic() - base.at)
-        part = min(1.0, max(0.0, found.wall_s - base.wall_s) / lived_s)
-        found = replace(found, trainer_cpu_s=(time.process_time() - base.cpu_s) * part)
-        if base.is_resting or lived_s >= SHORT_S:
-            found = self._with_queues(self._with_others(found, base, lived_s), base, part)
-        past = _of_machine(base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found))))
-        return replace(found, **past)
-
-    def _with_others(self, found: Reading, base: _Baseline, lived_s: float) -> Reading:
-        """Add the CPU time of other programs, if it is known."""
-        used = _used(found.pids)
-        if used is None or base.used is None:
-            return found
-        parts = parts_of_machine(os.environ, found.sharing_ranks)
-        others_s = max(0.0, used[0] - base.used[0] - (used[1] - base.used[1]) * parts)
-        return replace(found, others_s=others_s / parts, others_over_s=lived_s)
-
-    def _with_queues(self, found: Reading, base: _Baseline, part: float) -> Reading:
-        """Add the time on run queues, of the training thread and of the processes that make batches."""
-        queued = run_queue.look(found.pids, found.thread or self._thread)
-        ran = queued.since(base.queued)
-        makers = {INLINE: ran.here, LOCAL: queued.workers}
-        return replace(
-            found,
-            trainer_queued_s=None if ran.trainer is None else ran.trainer.queued_s * part,
-            pools={name: _with_queue(pool, makers.get(name)) for name, pool in found.pools.items()},
-        )
-
-
-def _with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
-    """Add the time that a pool's batches were on run queues, by the delay of the processes that make them."""
-    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
-
-
-def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
-    """Return CPU seconds so far: of all programs on this machine's CPUs, and of this process with ``pids``.
-
-    None: they are unknown, or this container shares the CPUs with others.
-    """
-    if sys.platform == "linux" and cgroup_cpus() is None:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return cpu_used(pids)
-    return None
+        is_short = not base.is_resting and monotonic() - base.look.at < SHORT_S
+        look = meter.cpu_look() if is_short else meter.look(found.pids, found.thread or self._thread, found.pids)
+        part = look.part(base.look, found.wall_s - base.wall_s)  # the time between two passes is left out in proportion
+        found = look.completed(found, base.look, part, part)
+        past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
+        return replace(found, **_of_machine(past))
 
 
 class LoaderCounters:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -205,9 +204,8 @@ class Tuner:
             self._machine.counts(())
         if self._began_at is None:
             self._began_at = self._looked_for_room_at = self._clock()
-        cpu_s = time.process_time()
         numbered = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
-        window, looks = self._windows.turn(numbered, cpu_s), [look for _, look in numbered]
+        window, looks = self._windows.turn(numbered), [look for _, look in numbered]
         if isinstance(window, float):
             self._keep_place(looks)
             return window

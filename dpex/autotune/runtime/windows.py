@@ -1,4 +1,4 @@
-"""The start and the end of a window of measurements, for the tuner. Pure except `kernel_queues`.
+"""The start and the end of a window of measurements, for the tuner. Pure except `look_at_machine`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
 (`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
@@ -30,21 +30,17 @@ from dpex.autotune.constants import (
     WINDOW_PATIENCE,
 )
 from dpex.measure.batch_times import RECENT
-from dpex.measure.pool_reading import PoolReading
-from dpex.measure.readable import remainder
 from dpex.measure.reading import EngineLook, Reading
-from dpex.measure.settings import LOCAL, REMOTE
-from dpex.system import run_queue
-from dpex.system.run_queue import RunQueueTimes
+from dpex.system import meter
+from dpex.system.meter import MachineLook
 
 
 @dataclass(frozen=True)
 class WindowMark:
-    """A reading of an engine, with this process's CPU seconds and times on run queues."""
+    """A reading of an engine, and what the kernel counts at that time."""
 
     reading: Reading
-    cpu_s: float
-    queued: run_queue.Queued
+    machine: MachineLook
 
     def seconds_to(self, reading: Reading) -> float:
         """The consumer's, until then."""
@@ -72,38 +68,29 @@ class WindowMark:
 
 def between(before: WindowMark, after: WindowMark) -> Reading:
     """Return the window between two marks, without memory, cluster, GPU and other programs."""
-    window, ran = after.reading.since(before.reading), after.queued.since(before.queued)
-    part = min(1.0, before.seconds_to(after.reading) / max(1e-6, after.reading.at - before.reading.at))
+    window = after.reading.since(before.reading)
+    window = replace(window, seconds=window.blocked_s + window.next_busy_s + window.stepping_s)
+    # before the first batch of a pass the training thread waits and is on no run queue: only its CPU time is divided
+    part = after.machine.part(before.machine, before.seconds_to(after.reading))
+    window = after.machine.completed(window, before.machine, part)
     # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
-    remote = replace(window.remote, queued_s=0.0, queue_known_s=0.0)
-    return replace(
-        window,
-        seconds=window.blocked_s + window.next_busy_s + window.stepping_s,
-        trainer_cpu_s=remainder(after.cpu_s, before.cpu_s) * max(0.0, part),  # what fell between two passes is left out
-        trainer_queued_s=None if ran.trainer is None else ran.trainer.queued_s,
-        pools={**window.pools, LOCAL: with_queue(window.local, ran.workers), REMOTE: remote},
-    )
+    return window.with_pools(remote=replace(window.remote, queued_s=0.0, queue_known_s=0.0))
 
 
-def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
-    """The pool with the time its batches were on run queues, by what those who make them had to wait for a CPU."""
-    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
-
-
-def kernel_queues(reading: Reading) -> run_queue.Queued:
-    """Return the run queues of an engine's processes and of the training thread."""
-    return run_queue.look(reading.pids, reading.thread)
+def look_at_machine(reading: Reading) -> MachineLook:
+    """Return the kernel's counts of an engine's processes and of the training thread."""
+    return meter.look(reading.pids, reading.thread)
 
 
 class MeasurementWindows:
     """The windows of several engines: all begin and end with the one that got on most. The caller numbers engines.
 
-    May be used from several threads. length_s: how long the present one is to be. queues: asked at each end of one.
+    May be used from several threads. length_s: how long the present one is to be. machine: asked at each end of one.
     """
 
-    def __init__(self, queues: Callable[[Reading], run_queue.Queued] = kernel_queues) -> None:
+    def __init__(self, machine: Callable[[Reading], MachineLook] = look_at_machine) -> None:
         self.length_s: float = SHORTEST_WINDOW_S
-        self._queues = queues
+        self._machine = machine
         self._bases: dict[int, WindowMark] = {}
         self._glances: dict[int, WindowMark] = {}
         self._away: dict[int, int] = {}
@@ -147,27 +134,24 @@ class MeasurementWindows:
         """
         self._ended.append(number)
 
-    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> Reading | float:
-        """After a look at each engine: the window that ends with it, or seconds until the next look.
-
-        cpu_s: CPU time of this process so far.
-        """
+    def turn(self, looks: Iterable[tuple[int, EngineLook]]) -> Reading | float:
+        """After a look at each engine: the window that ends with it, or seconds until the next look."""
         with self._lock:
             while self._ended:
                 number = self._ended.popleft()
                 for known in (self._bases, self._glances, self._away):
                     known.pop(number, None)
-            return self._turn(list(looks), cpu_s)
+            return self._turn(list(looks))
 
-    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> Reading | float:
+    def _turn(self, looks: list[tuple[int, EngineLook]]) -> Reading | float:
         there = {number for number, _ in looks}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
-        moved = [(number, look.reading) for number, look in looks if self._has_base(number, look, cpu_s)]
+        moved = [(number, look.reading) for number, look in looks if self._has_base(number, look)]
         if not moved:
             return self.length_s
         number, reading = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
-        if self._starves_suddenly(looks, cpu_s):
+        if self._starves_suddenly(looks):
             return self.length_s
         base = self._bases[number]
         seconds, waiting = base.seconds_to(reading), base.waited_to(reading)
@@ -178,14 +162,14 @@ class MeasurementWindows:
         if few or reading.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(reading)):
             return min(GLANCE_S, max(SHORTEST_WINDOW_S / 2, self.length_s / 4))
         for other, its_look in looks:
-            self._bases[other] = self._mark(its_look.reading, cpu_s)
+            self._bases[other] = self._mark(its_look.reading)
         self._waited = waiting
         return between(base, self._bases[number])
 
-    def _mark(self, reading: Reading, cpu_s: float) -> WindowMark:
-        return WindowMark(reading, cpu_s, self._queues(reading))
+    def _mark(self, reading: Reading) -> WindowMark:
+        return WindowMark(reading, self._machine(reading))
 
-    def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]], cpu_s: float) -> bool:
+    def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]]) -> bool:
         """Begin a window and return True if since the last glance the consumer waits, or batches take far longer."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
@@ -193,7 +177,7 @@ class MeasurementWindows:
         now = [(number, look.reading) for number, look in looks]
         if any(found.at - self._glances[n].reading.at < GLANCE_S / 2 for n, found in now if n in self._glances):
             return False
-        before, self._glances = self._glances, {number: self._mark(found, cpu_s) for number, found in now}
+        before, self._glances = self._glances, {number: self._mark(found) for number, found in now}
         known = [(before[number], self._bases[number], found) for number, found in now if number in before]
         if not any(then.waited_to(found) > SUDDEN or then.is_slower_to(found, base) for then, base, found in known):
             return False
@@ -203,13 +187,13 @@ class MeasurementWindows:
         self._waited, self.length_s = 1.0, SHORTEST_WINDOW_S
         return True
 
-    def _has_base(self, number: int, look: EngineLook, cpu_s: float) -> bool:
+    def _has_base(self, number: int, look: EngineLook) -> bool:
         """Return True if a window of that engine is open; open one where it is missing or would mislead."""
         entry, reading = self._bases.get(number), look.reading
         if entry is not None and entry.progress_to(reading) < (0, 0.0):
             entry = None  # a number that is used again, for another engine
         if entry is None or look.resizing or self._is_away(number, reading, entry.reading):
-            self._bases[number] = self._mark(reading, cpu_s)
+            self._bases[number] = self._mark(reading)
             self._glances.pop(number, None)
             return False
         return True

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpex.autotune.runtime.windows import with_queue
 from dpex.measure.pool_reading import PoolReading
 from dpex.system import run_queue
+from dpex.system.meter import with_queue
 from dpex.system.run_queue import RunQueueTimes
 
 
