@@ -56,10 +56,10 @@ class WindowMark:
 
     def is_slower_to(self, reading: Reading, base: WindowMark) -> bool:
         """Return True if all batches that local workers made until then took far longer than those since ``base``."""
-        before = self.reading.local.since(base.reading.local)
-        latest_s = reading.local.since(self.reading.local).services_s[-RECENT:]
-        mean_s = before.busy_s / max(1, before.tickets)
-        return len(latest_s) > 1 and min(latest_s) > CONSTANTS.apart * mean_s > 0.0
+        first, then, now = base.reading.local, self.reading.local, reading.local
+        made = min(RECENT, now.tickets - then.tickets)
+        mean_s = (then.busy_s - first.busy_s) / max(1, then.tickets - first.tickets)
+        return made > 1 and min(now.services_s[-made:], default=0.0) > CONSTANTS.apart * mean_s > 0.0
 
     def waited_to(self, reading: Reading) -> float:
         """Share of its time until then that the consumer waited; 0 to 1."""
