@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import Model, PoolCost, Start
+from dpex.autotune.law.model import Model, PoolCost, Start, net_s
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
@@ -21,8 +21,6 @@ _COMPUTES, _BESIDE = 0.5, 2
 """Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
 _ROUNDING = 0.1
 """Workers that wait for less than this part of a worker's time are no further worker."""
-_QUEUED = 0.9
-"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 _WAITS = 0.01
 """Share of the time from which on a loop counts as waiting, so that its rate is the workers' rate."""
 _PAST = 8
@@ -113,7 +111,7 @@ def _free_step_s(facts: Facts) -> float:
     """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
     waited for page-locked memory, which no worker makes shorter."""
     busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in (*OWN, "h2d"))
-    loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * busy_s, busy_s - facts.loop_queued_s)
+    loop_s = facts.work_s - facts.held_s + net_s(busy_s, 0.0, facts.loop_queued_s)
     if facts.gpu_running_stall_s is None:
         return loop_s
     return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
@@ -127,10 +125,10 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
     if queued_s is None:
         computes = known.cpu_s > _COMPUTES * known.busy_s
         queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
-    net_s = known.busy_s - min(max(0.0, queued_s), _QUEUED * known.busy_s)
-    service_s = net_s + (known.transit_s if name == REMOTE else 0.0)
+    made_s = net_s(known.busy_s, known.cpu_s, queued_s)
+    service_s = made_s + (known.transit_s if name == REMOTE else 0.0)
     return PoolCost(
-        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(net_s, known.cpu_s) / known.tickets)
+        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(made_s, known.cpu_s) / known.tickets)
     )
 
 

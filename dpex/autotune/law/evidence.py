@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from dpex.autotune.constants import CONSTANTS
+from dpex.autotune.law.model import net_s
 from dpex.measure.batch_times import RECENT
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
@@ -100,9 +101,7 @@ class ServiceTimes:
     @property
     def net_s(self) -> float:
         """Seconds of a batch without queueing for a CPU, at least the CPU time; 0 without a window."""
-        wall_s = self.wall.value
-        least_s = max(min(self.cpu.value, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
-        return max(wall_s - self.queued.value, least_s)
+        return net_s(self.wall.value, self.cpu.value, self.queued.value)
 
 
 @dataclass
