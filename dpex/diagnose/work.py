@@ -33,11 +33,6 @@ def present(facts: Facts) -> Settings:
     return Settings(local=facts.local_workers, remote=facts.remote_workers, prefetch=max(1, facts.prefetch))
 
 
-def later_batches(facts: Facts) -> int:
-    """Batches but for the first of each pass, which come with its start."""
-    return max(1, facts.batches - facts.passes)
-
-
 def cpus_used(facts: Facts) -> Mapping[str, float]:
     """CPUs of this machine that were busy on average, by who had them."""
     wall_s = max(1e-9, facts.wall_s)
@@ -82,9 +77,9 @@ def _missed(decisions: Sequence[Decision]) -> float:
 
 def model_of(facts: Facts, found: LostTime) -> Model | None:
     """Return the law's model of the work and the machine; None: too little was seen."""
-    if facts.tickets < 8 or facts.batches <= facts.passes or facts.work_s <= 0:
+    if facts.tickets < 8 or not facts.later_batches or facts.work_s <= 0:
         return None
-    count, now, here = later_batches(facts), present(facts), _pool_cost(facts, LOCAL)
+    count, now, here = facts.later_batches, present(facts), _pool_cost(facts, LOCAL)
     step_s = max(1e-6, _free_step_s(facts) / count)
     inline = facts.pools.get(INLINE, PoolReading())
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"] - stream_s(facts)

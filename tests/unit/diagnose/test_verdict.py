@@ -49,7 +49,8 @@ def facts(causes: dict[str, float], local: PoolReading | None = None, **changes:
         "trainer_queued_s": 0.0,
         "others_over_s": 10.0,
     }
-    return Facts(**values | changes)
+    values |= changes
+    return Facts(**{"later_batches": values["batches"] - values["passes"]} | values)
 
 
 HERE = PoolReading(tickets=N, load_s=6.0, load_cpu_s=5.9)
