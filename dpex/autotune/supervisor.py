@@ -53,8 +53,7 @@ class _Followed:
         seen = self._settled if len(self._settled) else self._all
         if not len(seen):
             return None
-        wait = min(1.0, (seen.wait_s + seen.busy_s) / seen.seconds)
-        return Outcome(rate=seen.rate()[0], wait=wait, kept=kept, at=at)
+        return Outcome(rate=seen.rate()[0], wait=seen.lost, kept=kept, at=at)
 
 
 class Supervisor:

@@ -106,11 +106,11 @@ class ServiceTimes:
 
 @dataclass
 class PoolEstimate:
-    """The times of a pool. slowest_s: of its slowest batch. stages: seconds of all its batches, by stage."""
+    """The times of a pool. slowest_s: of its slowest batch. sum: all its windows."""
 
     times: ServiceTimes = field(default_factory=ServiceTimes)
     slowest_s: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
+    sum: PoolReading = field(default_factory=PoolReading)
 
     def is_other_work(self, pool: PoolReading, growth: float) -> bool:
         """Return True if all batches of a window took far longer than nine in ten of those before.
@@ -125,8 +125,7 @@ class PoolEstimate:
         if pool.tickets:
             self.times.add(pool)
             self.slowest_s = max(self.slowest_s, *pool.services_s[-RECENT:], 0.0)
-            for name in self.stages:
-                self.stages[name] += getattr(pool, f"{name}_s")
+            self.sum = self.sum.then(pool)
 
 
 class WorkEstimate:
@@ -208,12 +207,7 @@ class SettingStats:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
-        self.seconds: float = 0.0
-        self.wait_s: float = 0.0
-        self.busy_s: float = 0.0
-        self.queued_s: float = 0.0
-        self.straggler_s: float = 0.0
-        self.worker_s: float = 0.0
+        self.sum: Reading = Reading()
         self.times: ServiceTimes = ServiceTimes()
         self.calm: int = 0
 
@@ -222,12 +216,7 @@ class SettingStats:
         local, remote = window.local, window.remote
         made = local.tickets + remote.tickets
         self._rows.append((window.later_batches, made, window.seconds))
-        self.seconds += window.seconds
-        self.wait_s += window.blocked_s
-        self.busy_s += window.next_busy_s
-        self.straggler_s += window.straggler_s
-        self.queued_s += window.trainer_queued_s or 0.0
-        self.worker_s += local.busy_s + remote.busy_s
+        self.sum = self.sum.then(window)
         self.times.add(local, remote)
         self.calm = self.calm + 1 if window.blocked_s <= goal * window.seconds else 0
 
@@ -237,22 +226,32 @@ class SettingStats:
     @property
     def wait(self) -> float:
         """Share of the time that the training loop was blocked in ``next()``."""
-        return self.wait_s / self.seconds if self.seconds else 0.0
+        return self.sum.blocked_s / self.sum.seconds if self.sum.seconds else 0.0
+
+    @property
+    def lost(self) -> float:
+        """Share of the time that was lost to loading, 0 to 1: blocked in ``next()`` or busy there."""
+        return min(1.0, (self.sum.blocked_s + self.sum.next_busy_s) / max(1e-9, self.sum.seconds))
 
     @property
     def queued(self) -> float:
         """Share of the time that the training thread waited for a CPU."""
-        return self.queued_s / self.seconds if self.seconds else 0.0
+        return (self.sum.trainer_queued_s or 0.0) / self.sum.seconds if self.sum.seconds else 0.0
+
+    @property
+    def busy_workers(self) -> float:
+        """Workers that were busy on average."""
+        return (self.sum.local.busy_s + self.sum.remote.busy_s) / self.sum.seconds
 
     @property
     def has_rate(self) -> bool:
         """True if the windows are long enough for a rate."""
-        return self.times.count > 0 and self.seconds >= CONSTANTS.times * self.times.wall.value
+        return self.times.count > 0 and self.sum.seconds >= CONSTANTS.times * self.times.wall.value
 
     @property
     def is_late(self) -> bool:
         """True if mostly the next batch in turn is missing."""
-        return self.straggler_s > 0.5 * self.wait_s
+        return self.sum.straggler_s > 0.5 * self.sum.blocked_s
 
     def is_draining(self, headroom: float) -> bool:
         """Return True if the loop takes older batches rather than new batches."""

@@ -17,6 +17,7 @@ from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Reason
+from dpex.measure.pool_reading import STAGES
 from dpex.measure.reading import Reading, Signal
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 
@@ -169,8 +170,7 @@ class Law:
         """The model as of this window."""
         seen, record = self._work, self._record
         local, remote = (self._pool_cost(name) for name in WORKER_POOLS)
-        stages = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].stages
-        total = sum(stages.values())
+        made = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].sum
         rate, error = record.rate()
         waits = record.wait > self.config.wait_goal
         return Model(
@@ -188,7 +188,7 @@ class Law:
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
             start=self._start_of(window),
-            stages={name: seconds / total for name, seconds in stages.items()} if total else {},
+            stages={name: getattr(made, f"{name}_s") / made.busy_s for name in STAGES} if made.busy_s else {},
         )
 
     def _start_of(self, window: Reading) -> Start | None:
@@ -304,7 +304,7 @@ class Law:
             return self._change(window, *to, "too many", GIVE_BACK)
         if record.is_draining(self.config.headroom) or record.calm < self._shrink_after:
             return None
-        wanted = math.ceil(max(record.worker_s / record.seconds, self.model.local.service_s * self.model.demand))
+        wanted = math.ceil(max(record.busy_workers, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
         local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
         if local + remote >= now.workers:

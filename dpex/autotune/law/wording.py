@@ -46,8 +46,8 @@ def expected(
 
 def _outside(step_s: float, record: SettingStats, window: Reading) -> float:
     """Return the seconds of a step outside ``next()``, of the ``step_s`` in which the training loop is not blocked."""
-    seen = _seen(record, window)
-    return step_s * (1.0 - min(1.0, seen.busy_s / max(1e-9, seen.seconds - seen.wait_s)))
+    seen = _seen(record, window).sum
+    return step_s * (1.0 - min(1.0, seen.next_busy_s / max(1e-9, seen.seconds - seen.blocked_s)))
 
 
 def measured(record: SettingStats, window: Reading) -> dict[str, float]:
@@ -56,8 +56,7 @@ def measured(record: SettingStats, window: Reading) -> dict[str, float]:
     The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
     """
     seen = _seen(record, window)
-    found = {"wait": min(1.0, (seen.wait_s + seen.busy_s) / max(1e-9, seen.seconds))}
-    return {"rate": seen.rate()[0]} | found if seen.has_rate else found
+    return {"rate": seen.rate()[0], "wait": seen.lost} if seen.has_rate else {"wait": seen.lost}
 
 
 def _seen(record: SettingStats, window: Reading) -> SettingStats:
