@@ -68,7 +68,6 @@ class Subject:
         held: The Python objects of the dataset.
         private_bytes: Private memory that most local workers exceed; 0: no worker runs, or unknown.
         is_asynchronous: True if an event loop loads samples.
-        lanes: Batches that a worker makes at the same time.
         concurrency: Samples that an event loop may load at the same time; 0: the dataset is a stream.
     """
 
@@ -93,7 +92,6 @@ class Subject:
     held: HeldObjects = field(default_factory=HeldObjects)
     private_bytes: float = 0.0
     is_asynchronous: bool = False
-    lanes: int = 1
     concurrency: int = 0
 
 
