@@ -21,7 +21,7 @@ def reading_of(rank: Rank, simulator: Simulator) -> Reading:
     """Return the reading of a rank's loader now."""
     now = rank.clock()
     near, far = (sum(worker.up and worker.remote == remote for worker in rank.workers) for remote in (False, True))
-    link = {"sending_s": rank.sending_s, "round_trip_s": simulator.world.rtt_s, "links": int(far > 0)}
+    link: dict[str, Any] = {"sending_s": rank.sending_s, "round_trip_s": simulator.world.rtt_s, "links": int(far > 0)}
     pools = {
         LOCAL: rank.local.reading(len(rank.workers) - rank.remotes, near),
         REMOTE: replace(rank.remote.reading(rank.remotes, far), **link),

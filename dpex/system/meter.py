@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
@@ -49,7 +50,7 @@ class MachineLook:
         """
         lived_s, ran = max(1e-6, self.at - since.at), self.queued.since(since.queued)
         makers = {INLINE: ran.here, LOCAL: ran.workers}
-        others: dict[str, float] = {}
+        others: dict[str, Any] = {}
         if self.used is not None and since.used is not None:
             parts = parts_of_machine(os.environ, found.sharing_ranks)
             others = {"others_s": others_s(self.used, since.used, parts), "others_over_s": lived_s}

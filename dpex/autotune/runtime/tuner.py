@@ -228,13 +228,13 @@ class Tuner:
         )
         return self._with_room(window)
 
-    def _of_gpu(self, window: Reading) -> dict[str, float]:
+    def _of_gpu(self, window: Reading) -> dict[str, Any]:
         """Return the share of about the last second in which the GPU ran kernels, as that of the window; notes that."""
         busy = self._gpus.busy_ratio() if self._gpus is not None else None
         if busy is None or window.seconds <= 0:
             return {}
         supplied_s = window.seconds if window.ready else 0.0
-        found = {"kernel_s": busy * window.seconds, "kernel_seen_s": window.seconds}
+        found: dict[str, Any] = {"kernel_s": busy * window.seconds, "kernel_seen_s": window.seconds}
         found |= {"kernel_supplied_s": busy * supplied_s, "supplied_s": supplied_s}
         self.kernels = self.kernels.plus(Reading(**found))  # while passes run: later the GPU is idle
         return found
