@@ -53,7 +53,7 @@ class Diagnosis:
         >>> diagnosis.verdict.cause, diagnosis.recommendation
         ('too-early', None)
         >>> diagnosis.to_dict()["version"]
-        5
+        6
     """
 
     facts: Facts
