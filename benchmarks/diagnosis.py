@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from benchmarks.works import ENDLESS
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 BATCH = 4
 

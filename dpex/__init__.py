@@ -44,11 +44,10 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from dpex.integrations import loader_behind, log_to, serve
-    from dpex.measure.samples import GpuUse
+    from dpex.measure.pool_reading import PoolReading
     from dpex.measure.sampling import FailedSample, SlowIndex
-    from dpex.measure.sums import NodeStats, PoolStats
+    from dpex.measure.settings import Settings
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
-    from dpex.schedule.prefetch import Settings
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats, StreamStats
     from dpex.transport.compact import compact
@@ -60,7 +59,6 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),
-    "dpex.schedule.prefetch": ("Settings",),
     "dpex.autotune.runtime.tuned": ("Tuned",),
     "dpex.autotune.types": ("Decision", "Outcome", "Policy"),
     "dpex.cache.dataset": ("cached",),
@@ -70,10 +68,10 @@ _NAMES = {
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
     "dpex.diagnose.what_if": ("Prediction",),
     "dpex.integrations": ("loader_behind", "log_to", "serve"),
-    "dpex.measure.samples": ("GpuUse",),
+    "dpex.measure.pool_reading": ("PoolReading",),
     "dpex.measure.sampling": ("FailedSample", "SlowIndex"),
+    "dpex.measure.settings": ("Settings",),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
-    "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats", "StreamStats"),
     "dpex.transport.compact": ("compact",),
@@ -99,17 +97,15 @@ __all__ = [
     "Evidence",
     "Facts",
     "FailedSample",
-    "GpuUse",
     "InternalError",
     "IteratorClosedError",
     "IteratorInterruptedError",
     "LoaderStats",
     "MetricsConfig",
-    "NodeStats",
     "OptionError",
     "Outcome",
     "Policy",
-    "PoolStats",
+    "PoolReading",
     "Prediction",
     "SamplePolicy",
     "SampleTimeoutError",

@@ -13,6 +13,7 @@ from dpex.errors import OptionError
 from dpex.loader.served import OF_DATA, OF_WORKERS, ON_DEMAND, StandIn, settings_of, stand_in_of, why_not
 from dpex.loader.unused import count_as_used
 from dpex.measure.readable import remainder
+from dpex.measure.reading import wait_ratio
 from dpex.options import DEFAULTS
 from dpex.stats import LoaderStats
 
@@ -178,7 +179,7 @@ class LoaderFigures:
         found: dict[str, float] = {"decisions": len(self.loader.decisions), "prefetch": now.prefetch}
         found["workers"] = sum(pool.running for pool in now.pools.values())
         if passed_s > 0:
-            found["wait_ratio"] = waited_s / passed_s
+            found["wait_ratio"] = wait_ratio(waited_s, worked_s)
             found["batches_per_s"] = (now.batches - last.batches) / passed_s
             if now.gpu_stall_s is not None:
                 found["gpu_stall_ratio"] = remainder(now.gpu_stall_s, last.gpu_stall_s or 0.0) / passed_s

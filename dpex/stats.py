@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, size
-from dpex.measure.sums import PoolStats
+from dpex.measure.reading import Reading, wait_ratio
 
 
 class StreamStats(NamedTuple):
@@ -83,14 +84,26 @@ class LoaderStats:
     remade: int = 0
     late: int = 0
     failed_samples: int = 0
-    pools: Mapping[str, PoolStats] = field(default_factory=dict)
+    pools: Mapping[str, PoolReading] = field(default_factory=dict)
     streams: tuple[StreamStats, ...] = ()
+
+    @classmethod
+    def of(cls, found: Reading, *, busy_s: float, first_batch_s: float) -> LoaderStats:
+        """Return the stats of an iterator, with two figures that a reading does not have."""
+        return found.narrowed(
+            cls,
+            ready_bytes=found.ready * found.batch_bytes,
+            wait_s=found.next_s,
+            busy_s=busy_s,
+            first_batch_s=first_batch_s,
+            gpu_stall_s=found.gpu_running_stall_s,
+            deaths=sum(pool.deaths for pool in found.pools.values()),
+        )
 
     @property
     def wait_ratio(self) -> float:
         """The share of the training loop's wall time that it spent waiting for batches, from 0 to 1."""
-        total = self.wait_s + self.work_s
-        return self.wait_s / total if total else 0.0
+        return wait_ratio(self.wait_s, self.work_s)
 
     def __repr__(self) -> str:
         return f"LoaderStats({'; '.join(f'{name} {value}' for name, value in self._shown())})"

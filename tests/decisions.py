@@ -3,7 +3,7 @@
 from typing import Any
 
 from dpex.autotune.types import Decision
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 
 def a_decision(**changes: Any) -> Decision:

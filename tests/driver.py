@@ -6,8 +6,9 @@ from typing import Any
 from fake_pool import FakePool
 
 from dpex.engine.pools import Pools
+from dpex.measure.settings import Settings
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import ResumePoint
 
 NOTHING = object()

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.measure.batch_times import PoolTimes as PoolTimes
+from dpex.measure.settings import LOCAL
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.schedule.events import PoolEvent, Snapshot, TicketMade, WorkerGone, WorkerUp
-from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from benchmarks.network.nodes import agents_in
-from dpex import AutotuneConfig, DpexDataLoader, PoolStats, SamplePolicy
+from dpex import AutotuneConfig, DpexDataLoader, PoolReading, SamplePolicy
 from dpex.system.clock import monotonic
 
 BATCH = 4
@@ -136,7 +136,7 @@ def main(argument: str) -> None:
     with joined(work), loader_of(work) as loader:
         train(loader, over)
         stats = loader.stats()
-    nodes = [asdict(node) for node in stats.pools.get("remote", PoolStats()).nodes.values()]
+    nodes = [asdict(node) for node in stats.pools.get("remote", PoolReading()).nodes.values()]
     decisions = [one.text for one in loader.decisions]
     tell(end=True, failed_samples=stats.failed_samples, decisions=decisions, nodes=nodes)
 

@@ -13,9 +13,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dpex.measure.batch_times import NO_TIMES
+from dpex.measure.settings import Settings
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import PoolStatus, Send, TicketMade, WorkerGone, WorkerUp
-from dpex.schedule.prefetch import REMOTE_WINDOW, PrefetchRules, Settings
+from dpex.schedule.prefetch import REMOTE_WINDOW, PrefetchRules
 
 REMOTE = "remote"
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from dpex.autotune.types import Decision
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 _TINY = 1e-12
 _TENTH_S = 0.1

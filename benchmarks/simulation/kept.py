@@ -19,8 +19,7 @@ from typing import Any
 from benchmarks.simulation import oracle
 from benchmarks.simulation.oracle import Static, Truth
 from benchmarks.simulation.scenarios import FOLDER, ORACLE, Scenario
-from dpex.schedule.names import KNOBS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import KNOBS, Settings
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpex-simulation"
 """Truths that were searched, for all checkouts of a user; the names of the files are their keys."""

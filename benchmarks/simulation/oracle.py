@@ -17,7 +17,7 @@ from statistics import fmean
 from benchmarks.simulation.scenarios import Scenario, calm_from
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 AS_FAST = 0.975
 """The cheapest setting with this part of the best rate is what cost is measured against."""

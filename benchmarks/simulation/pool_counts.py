@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dpex.measure.batch_times import RECENT
-from dpex.measure.samples import PoolSample
+from dpex.measure.pool_reading import PoolReading
 from dpex.system.run_queue import RunQueueTimes
 
 
@@ -35,14 +35,14 @@ class PoolCounts:
         """CPU and run queues, as the kernel would count them."""
         return RunQueueTimes(self.cpu_s, self.queued_s)
 
-    def look(self, requested: int = 0, running: int = 0) -> PoolSample:
+    def reading(self, requested: int = 0, running: int = 0) -> PoolReading:
         """Sums so far, and workers now."""
-        return PoolSample(
+        return PoolReading(
             requested=requested,
             running=running,
             tickets=self.tickets,
             load_s=self.load_s,
             encode_s=self.encode_s,
-            cpu_s=self.cpu_s,
+            load_cpu_s=self.cpu_s,
             services_s=tuple(self.latest_s),
         )

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.simulation.draws import Draws, draws_of
 from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision
-from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, EngineLook, Tally
+from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, Tally
+from dpex.measure.settings import Settings
 from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
-from dpex.schedule.prefetch import REMOTE_WINDOW, Settings
-from dpex.system.gpu.stall import GpuSteps
+from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.system.run_queue import RunQueueTimes
 
 if TYPE_CHECKING:
@@ -55,16 +55,16 @@ class Rank:
         self.history = History(machine_bytes=simulator.machine_bytes)
         self.settings = settings
         self.workers: list[Worker] = []
-        self._pending: deque[int] = deque()
-        self._remotes = 0
+        self.pending: deque[int] = deque()
+        self.remotes = 0
         self._drawn = self._next = 0
         epochs = simulator.world.epochs
         self._pass_ends: float = math.inf if epochs is None else epochs.batches
-        self._epoch = 0
-        self._pass_began_at = self._start_s = 0.0
+        self.epoch = 0
+        self._pass_began_at = self.start_s = 0.0
         """When the latest pass began, and what the latest that has begun took for its first batch."""
-        self._ready: set[int] = set()
-        self._making: set[int] = set()
+        self.ready: set[int] = set()
+        self.making: set[int] = set()
         self._held = 0
         """Tickets that its remote workers hold, as of one node behind the link."""
         self._far: dict[int, float] = {}
@@ -79,7 +79,7 @@ class Rank:
         self._is_asking = False
         self._peak = 0.0
         self._pauses = 0
-        self._tally = Tally()
+        self.tally = Tally()
         self.local, self.remote = PoolCounts(), PoolCounts()
         self.trainer_cpu_s = self._trainer_queued_s = 0.0
         self.gpu = simulator.make_gpu()
@@ -93,7 +93,7 @@ class Rank:
 
     def begin_stream(self, stream: int) -> None:
         """Tickets begun and steps done from now on get the random numbers of another stream, from its beginning."""
-        first = self._pending[0] if self._pending else self._drawn
+        first = self.pending[0] if self.pending else self._drawn
         self._streams.append((first, self._next, draws_of(f"{self._seed} {stream}")))
 
     def _work_of(self, ticket: int, worker: Worker | None) -> tuple[float, float, float]:
@@ -109,13 +109,13 @@ class Rank:
 
     def _draw(self) -> None:
         while self._drawn - self._next < max(1, self.settings.prefetch) and self._drawn < self._pass_ends:
-            self._pending.append(self._drawn)
+            self.pending.append(self._drawn)
             self._drawn += 1
         self._feed()
 
     def _feed(self) -> None:
         for worker in self.workers:
-            if not self._pending:
+            if not self.pending:
                 return
             if worker.up and not worker.leaving and worker.ticket is None:
                 self._make_if_allowed(worker)
@@ -143,15 +143,10 @@ class Rank:
             self._sending_s += self._loop.now - self._sending_since
         then()
 
-    def _link_look(self) -> dict[str, Any]:
-        """What the nodes tell of it, which look like one."""
-        under_way_s = self._loop.now - self._sending_since if self._to_send else 0.0
-        is_linked = any(worker.remote and worker.up for worker in self.workers)
-        return {
-            "sending_s": self._sending_s + under_way_s,
-            "round_trip_s": self._simulator.world.rtt_s,
-            "links": int(is_linked),
-        }
+    @property
+    def sending_s(self) -> float:
+        """Seconds in which something was on the link, as the kernel of a node counts them."""
+        return self._sending_s + (self._loop.now - self._sending_since if self._to_send else 0.0)
 
     def _arrived(self, ticket: int, stages: tuple[float, ...]) -> None:
         """A batch has come over the link, or would have, had its worker not been lost."""
@@ -183,9 +178,9 @@ class Rank:
 
     def _make(self, worker: Worker, again: int | None = None) -> None:
         """Have it make what waits first, or that ticket ``again``."""
-        ticket = worker.ticket = self._pending.popleft() if again is None else again
+        ticket = worker.ticket = self.pending.popleft() if again is None else again
         self._held += worker.remote
-        self._making.add(ticket)
+        self.making.add(ticket)
         if worker.remote:
             self._far[ticket] = self._loop.now
         self._note_memory()
@@ -240,17 +235,17 @@ class Rank:
         if worker.leaving:
             self._end(worker)
             self._deliver()
-        elif self._pending:
+        elif self.pending:
             self._make_if_allowed(worker)
 
     def _made(self, remote: bool, ticket: int, cpu_s: float, encode_s: float, wall_s: float, queued_s: float) -> None:
-        if ticket not in self._making:
+        if ticket not in self.making:
             return
-        self._making.discard(ticket)
+        self.making.discard(ticket)
         self._far.pop(ticket, None)
         self._seen += 1
         self._usual_s += max(_WEIGHT, 1.0 / self._seen) * (wall_s - self._usual_s)
-        self._ready.add(ticket)
+        self.ready.add(ticket)
         (self.remote if remote else self.local).made(cpu_s, encode_s, wall_s, queued_s)
         self._deliver()
 
@@ -258,7 +253,7 @@ class Rank:
         worker.dead = True
         if worker in self.workers:
             self.workers.remove(worker)
-            self._remotes -= worker.remote
+            self.remotes -= worker.remote
             if worker.remote:
                 self._simulator.nodes_freed()
 
@@ -268,8 +263,8 @@ class Rank:
         self._held -= ticket is not None
         self._end(worker)
         if ticket is not None and self._far.pop(ticket, None) is not None:
-            self._making.discard(ticket)
-            self._pending.appendleft(ticket)
+            self.making.discard(ticket)
+            self.pending.appendleft(ticket)
         self._want()
         self._feed()
         self._deliver()
@@ -288,7 +283,7 @@ class Rank:
                 taken = {w.number for w in self.workers if w.remote == remote}
                 worker = Worker(remote, next(number for number in count() if number not in taken))
                 self.workers.append(worker)
-                self._remotes += remote
+                self.remotes += remote
                 if remote:
                     self._simulator.queue_for_node(self, worker)
                 else:
@@ -308,7 +303,7 @@ class Rank:
             worker.up = True
             if worker.leaving:
                 self._end(worker)
-            elif self._pending:
+            elif self.pending:
                 self._make(worker)
 
     # -- the consumer --------------------------------------------------------------------------------------------
@@ -319,7 +314,7 @@ class Rank:
             self._end_pass()
             return
         self._is_asking = True
-        self._tally.enter(self._clock())
+        self.tally.enter(self.clock())
         if self.gpu is not None:
             self.gpu.enter()
         self._deliver()
@@ -328,14 +323,14 @@ class Rank:
     def engine(self) -> int:
         """The number of the engine at work: each pass has one of its own, unless its workers live on."""
         epochs = self._simulator.world.epochs
-        return self._epoch if epochs is not None and not epochs.is_kept else 0
+        return self.epoch if epochs is not None and not epochs.is_kept else 0
 
     def _end_pass(self) -> None:
         """The consumer is told that a pass is over, and begins the next."""
         epochs = self._simulator.world.epochs
         assert epochs is not None
-        self._tally.enter(self._clock())
-        self._tally.leave(0.0, self._clock(), over=True)
+        self.tally.enter(self.clock())
+        self.tally.leave(0.0, self.clock(), over=True)
         if not epochs.is_kept:
             for worker in [w for w in self.workers if not w.leaving]:
                 worker.leaving = True
@@ -346,7 +341,7 @@ class Rank:
     def _begin_pass(self) -> None:
         epochs = self._simulator.world.epochs
         assert epochs is not None
-        self._epoch += 1
+        self.epoch += 1
         self._pass_ends += epochs.batches
         self._pass_began_at = self._loop.now
         self._want()
@@ -356,23 +351,23 @@ class Rank:
     def _deliver(self) -> None:
         if not self._is_asking:
             return
-        if self._next in self._ready:
-            self._ready.discard(self._next)
+        if self._next in self.ready:
+            self.ready.discard(self._next)
             self._hand_out(self._simulator.world.own_s)
-        elif not self.settings.workers and not any(w.up for w in self.workers) and self._next in self._pending:
-            self._pending.remove(self._next)
+        elif not self.settings.workers and not any(w.up for w in self.workers) and self._next in self.pending:
+            self.pending.remove(self._next)
             self._make_here(self._next)
         else:
-            self._wait_because(STRAGGLER if self._ready else UNKNOWN)
+            self._wait_because(STRAGGLER if self.ready else UNKNOWN)
             self._make_again_what_is_late()
 
     def _wait_because(self, cause: int) -> None:
-        tally = self._tally
+        tally = self.tally
         if not tally.blocked_at:
-            tally.block(self._clock(), cause)
+            tally.block(self.clock(), cause)
         elif tally.cause != cause:
-            tally.unblock(self._clock())
-            tally.block(self._clock(), cause)
+            tally.unblock(self.clock())
+            tally.block(self.clock(), cause)
 
     def _make_here(self, ticket: int) -> None:
         wait_s, cpu_s, read = self._work_of(ticket, None)
@@ -403,19 +398,19 @@ class Rank:
 
     def _answered(self) -> float:
         """The consumer waits no longer; now."""
-        if self._tally.blocked_at:
-            self._tally.unblock(self._clock())
+        if self.tally.blocked_at:
+            self.tally.unblock(self.clock())
         self._is_asking = False
         return self._loop.now
 
     def _take(self) -> None:
         self._next += 1
-        if self._tally.starting:
-            self._start_s = self._loop.now - self._pass_began_at
-        self._tally.batches += 1
+        if self.tally.starting:
+            self.start_s = self._loop.now - self._pass_began_at
+        self.tally.batches += 1
         if self.gpu is not None:
-            self.gpu.leave(starting=self._tally.starting)
-        self._tally.leave(self._clock(), self._clock(), over=False)
+            self.gpu.leave(starting=self.tally.starting)
+        self.tally.leave(self.clock(), self.clock(), over=False)
         self.history.delivered.append(self._loop.now)
         self._draw()
         gpu_s, cpu_s, pause_s = self._step()
@@ -472,8 +467,8 @@ class Rank:
     def memory(self) -> float:
         """Bytes in batches in flight and in local workers."""
         world, work = self._simulator.world, self._simulator.work
-        local = len(self.workers) - self._remotes
-        return local * world.worker_bytes + (len(self._ready) + len(self._making)) * work.batch_bytes
+        local = len(self.workers) - self.remotes
+        return local * world.worker_bytes + (len(self.ready) + len(self.making)) * work.batch_bytes
 
     def _note_memory(self) -> None:
         self._peak = max(self._peak, self.memory)
@@ -491,40 +486,9 @@ class Rank:
 
     @property
     def began_at(self) -> float:
-        """By the clock of `look`."""
+        """By `clock`."""
         return _BEGAN_AT
 
-    def _clock(self) -> float:
+    def clock(self) -> float:
+        """Seconds, as `Tally` is told."""
         return _BEGAN_AT + self._loop.now
-
-    def _pass_look(self) -> dict[str, Any]:
-        """What is known of passes."""
-        epochs = self._simulator.world.epochs
-        if epochs is None:
-            return {}
-        return {"pass_batches": epochs.batches, "start_s": self._start_s, "starts_anew": not epochs.is_kept}
-
-    def look(self) -> EngineLook:
-        """What a tuner sees of it now."""
-        now, remotes = self._clock(), self._remotes
-        running = [sum(worker.up and worker.remote == remote for worker in self.workers) for remote in (False, True)]
-        gpu_steps = GpuSteps() if self.gpu is None else self.gpu.steps
-        return EngineLook(
-            at=now,
-            epoch=self._epoch,
-            times=self._tally.times(now),
-            settings=self.settings,
-            resizing=False,
-            refused=None,
-            away_s=self._tally.away_s(now),
-            ready=len(self._ready),
-            in_flight=len(self._making) + len(self._pending),
-            batch_bytes=self._simulator.work.batch_bytes,
-            local=self.local.look(len(self.workers) - remotes, running[0]),
-            remote=replace(self.remote.look(remotes, running[1]), **self._link_look()),
-            pids=(),
-            gpu_stall_s=None if self.gpu is None else self.gpu.stall_s,
-            gpu_steps=gpu_steps.number,
-            gpu_step_s=gpu_steps.seconds,
-            **self._pass_look(),
-        )

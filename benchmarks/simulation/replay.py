@@ -25,8 +25,9 @@ from dpex.autotune.law.wording import described
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
-from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision, Outcome
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 from dpex.system.user_warnings import forgive
 
 _T = TypeVar("_T")
@@ -79,9 +80,9 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceStep:
-    """A sample, and the number of the decision that followed from it, if one did."""
+    """A window, and the number of the decision that followed from it, if one did."""
 
-    sample: Sample
+    window: Reading
     decision: int | None = None
 
 
@@ -103,8 +104,8 @@ class Trace:
     is_torn: bool = False
 
     @property
-    def samples(self) -> list[Sample]:
-        return [step.sample for section in self.sections for step in section.steps]
+    def windows(self) -> list[Reading]:
+        return [step.window for section in self.sections for step in section.steps]
 
 
 def load(path: str) -> Trace:
@@ -185,11 +186,11 @@ def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: li
         sections.append(TraceSection(origin=build(TraceOrigin, record["origin"]), steps=[]))
         return
     steps = sections[-1].steps
-    if kind == "sample":
-        steps.append(TraceStep(sample=build(Sample, record)))
+    if kind == "window":
+        steps.append(TraceStep(window=build(Reading, record)))
     elif kind == "decision":
         if number != len(decisions) or not steps:
-            raise ValueError(f"decision {number} where {len(decisions)} should be, and after a sample")
+            raise ValueError(f"decision {number} where {len(decisions)} should be, and after a window")
         decisions.append(build(Decision, record))
         steps[-1] = replace(steps[-1], decision=number)
     elif kind == "outcome":
@@ -251,9 +252,9 @@ def _value(hint: Any, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedWindow:
-    """A sample, the decision that was recorded on it, and the decision made on it now."""
+    """A window, the decision that was recorded on it, and the decision made on it now."""
 
-    sample: Sample
+    window: Reading
     recorded: Decision | None
     replayed: Decision | None
 
@@ -264,19 +265,19 @@ class ReplayedWindow:
 
 
 def replay(trace: Trace) -> list[ReplayedWindow]:
-    """Show all samples to laws made anew, under the recorded configuration."""
+    """Show all windows to laws made anew, under the recorded configuration."""
     windows: list[ReplayedWindow] = []
     for section in trace.sections:
         for step, replayed in zip(section.steps, _decide(section), strict=True):
             recorded = None if step.decision is None else trace.decisions[step.decision]
-            windows.append(ReplayedWindow(sample=step.sample, recorded=recorded, replayed=replayed))
+            windows.append(ReplayedWindow(window=step.window, recorded=recorded, replayed=replayed))
     return windows
 
 
 def _decide(section: TraceSection) -> list[Decision | None]:
-    """Return the decision of a new law on each sample, with the outcome that the law found later."""
+    """Return the decision of a new law on each window, with the outcome that the law found later."""
     law = Supervisor(section.origin.config, section.origin.start, section.origin.limits)
-    decided = [law.step(step.sample) for step in section.steps]
+    decided = [law.step(step.window) for step in section.steps]
     judged = iter(law.decisions)
     return [None if decision is None else next(judged) for decision in decided]
 
@@ -302,7 +303,7 @@ def _head(trace: Trace) -> Iterator[str]:
         yield "  note      the last line is incomplete (the run was killed, or the disk was full) and was left out"
     for number, section in enumerate(trace.sections):
         origin = section.origin
-        at = f" from {section.steps[0].sample.at:.1f} s on" if number and section.steps else ""
+        at = f" from {section.steps[0].window.at:.1f} s on" if number and section.steps else ""
         why = f" ({origin.why})" if origin.why else ""
         yield f"  {'renewed ' if number else 'settings'}  {origin.start}{at}{why}"
         for label, values in (("given", _not_default(origin.config)), ("limits", _not_default(origin.limits))):
@@ -335,7 +336,7 @@ def _verdict(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
     if first is None:
         yield "This version of dpex decides the same on these windows."
         return
-    yield f"This version of dpex decides otherwise, first at {first.sample.at:.2f} s:"
+    yield f"This version of dpex decides otherwise, first at {first.window.at:.2f} s:"
     yield f"    recorded  {_short(first.recorded)}"
     yield f"    replayed  {_short(first.replayed)}"
     if first.replayed is not None:

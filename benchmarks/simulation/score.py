@@ -23,8 +23,9 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import start as law_start
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
-from dpex.autotune.types import Decision, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 MOST_REGRET = 0.05
 MOST_DECISIONS = 3
@@ -185,16 +186,16 @@ class Guarded:
         """See `Steering.begin`."""
         return self._steering.begin()
 
-    def step(self, sample: Sample) -> Decision | None:
+    def step(self, window: Reading) -> Decision | None:
         """See `Steering.step`."""
         if self.errors:
             return None
         try:
-            return self._steering.step(sample)
+            return self._steering.step(window)
         except Exception as error:  # whatever it is, it is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             self.errors.append(
-                f"{type(error).__name__}: {error} ({where.name}, line {where.lineno}) at {sample.at:g} s"
+                f"{type(error).__name__}: {error} ({where.name}, line {where.lineno}) at {window.at:g} s"
             )
             return None
 

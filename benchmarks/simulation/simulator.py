@@ -19,7 +19,7 @@ from benchmarks.simulation.rank import Rank, Worker
 from benchmarks.simulation.steering import Steering
 from benchmarks.simulation.tuning import Tuning
 from benchmarks.simulation.world import Bursts, Pauses, Phase, Step, Work, World
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 
 class Simulator:

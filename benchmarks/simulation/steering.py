@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dpex.autotune.types import Decision, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 
 class Steering(Protocol):
@@ -15,7 +16,7 @@ class Steering(Protocol):
     def begin(self) -> Settings:
         """Settings at the start."""
 
-    def step(self, sample: Sample) -> Decision | None:
+    def step(self, window: Reading) -> Decision | None:
         """A change, or None."""
 
 
@@ -29,6 +30,6 @@ class Fixed:
         """See `Steering.begin`."""
         return self.settings
 
-    def step(self, sample: Sample) -> Decision | None:
+    def step(self, window: Reading) -> Decision | None:
         """See `Steering.step`."""
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
     from dpex.autotune.runtime.tuned import Tuned
     from dpex.autotune.types import Policy
-    from dpex.schedule.prefetch import Settings
+    from dpex.measure.settings import Settings
 
 
 def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = False, optional: bool = False) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
-from dpex.autotune.types import Sample
-from dpex.schedule.names import LOCAL, REMOTE
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading
+from dpex.measure.settings import LOCAL, REMOTE, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +68,13 @@ class Limits:
         """Return the limits with at most ``most`` local workers."""
         return replace(self, local=min(self.local, most), least_local=min(self.least_local, most))
 
-    def in_window(self, sample: Sample) -> Limits:
+    def in_window(self, window: Reading) -> Limits:
         """Return the limits with the memory, the room on the cluster and the bytes that a window measured."""
-        machine, batch_bytes = sample.machine, sample.batch_bytes
-        memory, each, local, prefetch = math.inf, machine.worker_bytes, self.local, self.prefetch
-        if machine.memory_free is not None:
-            held = sample.ready + min(sample.in_flight, sample.lanes * sample.local.running)
-            memory = machine.memory_free + held * batch_bytes + sample.local.requested * each
+        batch_bytes = window.batch_bytes
+        memory, each, local, prefetch = math.inf, window.worker_bytes, self.local, self.prefetch
+        if window.memory_free is not None:
+            held = window.ready + min(window.in_flight, window.lanes * window.local.running)
+            memory = window.memory_free + held * batch_bytes + window.local.requested * each
         if each > 0 and math.isfinite(memory):
             local = min(local, max(1, int((memory - batch_bytes) / each)))
         if batch_bytes > 0:
@@ -83,23 +82,23 @@ class Limits:
         return replace(
             self,
             local=max(local, self.least_local),
-            remote=max(self._places(sample), self.least_remote),
+            remote=max(self._places(window), self.least_remote),
             prefetch=prefetch,
             memory=memory,
             worker_bytes=each,
             batch_bytes=batch_bytes,
         )
 
-    def _places(self, sample: Sample) -> int:
+    def _places(self, window: Reading) -> int:
         """Remote workers that find a place."""
-        there = sample.remote
-        held = min(there.requested, sample.settings.remote)  # those that leave cannot be had again
+        there = window.remote
+        held = min(there.requested, window.settings.remote)  # those that leave cannot be had again
         room = held - there.unplaced + there.room if there.room is not None else 0
-        return min(room, self._granted(sample))
+        return min(room, self._granted(window))
 
-    def _granted(self, sample: Sample) -> int:
+    def _granted(self, window: Reading) -> int:
         """Remote workers that these limits and other loaders on the cluster leave to this one."""
-        granted = sample.remote.granted
+        granted = window.remote.granted
         return self.remote if granted is None else min(self.remote, granted)
 
     # -- what they allow -----------------------------------------------------------------------------------------------
@@ -139,31 +138,31 @@ class Limits:
         prefetch = max(self.least_prefetch, min(settings.prefetch, most))
         return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=self._is_prefetch_limited)
 
-    def clip_change(self, sample: Sample, wanted: Settings) -> Settings:
+    def clip_change(self, window: Reading, wanted: Settings) -> Settings:
         """Return the setting nearest to ``wanted`` that may follow the setting of a window.
 
         Remote workers that run may stay where there is no place for others: they are lost when they are lost. What
         other loaders have a right to is given back. Memory that leaving workers and drawn batches still have counts as
         taken.
         """
-        hard, now = self.in_window(sample), sample.settings
+        hard, now = self.in_window(window), window.settings
         if wanted.local > now.local and hard.worker_bytes > 0 and math.isfinite(hard.memory):
-            beside = hard.memory - (sample.ready + sample.in_flight) * hard.batch_bytes
+            beside = hard.memory - (window.ready + window.in_flight) * hard.batch_bytes
             most = max(now.local, hard.least_local, int(beside / hard.worker_bytes))
             hard = replace(hard, local=min(hard.local, most))
-        hard = replace(hard, remote=max(hard.remote, min(now.remote, self._granted(sample))))
+        hard = replace(hard, remote=max(hard.remote, min(now.remote, self._granted(window))))
         found = hard.clip(wanted)
         if found.prefetch <= now.prefetch:
             return found
-        still = max(found.local, sample.local.requested)
+        still = max(found.local, window.local.requested)
         return replace(found, prefetch=min(found.prefetch, max(now.prefetch, hard.most_prefetch(still))))
 
-    def inside(self, sample: Sample) -> Settings:
+    def inside(self, window: Reading) -> Settings:
         """Return the setting of a window within the limits, with memory for a batch of each local worker."""
-        inside, now = self.clip_change(sample, sample.settings), sample.settings
+        inside, now = self.clip_change(window, window.settings), window.settings
         if inside.prefetch >= inside.workers:
             is_near = (1.0 + CONSTANTS.memory_slack) * inside.prefetch >= now.prefetch
             return now if is_near and inside.workers == now.workers else inside
-        hard = self.in_window(sample)
+        hard = self.in_window(window)
         local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
         return replace(inside, local=local, prefetch=min(now.prefetch, hard.most_prefetch(local)))

@@ -19,8 +19,9 @@ from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
 from dpex.autotune.measured import LossClock, is_legal
 from dpex.autotune.trace import Recorder, TraceOrigin
-from dpex.autotune.types import Decision, Outcome, Policy, Sample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision, Outcome, Policy
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 
 class _Followed:
@@ -31,7 +32,7 @@ class _Followed:
         self._running = -1
         self._all, self._settled = SettingStats(), SettingStats()
 
-    def add(self, window: Sample, goal: float) -> None:
+    def add(self, window: Reading, goal: float) -> None:
         """Take in a window. Batches that other workers began are not in it, once it counts as settled."""
         self._all.add(window, goal)
         running = window.local.running + window.remote.running
@@ -52,8 +53,7 @@ class _Followed:
         seen = self._settled if len(self._settled) else self._all
         if not len(seen):
             return None
-        wait = min(1.0, (seen.wait_s + seen.busy_s) / seen.seconds)
-        return Outcome(rate=seen.rate()[0], wait=wait, kept=kept, at=at)
+        return Outcome(rate=seen.rate()[0], wait=seen.lost, kept=kept, at=at)
 
 
 class Supervisor:
@@ -109,23 +109,23 @@ class Supervisor:
         ask = getattr(self.policy, "useful_remote", None)
         return None if ask is None else ask(most)
 
-    def step(self, sample: Sample) -> Decision | None:
+    def step(self, window: Reading) -> Decision | None:
         """Take in a window; return a change of settings, or None."""
-        self.announce(sample.at)
+        self.announce(window.at)
         if self._recorder is not None:
-            self._recorder.sample(sample)
-        usual_s, self._seconds = self._seconds, sample.seconds
-        was_stopped = sample.seconds > max(STOPPED_S, STOPPED * usual_s)
-        if was_stopped or not sample.seconds or not (sample.batches or sample.wait_s) or not is_legal(sample):
+            self._recorder.window(window)
+        usual_s, self._seconds = self._seconds, window.seconds
+        was_stopped = window.seconds > max(STOPPED_S, STOPPED * usual_s)
+        if was_stopped or not window.seconds or not (window.later_batches or window.blocked_s) or not is_legal(window):
             return None
-        window = self._clock.of(sample)
-        if window is None:
+        judged = self._clock.of(window)
+        if judged is None:
             return None
-        self._follow(window)
-        decision = self._decide(window)
-        return None if decision is None else self._taken(window, decision)
+        self._follow(judged)
+        decision = self._decide(judged)
+        return None if decision is None else self._taken(judged, decision)
 
-    def _decide(self, window: Sample) -> Decision | None:
+    def _decide(self, window: Reading) -> Decision | None:
         inside = self.limits.inside(window)
         if inside != window.settings:
             return Decision.to(window, inside, "limit")
@@ -136,7 +136,7 @@ class Supervisor:
         changed = replace(wish, at=window.at, old=window.settings, new=new, signal=window.signal)
         return None if new == window.settings else changed
 
-    def _taken(self, window: Sample, decision: Decision) -> Decision:
+    def _taken(self, window: Reading, decision: Decision) -> Decision:
         """Close the decision before, and note this one with its text."""
         undone = self._undone() if decision.reason == "undo" else None
         self._close(window, len(self.decisions) - 1, kept=undone != len(self.decisions) - 1)
@@ -152,7 +152,7 @@ class Supervisor:
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
-    def _follow(self, window: Sample) -> None:
+    def _follow(self, window: Reading) -> None:
         if self._followed is None:
             return
         self._followed.add(window, self.config.wait_goal)
@@ -165,7 +165,7 @@ class Supervisor:
         own = [number for number, decision in enumerate(self.decisions) if decision.reason != "limit"]
         return own[-1] if own else None
 
-    def _close(self, window: Sample, number: int, *, kept: bool) -> None:
+    def _close(self, window: Reading, number: int, *, kept: bool) -> None:
         """Write what the latest decision brought, as far as it is known."""
         outcome = None if self._followed is None else self._followed.outcome(window.at, kept=kept)
         if outcome is not None and (self.decisions[number].outcome is None or not kept):

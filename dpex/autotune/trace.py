@@ -1,7 +1,7 @@
-"""The record of a run: samples, decisions and their effects. JSON, one object a line. PURE.
+"""The record of a run: windows, decisions and their effects. JSON, one object a line. PURE.
 
 A trace begins with a ``header``: format, version, process and machine, and the first law's `TraceOrigin`. Then follow,
-in the order in which they happened, ``sample`` (before the law sees it), ``outcome`` (of an earlier decision, by its
+in the order in which they happened, ``window`` (before the law sees it), ``outcome`` (of an earlier decision, by its
 number) and ``decision`` (as taken). ``renewed`` has another `TraceOrigin`, after limits changed.
 
 A reader takes a version whose first number it knows. A newer second number adds: kinds of lines and fields that an
@@ -18,14 +18,31 @@ from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.measure.samples import PoolSample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision, Outcome
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 FORMAT = "dpex-trace"
-VERSION = (2, 0)
+VERSION = (3, 0)
 """Version of the format. A reader needs the same first number; the second counts additions."""
-_EMPTY = PoolSample()
+UNTOLD = (
+    *("calls", "nodes", "services", "failed_nodes", "why_excluded"),
+    *(
+        "batch_waits",
+        "causes",
+        "errors",
+        "latest_failed",
+        "moved_bytes",
+        "pids",
+        "slow_samples",
+        "steps",
+        "thread",
+        "waits",
+    ),
+)
+"""Fields of a reading that no law reads."""
+_EMPTY = {Reading: Reading(), PoolReading: PoolReading()}
 
 
 def plain(
@@ -57,6 +74,15 @@ def line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
 
 
+def _told(reading: Reading | PoolReading) -> dict[str, Any]:
+    """Return the fields that a law reads, as far as they differ from those of an empty reading."""
+    empty = vars(_EMPTY[type(reading)])
+    told = {name: value for name, value in vars(reading).items() if name not in UNTOLD and value != empty[name]}
+    if "pools" in told:
+        told["pools"] = {name: _told(pool) for name, pool in told["pools"].items()}
+    return told
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraceOrigin:
     """The origin of a law.
@@ -76,7 +102,7 @@ class TraceOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The first line. started_s: when a sample's ``at`` was 0, in seconds since 1970. machine: it and the process."""
+    """The first line. started_s: when a window's ``at`` was 0, in seconds since 1970. machine: it and the process."""
 
     dpex: str
     started_s: float
@@ -102,10 +128,9 @@ class Recorder:
         self._has_header = True
         self._emit({"kind": "header", "format": FORMAT} | plain(self._header(at)) | {"origin": plain(origin)})
 
-    def sample(self, sample: Sample) -> None:
-        """A law is about to see it. Pools in which nothing is are left out."""
-        said = {name: value for name, value in vars(sample).items() if value != _EMPTY}
-        self._emit({"kind": "sample"} | plain(said))
+    def window(self, window: Reading) -> None:
+        """A law is about to see it."""
+        self._emit({"kind": "window"} | plain(_told(window)))
 
     def decision(self, decision: Decision) -> int:
         """Record a decision, and return its number."""

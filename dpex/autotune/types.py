@@ -1,98 +1,23 @@
-"""The values that go in and out of the law, and the room that a cluster has. Times are seconds, sizes bytes, rates per
-second.
+"""What a policy is and decides, and the room that a cluster has. Times are seconds, sizes bytes, rates per second.
 
-A legal sample has only possible numbers: finite, and 0 or more except for free memory. ``at`` never goes back. Any
-number may jump from one window to the next, and a time is 0 where a clock stood still. An unknown value is 0 where the
-type does not allow None. Memory and room may vanish. The law takes any sequence of legal samples and raises nothing.
+A policy sees windows (`Reading`). A legal window has only possible numbers: finite, and 0 or more except for free
+memory. ``at`` never goes back. Any number may jump from one window to the next, and a time is 0 where a clock stood
+still. An unknown value is 0 where the type does not allow None. Memory and room may vanish. The law takes any sequence
+of legal windows and raises nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading, Signal
+from dpex.measure.settings import Settings
 
 if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
-
-
-Signal = Literal["wait", "events", "nvml"]
-"""By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """The measurements between ``at - seconds`` and ``at``, under ``settings``.
-
-    Attributes:
-        wait_s: Seconds in which the consumer was blocked in ``next()``. ``wait_s``, ``busy_s`` and ``work_s`` add up to
-            ``seconds``, except for the present call.
-        busy_s: Seconds in which the consumer was busy in ``next()`` (decoding, or handing out work).
-        work_s: Seconds between two calls.
-        steps, steps_s: Steps that ended in the window, and their whole seconds. ``work_s`` over ``batches`` is not
-            their mean, because a window may cut a step. None: only ``work_s`` is known.
-        straggler_s: Part of ``wait_s`` in which later batches were ready, and the next batch in turn was not.
-        ready, in_flight: Batches at the end of the window.
-        batch_bytes: Mean size of a batch.
-        gpu_busy: Share of about the last second in which the GPU ran kernels (NVML).
-        gpu_stall_s: Seconds in which the GPU's stream waited for data, by CUDA events that completed in the window.
-        gpu_steps, gpu_step_s: Steps of the GPU's stream, from a return of ``next()`` to the next entry, and their
-            seconds.
-        feed_wait_s: Seconds in which the stream waited for copies of finished batches to the device.
-        pass_batches: Batches of a whole pass; 0 if unknown.
-        start_s: Seconds from the beginning of the latest pass to its first batch.
-        starts_anew: True if each pass starts new workers.
-        lanes: Batches that a worker makes at the same time.
-        signal: The clock behind ``wait_s``, ``busy_s`` and ``work_s``: with a known GPU they are the GPU's.
-    """
-
-    at: float
-    seconds: float
-    settings: Settings
-    epoch: int = 0
-    batches: int = 0
-    wait_s: float = 0.0
-    busy_s: float = 0.0
-    work_s: float = 0.0
-    steps: int | None = None
-    steps_s: float = 0.0
-    straggler_s: float = 0.0
-    ready: int = 0
-    in_flight: int = 0
-    batch_bytes: float = 0.0
-    local: PoolSample = field(default_factory=PoolSample)
-    remote: PoolSample = field(default_factory=PoolSample)
-    machine: MachineSample = field(default_factory=MachineSample)
-    gpu_busy: float | None = None
-    gpu_stall_s: float | None = None
-    gpu_steps: int = 0
-    gpu_step_s: float = 0.0
-    feed_wait_s: float = 0.0
-    pass_batches: int = 0
-    start_s: float = 0.0
-    starts_anew: bool = False
-    lanes: int = 1
-    signal: Signal = "wait"
-
-    @property
-    def rate(self) -> float:
-        """Batches per second."""
-        return self.batches / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def held(self) -> int:
-        """Batches that take memory: those that are ready, and those workers are at."""
-        return self.ready + min(self.in_flight, self.lanes * (self.local.running + self.remote.running))
-
-    @property
-    def wait(self) -> float:
-        """Share of the consumer's time spent in ``next()``, 0 to 1."""
-        total = self.wait_s + self.busy_s + self.work_s
-        return (self.wait_s + self.busy_s) / total if total > 0 else 0.0
 
 
 Reason = Literal["start", "too few", "too many", "spread", "explore", "undo", "limit", "demand", "failed"]
@@ -151,7 +76,7 @@ class Decision:
     @classmethod
     def to(
         cls,
-        window: Sample,
+        window: Reading,
         new: Settings,
         reason: Reason,
         *,
@@ -196,13 +121,13 @@ class Policy(Protocol):
     memory, cluster and user, and writes the outcome of each decision.
     """
 
-    def observe(self, window: Sample, limits: Limits) -> Decision | None:
+    def observe(self, window: Reading, limits: Limits) -> Decision | None:
         """Take in a window; return `Decision.to(window, settings, reason)`, or None to stay.
 
         Args:
-            window: A `dpex.autotune.types.Sample`: ``rate`` (batches per second), ``wait`` (the share of the training
-                loop's time in ``next()``), ``seconds``, ``at`` (seconds since the loader's first `iter()`),
-                ``settings`` (those in force), and ``local`` and ``remote``, the measurements of the worker pools.
+            window: The `dpex.measure.reading.Reading` of the window: ``rate`` (batches per second), ``wait`` (the share
+                of the time that was lost to loading), ``seconds``, ``at`` (seconds since the loader's first `iter()`),
+                ``settings`` (those in force), and ``local`` and ``remote``, the counts of the worker pools.
             limits: The limits in this window. The tuner clips each wish to them.
         """
 

@@ -456,7 +456,7 @@ def _parts_of(one: Any) -> list[Any]:
 
 
 def bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the bytes of all caches in a dataset, by fields of `dpex.measure.sums.Sums`.
+    """Return a function that returns the bytes of all caches in a dataset, by fields of `Reading`.
 
     It keeps no dataset alive.
     """

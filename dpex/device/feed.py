@@ -295,8 +295,8 @@ class Feed:
             seconds += self.device.apart_s(*spans.popleft())
         return seconds
 
-    def sums(self) -> dict[str, float]:
-        """Return the fields of `dpex.measure.sums.Sums` that a feed counts, by name."""
+    def counts(self) -> dict[str, Any]:
+        """Return the fields of `Reading` that a feed counts, by name."""
         return {"feed_copy_s": self.copy_s, "feed_transform_s": self.transform_s, "feed_wait_s": self.wait_s}
 
     def settle(self) -> None:

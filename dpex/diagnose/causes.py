@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
-from dpex.measure.sums import PoolStats
-from dpex.schedule.names import INLINE
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.settings import INLINE
 
 Seconds = Mapping[str, float]
 """Seconds by what was measured: the names of `dpex.measure.consumer_time.CAUSES`, and `TAKING_IN`."""
@@ -138,7 +138,7 @@ def _crowded(facts: Facts, left: Seconds) -> Seconds:
     Taking in and making batches there queue as well. That is their time, as it would go if they took none.
     """
     busy_s = sum(left[name] for name in OWN)
-    total_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolStats()).busy_s
+    total_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolReading()).busy_s
     if is_tiny(facts) or total_s <= 0:
         return {}
     return _part_of(left, OWN, busy_s * min(1.0, facts.loop_queued_s / total_s))
@@ -187,7 +187,7 @@ def queueing_parts(facts: Facts) -> tuple[float, float]:
     return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s)
 
 
-def _queued(facts: Facts, name: str, pool: PoolStats) -> float:
+def _queued(facts: Facts, name: str, pool: PoolReading) -> float:
     """A pool's seconds on run queues, 0 if unknown; of the training thread's, what falls on batches made there."""
     queued_s = queueing_s(pool)
     if queued_s is not None or name != INLINE or facts.trainer_queued_s is None:

@@ -20,8 +20,8 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.sums import Sums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
 from dpex.system.machine import private_bytes
 
@@ -55,7 +55,7 @@ class Diagnosis:
         >>> diagnosis.verdict.cause, diagnosis.recommendation
         ('too-early', None)
         >>> diagnosis.to_dict()["version"]
-        5
+        6
     """
 
     facts: Facts
@@ -173,7 +173,7 @@ def diagnose(facts: Facts) -> Diagnosis:
 # -- from a loader's counts --------------------------------------------------------------------------------------------
 
 
-def facts_of(account: Sums, subject: Subject) -> Facts:
+def facts_of(account: Reading, subject: Subject) -> Facts:
     """Return the counts of a loader and its unmeasured facts as one value."""
     cpus = max(0.5, usable_cpus() / parts_of_machine(os.environ, account.sharing_ranks))
     return account.narrowed(Facts, **vars(subject), prefetch=account.prefetch or 1, cpus=cpus)
@@ -187,16 +187,16 @@ class DiagnosisSource:
     subject: Subject
     tuner: Tuner | None = None
 
-    def diagnose(self, account: Sums | None = None) -> Diagnosis:
+    def diagnose(self, account: Reading | None = None) -> Diagnosis:
         """Conclude from these counts, or from all in the book. Takes 2 ms of CPU, and 1 ms per worker that runs."""
         found = account or self.book.read()
         subject = replace(self.subject, private_bytes=private_bytes(found.pids))
         if self.tuner is not None:
+            found = found.plus(self.tuner.kernels)
             subject = replace(
                 subject,
                 is_tuned=True,
                 config=self.tuner.config,
                 decisions=tuple(self.tuner.decisions),
-                gpu_use=self.tuner.gpu_use,
             )
         return diagnose(facts_of(found, subject))

@@ -14,17 +14,15 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision
 from dpex.diagnose.copies import HeldObjects
 from dpex.measure.batch_times import COLLATE, WITHIN
+from dpex.measure.pool_reading import CallSums, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import counter
-from dpex.measure.samples import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.sums import CallSums, NodeStats, PoolStats, Sums
-from dpex.schedule.names import LOCAL, REMOTE
 
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
 _KNOWN = 0.5
 """Part of a pool's work of which run queues must be known, to take the rest to be alike."""
-_NO_POOL = PoolStats()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +62,12 @@ class Subject:
         has_cluster: True if a Ray cluster is available.
         starts_anew: True if each pass starts new workers (``persistent_workers=False``).
         decisions: The tuner's decisions, with their expected and actual effects.
-        gpu_use: NVML's readings of the GPU during tuning, or None.
         note: The reason for missing measurements, for a loader without a counted batch.
         untimed: The reason why calls are never timed, or "".
         is_torchs: True if PyTorch's own iterators make the batches. dpex does not count these.
         held: The Python objects of the dataset.
         private_bytes: Private memory that most local workers exceed; 0: no worker runs, or unknown.
         is_asynchronous: True if an event loop loads samples.
-        lanes: Batches that a worker makes at the same time.
         concurrency: Samples that an event loop may load at the same time; 0: the dataset is a stream.
     """
 
@@ -90,33 +86,20 @@ class Subject:
     has_cluster: bool = False
     starts_anew: bool = False
     decisions: tuple[Decision, ...] = ()
-    gpu_use: GpuUse | None = None
     note: str = ""
     untimed: str = ""
     is_torchs: bool = False
     held: HeldObjects = field(default_factory=HeldObjects)
     private_bytes: float = 0.0
     is_asynchronous: bool = False
-    lanes: int = 1
     concurrency: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Sums, Subject):
-    """The measurements of a loader: its counts, its unmeasured facts, and the CPUs.
-
-    Attributes:
-        cpus: CPUs of this machine that the job may use.
-    """
-
-    cpus: float = 1.0
+class Facts(Reading, Subject):
+    """The measurements of a loader: its counts, and its unmeasured facts."""
 
     # -- the training loop ---------------------------------------------------------------------------------------------
-
-    @property
-    def wait_ratio(self) -> float:
-        """The wait: the share of wall time that the training loop spent in ``next()``, 0 to 1."""
-        return (self.wait_s + self.transfer_s) / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def rate(self) -> float:
@@ -168,31 +151,25 @@ class Facts(Sums, Subject):
         """
         return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
 
-    @property
-    def others(self) -> float | None:
-        """CPUs that were busy with other programs; None where a quota hides that."""
-        return self.others_s / self.others_over_s if self.others_over_s else None
-
     # -- workers -------------------------------------------------------------------------------------------------------
 
     @property
-    def local(self) -> int:
+    def local_workers(self) -> int:
         """Workers on this machine.
 
         Those that start serve in a moment, and a pass may end before: they count, as one batch was all that was wanted.
         """
-        pool = self.pools.get(LOCAL, _NO_POOL)
-        return max(pool.running, pool.requested)
+        return max(self.local.running, self.local.requested)
 
     @property
-    def remote(self) -> int:
+    def remote_workers(self) -> int:
         """Workers on the cluster."""
-        return self.pools.get(REMOTE, _NO_POOL).running
+        return self.remote.running
 
     @property
     def workers(self) -> int:
         """Workers of both pools."""
-        return self.local + self.remote
+        return self.local_workers + self.remote_workers
 
     @property
     def at_once(self) -> int:
@@ -235,13 +212,11 @@ class Facts(Sums, Subject):
         return tuple(found.values())
 
     @property
-    def nodes(self) -> dict[str, NodeStats]:
+    def nodes(self) -> dict[str, PoolReading]:
         """The cluster's machines, and this one where it makes batches beside them."""
         found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
-        here = self.pools.get(LOCAL, _NO_POOL)
-        if found and here.tickets:
-            known = here.queue_known_s > _KNOWN * here.load_s
-            found["this machine"] = here.narrowed(NodeStats, asked_s=here.busy_s if known else 0.0)
+        if found and self.local.tickets:
+            found["this machine"] = self.local
         return found
 
     @property
@@ -255,19 +230,16 @@ class Facts(Sums, Subject):
         return tuple(_gaps(self))
 
 
-def queueing_s(sums: PoolStats | NodeStats) -> float | None:
+def queueing_s(pool: PoolReading) -> float | None:
     """Return the seconds of a pool's or a node's workers on run queues, in which they could have run and had no CPU.
 
     A report of the kernel on at least half of the work is scaled to all of the work. None: The report covers less.
     """
-    nodes = list(sums.nodes.values()) if isinstance(sums, PoolStats) else [sums]
-    queued_s, known_s, busy_s = (sum(getattr(one, name) for one in nodes) for name in ("queued_s", "asked_s", "busy_s"))
-    if isinstance(sums, PoolStats) and not busy_s:
-        queued_s, known_s, busy_s = sums.queued_s, sums.queue_known_s, sums.load_s
-    return queued_s * busy_s / known_s if known_s > _KNOWN * busy_s else None
+    is_known = pool.queue_known_s > _KNOWN * pool.busy_s
+    return pool.queued_s * pool.busy_s / pool.queue_known_s if is_known else None
 
 
-def _calls(pool: PoolStats) -> Iterator[CallFacts]:
+def _calls(pool: PoolReading) -> Iterator[CallFacts]:
     """A pool's calls. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
     timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
     ratios = {}
@@ -284,7 +256,7 @@ def _calls(pool: PoolStats) -> Iterator[CallFacts]:
 
 
 def _gaps(facts: Facts) -> Iterator[str]:
-    local, remote = (facts.pools.get(name, _NO_POOL) for name in (LOCAL, REMOTE))
+    local, remote = facts.local, facts.remote
     if facts.note and not facts.batches:
         yield facts.note
     if facts.gpu_running_stall_s is None:

@@ -16,9 +16,9 @@ from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
-from dpex.measure.sums import NodeStats, PoolStats
-from dpex.schedule.names import INLINE, LOCAL, REMOTE
+from dpex.measure.settings import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLUMNS = 100
 """Lines of the text are wrapped at this width, or at that of a narrower terminal: a report is read in logs and mails,
 too."""
-VERSION = 5
+VERSION = 6
 """Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
@@ -154,8 +154,7 @@ def failures(facts: Facts) -> Iterator[str]:
         yield f"{who} could not be loaded, and other samples have the places.{latest}"
     for why in facts.failed_nodes[-_NODES:]:
         yield f"{why[:1].upper()}{why[1:]}"
-    pool = facts.pools.get(LOCAL, PoolStats())
-    if told := warning(facts.held, pool.running, facts.private_bytes):
+    if told := warning(facts.held, facts.local.running, facts.private_bytes):
         yield told
 
 
@@ -240,7 +239,7 @@ def _stages(facts: Facts) -> ReportSection:
     return ReportSection(title="What a batch takes", header=header, rows=rows, lines=(told,) if shared else ())
 
 
-def _stage_rows(pool: PoolStats) -> Iterator[tuple[str, ...]]:
+def _stage_rows(pool: PoolReading) -> Iterator[tuple[str, ...]]:
     total = max(1e-12, pool.busy_s + pool.transit_s)
     stages: tuple[tuple[str, float | None, float | None], ...] = (
         ("load and transform", pool.load_s, pool.load_cpu_s),
@@ -274,7 +273,7 @@ def _calls(facts: Facts) -> ReportSection:
     return ReportSection(title="Calls", header=header, rows=rows, lines=(how,))
 
 
-def _machines(nodes: Mapping[str, NodeStats]) -> ReportSection:
+def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
     """Slowest first."""
     ordered = sorted(nodes.items(), key=lambda node: -node[1].busy_s / node[1].tickets)
     return ReportSection(
@@ -285,7 +284,7 @@ def _machines(nodes: Mapping[str, NodeStats]) -> ReportSection:
     )
 
 
-def _machine(name: str, node: NodeStats) -> tuple[str, ...]:
+def _machine(name: str, node: PoolReading) -> tuple[str, ...]:
     queued_s = queueing_s(node)
     seconds = (node.busy_s, node.cpu_s, *(() if queued_s is None else (queued_s,)))
     shown = [duration(each / node.tickets) for each in seconds]

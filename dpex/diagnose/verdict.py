@@ -153,8 +153,7 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
 
 def _held(facts: Facts) -> float:
     """Share of the time that the training step waited for a CPU; 0 if the GPU was busy."""
-    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
-    return 0.0 if busy is not None and busy >= BUSY else facts.held_ratio
+    return 0.0 if facts.kernel_ratio is not None and facts.kernel_ratio >= BUSY else facts.held_ratio
 
 
 def _is_late_on_device(facts: Facts, found: LostTime) -> bool:
@@ -217,7 +216,7 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
 
 def _each_batch(facts: Facts, cause: str) -> str:
     """Return the training loop's time for each batch, and the workers that it is spent on."""
-    to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote else ""
+    to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote_workers else ""
     return f"{1e3 * facts.causes.get(cause, 0.0) / max(1, facts.batches):.2g} ms per batch{to_cluster}"
 
 
@@ -313,10 +312,9 @@ def _late_batches(facts: Facts) -> str:
 
 def _not_the_loader(facts: Facts) -> str:
     """Return the evidence of NVML that the GPU idles while batches are ready, or ""."""
-    use = facts.gpu_use
-    if use is None or use.supplied_busy_ratio is None or use.supplied_idle_ratio < IDLE:
+    if facts.supplied_kernel_ratio is None or facts.supplied_idle_ratio < IDLE:
         return ""
-    busy = percent(use.supplied_busy_ratio)
+    busy = percent(facts.supplied_kernel_ratio)
     return (
         f" While batches are ready the GPU runs kernels for {busy} of the time by NVML: what it waits for is not the "
         "loader."
@@ -337,7 +335,6 @@ _SO_SMALL = "batches are so small that dispatching and receiving them costs more
 def _evidence(facts: Facts, found: LostTime, cause: str) -> Iterator[Evidence]:
     """Yield the measured numbers that support the verdict."""
     made = max(1, facts.tickets)
-    use = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
     late = facts.copies_ratio if facts.copies_ratio >= LIMIT else None
     making_s = (facts.busy_s / made, facts.cpu_s / made) if facts.tickets else (None, None)
     causes = [(CAUSES[name], seconds) for name, seconds in found.ranked if seconds > 0.02 * found.total_s]
@@ -350,7 +347,7 @@ def _evidence(facts: Facts, found: LostTime, cause: str) -> Iterator[Evidence]:
         ("making a batch", making_s[0], "s", "wall time where it is made, mean"),
         ("CPU time of that", making_s[1], "s", "CPU clocks of all threads that work for it, mean"),
         ("waiting for the device's batches", late, "ratio", "events of the device around the stream's wait for each"),
-        ("GPU runs kernels", use, "ratio", "NVML, once a second while the loader was tuned"),
+        ("GPU runs kernels", facts.kernel_ratio, "ratio", "NVML, once a second while the loader was tuned"),
         *((f"of the wait: {words.part}", seconds, "s", words.evidence) for words, seconds in causes),
         ("of that, waiting for a CPU", found.queued_s or None if cause == "cpu" else None, "s", "run queues"),
         ("batch size", facts.batch_bytes if is_tiny(facts) else None, "bytes", "mean of what was moved"),

@@ -22,8 +22,8 @@ from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.readable import percent, plural
+from dpex.measure.settings import Settings
 from dpex.schedule.names import lanes
-from dpex.schedule.prefetch import Settings
 
 WORTH = 0.03
 """A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
@@ -177,7 +177,7 @@ class Run:
 
     def _seconds(self, model: Model, settings: Settings, held_s: float, *, is_free: bool = False) -> float:
         """Wall time of all batches; is_free: as far as steps alone need it."""
-        count = work.later_batches(self.facts)
+        count = self.facts.later_batches
         step_s = model.step_s + held_s / count
         if is_free or not settings.workers:
             return count * (step_s if is_free else (self.facts.work_s / count + model.local.service_s))
@@ -414,12 +414,12 @@ class Run:
             kind, change, part = "cheaper", "the device transform at half its cost", HALF
             whole_s = facts.feed_transform_s or 0.0
         saved_s = min(facts.feed_wait_s or 0.0, part * whole_s)
-        step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(facts))
+        step_s = max(1e-6, self.model.step_s - saved_s / facts.later_batches)
         yield self.predicted(kind, change, model=replace(self.model, step_s=step_s), shorter_s=saved_s)
 
     def _quicker(self, kind: str, change: str, saved_s: float) -> Prediction:
         """Predict a training loop that is busy ``saved_s`` seconds less in ``next()``."""
-        count = work.later_batches(self.facts)
+        count = self.facts.later_batches
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
         return self.predicted(kind, change, model=model, saved_s=saved_s)

@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import Model, PoolCost, Start
+from dpex.autotune.law.model import Model, PoolCost, Start, net_s
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts, queueing_s
 from dpex.diagnose.hot_calls import hot_calls
-from dpex.measure.sums import PoolStats
-from dpex.schedule.names import INLINE, LOCAL, REMOTE
-from dpex.schedule.prefetch import Settings
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
 FULL = 0.9
 """Busy part of the CPUs from which more workers that compute only take CPUs from each other."""
@@ -22,8 +21,6 @@ _COMPUTES, _BESIDE = 0.5, 2
 """Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
 _ROUNDING = 0.1
 """Workers that wait for less than this part of a worker's time are no further worker."""
-_QUEUED = 0.9
-"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 _WAITS = 0.01
 """Share of the time from which on a loop counts as waiting, so that its rate is the workers' rate."""
 _PAST = 8
@@ -33,12 +30,7 @@ _LEAST, _BY_LOAD = 0.04, 0.15
 
 
 def present(facts: Facts) -> Settings:
-    return Settings(local=facts.local, remote=facts.remote, prefetch=max(1, facts.prefetch))
-
-
-def later_batches(facts: Facts) -> int:
-    """Batches but for the first of each pass, which come with its start."""
-    return max(1, facts.batches - facts.passes)
+    return Settings(local=facts.local_workers, remote=facts.remote_workers, prefetch=max(1, facts.prefetch))
 
 
 def cpus_used(facts: Facts) -> Mapping[str, float]:
@@ -85,11 +77,11 @@ def _missed(decisions: Sequence[Decision]) -> float:
 
 def model_of(facts: Facts, found: LostTime) -> Model | None:
     """Return the law's model of the work and the machine; None: too little was seen."""
-    if facts.tickets < 8 or facts.batches <= facts.passes or facts.work_s <= 0:
+    if facts.tickets < 8 or not facts.later_batches or facts.work_s <= 0:
         return None
-    count, now, here = later_batches(facts), present(facts), _pool_cost(facts, LOCAL)
+    count, now, here = facts.later_batches, present(facts), _pool_cost(facts, LOCAL)
     step_s = max(1e-6, _free_step_s(facts) / count)
-    inline = facts.pools.get(INLINE, PoolStats())
+    inline = facts.pools.get(INLINE, PoolReading())
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"] - stream_s(facts)
     load = min(1.0, (facts.others or 0.0) / facts.cpus)
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
@@ -114,7 +106,7 @@ def _free_step_s(facts: Facts) -> float:
     """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
     waited for page-locked memory, which no worker makes shorter."""
     busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in (*OWN, "h2d"))
-    loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * busy_s, busy_s - facts.loop_queued_s)
+    loop_s = facts.work_s - facts.held_s + net_s(busy_s, 0.0, facts.loop_queued_s)
     if facts.gpu_running_stall_s is None:
         return loop_s
     return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
@@ -128,10 +120,10 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
     if queued_s is None:
         computes = known.cpu_s > _COMPUTES * known.busy_s
         queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
-    net_s = known.busy_s - min(max(0.0, queued_s), _QUEUED * known.busy_s)
-    service_s = net_s + (known.transit_s if name == REMOTE else 0.0)
+    made_s = net_s(known.busy_s, known.cpu_s, queued_s)
+    service_s = made_s + (known.transit_s if name == REMOTE else 0.0)
     return PoolCost(
-        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(net_s, known.cpu_s) / known.tickets)
+        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(made_s, known.cpu_s) / known.tickets)
     )
 
 

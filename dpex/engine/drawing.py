@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.draws import Draws
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Reading
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import MadeBatch, Schedule
@@ -90,9 +90,9 @@ class Drawing:
         read = self._readings.point(point.first)
         return None if read is None else replace(point, read=read)
 
-    def reading(self) -> Sums:
+    def reading(self) -> Reading:
         """Return the counts of the engine that reads the stream; without one, of no batches."""
-        return Sums() if self._readings is None else self._readings.sums()
+        return Reading() if self._readings is None else self._readings.reading()
 
     def streams(self) -> tuple[StreamStats, ...]:
         """Return the streams of the engine that reads; without one, none."""
@@ -172,9 +172,9 @@ class ReadBatches:
         self.forget(first)
         return self._engine.point() if self._first == first else None
 
-    def sums(self) -> Sums:
+    def reading(self) -> Reading:
         """Return the counts of the reading engine. Any thread may call it."""
-        return self._engine.sums()
+        return self._engine.reading()
 
     def streams(self) -> tuple[StreamStats, ...]:
         """Return the streams of the reading engine. Any thread may call it."""

@@ -29,14 +29,14 @@ from dpex.engine.draws import Draws
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
-from dpex.measure.consumer_time import DISPATCH, NONE_YET, SAMPLER, STARTUP, STRAGGLER, STREAM, EngineLook, Tally
-from dpex.measure.sums import Sums
+from dpex.measure.consumer_time import DISPATCH, NONE_YET, SAMPLER, STARTUP, STRAGGLER, STREAM, Tally
+from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.settings import REMOTE, Settings
 from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import START, ResumePoint
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
@@ -579,11 +579,11 @@ class Engine:
 
     def look(self) -> EngineLook:
         """Return the counts for the tuner, from its thread, without waiting for the consumer."""
-        return self._view.look(resizing=self._requested is not self._granted, thread=self._consumer)
+        return self._view.look(self.reading(), resizing=self._requested is not self._granted)
 
-    def sums(self) -> Sums:
-        """Return the counts for metrics. Any thread may call it; it does not wait for the consumer."""
-        return self._view.sums(self._consumer, self._drawing.reading())
+    def reading(self) -> Reading:
+        """Return all counts. Any thread may call it; it does not wait for the consumer."""
+        return self._view.reading(self._consumer, self._drawing.reading())
 
     def record(self, timeline: Timeline | None) -> None:
         """Record batches and calls of `next` there from now on; None: no longer."""

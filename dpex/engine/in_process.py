@@ -5,7 +5,7 @@ of the batch, as with torch. If the dataset is a stream, the samples that were r
 torch.
 
 It counts nothing but batches. With an `InlineMeter`, for a loader whose counts have a reader, it measures them as well.
-The meter is used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.
+The meter is used by the consumer's thread; `InlineMeter.reading` and `InlineMeter.stats` may be called from any.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from dpex.errors import IteratorInterruptedError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
 from dpex.measure.consumer_time import SAMPLER, Tally
 from dpex.measure.ledger import LastReading
+from dpex.measure.reading import Reading
 from dpex.measure.sampling import SlowestSamples
-from dpex.measure.sums import Sums
+from dpex.measure.settings import INLINE
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.events import Notice, Raise
-from dpex.schedule.names import INLINE, is_asynchronous
+from dpex.schedule.names import is_asynchronous
 from dpex.schedule.progress import ResumePoint
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
@@ -324,32 +325,23 @@ class InlineMeter:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def sums(self) -> Sums:
+    def reading(self) -> Reading:
         gpu, feed = self._gpu, self.feed
-        return self._tally.sums(
-            monotonic(),
+        now = monotonic()
+        return Reading(
+            **self._tally.counts(now),
+            **({} if feed is None else feed.counts()),
+            **({} if gpu is None else gpu.counts()),
+            at=now,
             passes=1,
             errors=dict(self._errors),
-            pools={INLINE: self._times.sums()},
+            pools={INLINE: self._times.reading()},
             moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.copied_bytes},
-            **({} if feed is None else feed.sums()),
             slow_samples=self._slow_samples.found(),
             failed_samples=self._sample_errors.count,
             latest_failed=tuple(self._sample_errors.latest),
-            gpu_stall_s=gpu.total_s if gpu is not None else None,
-            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
         )
 
     def stats(self) -> LoaderStats:
-        sums = self.sums()
-        inside_s = sums.wait_s + sums.transfer_s
-        return LoaderStats(
-            batches=sums.batches,
-            wait_s=inside_s,
-            busy_s=inside_s,
-            work_s=sums.work_s,
-            first_batch_s=self._tally.first_batch_s,
-            gpu_stall_s=sums.gpu_stall_s,
-            failed_samples=sums.failed_samples,
-            pools=sums.pools,
-        )
+        found = self.reading()
+        return LoaderStats.of(found, busy_s=found.next_s, first_batch_s=self._tally.first_batch_s)

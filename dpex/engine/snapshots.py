@@ -1,5 +1,4 @@
-"""Readings of an engine: for the user (`stats`), the tuner (`look`), metrics (`sums`), and `IteratorCounters` for the
-diagnosis.
+"""Readings of an engine (`EngineView.reading`), and `IteratorCounters`, which adds the machine for the diagnosis.
 
 Any thread may ask; nothing here waits for the consumer or takes its lock, so a value may be from the middle of a
 change, right to within the moment that passes meanwhile.
@@ -11,28 +10,21 @@ read a few small files in ``/proc``.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dpex.measure.batch_times import RECENT, PoolTimes
-from dpex.measure.consumer_time import STARTUP, EngineLook, Tally
+from dpex.measure.batch_times import PoolTimes
+from dpex.measure.consumer_time import STARTUP, Tally
 from dpex.measure.ledger import LastReading, Ledger
-from dpex.measure.samples import PoolSample
-from dpex.measure.sums import PoolStats, Sums
-from dpex.schedule.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.settings import LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
-from dpex.system import run_queue
+from dpex.system import meter
 from dpex.system.clock import monotonic
-from dpex.system.cpus import cgroup_cpus, parts_of_machine
-from dpex.system.gpu.stall import GpuSteps
-from dpex.system.machine import cpu_used
-from dpex.system.run_queue import RunQueueTimes
+from dpex.system.meter import MachineLook
 
 if TYPE_CHECKING:
     from dpex.engine.engine import EnginePlan
@@ -56,31 +48,17 @@ class EngineView:
         self._tally = tally
 
     def stats(self) -> LoaderStats:
-        tally, schedule = self._tally, self._state.schedule
-        return LoaderStats(
-            epoch=max(0, self._state.epoch),
-            batches=tally.batches,
-            prefetch=schedule.prefetch,
-            in_flight=schedule.in_flight,
-            ready=schedule.ready,
-            batch_bytes=self._state.rules.nbytes,
-            ready_bytes=schedule.ready * self._state.rules.nbytes,
-            wait_s=tally.inside_s,
+        tally = self._tally
+        found = self.reading(0, Reading())
+        return LoaderStats.of(
+            found,
             busy_s=max(0.0, tally.inside_s - tally.blocked_s - tally.first_blocked_s),
-            straggler_s=tally.straggler_s,
-            work_s=tally.work_s,
             first_batch_s=tally.first_batch_s,
-            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
-            deaths=self._state.failures.deaths.total(),
-            remade=self._state.failures.remade,
-            late=self._state.late.made_again,
-            failed_samples=self._pools.sample_errors.count,
-            pools={name: self._pool(pool) for name, pool in dict(self._pools.by_name).items()},
         )
 
-    def _pool(self, pool: WorkerPool) -> PoolStats:
+    def _pool(self, pool: WorkerPool) -> PoolReading:
         counts, state = pool.counts, self._state
-        return pool.times.sums(
+        return pool.times.reading(
             wanted=counts.wanted,
             requested=counts.requested,
             running=counts.running,
@@ -92,65 +70,55 @@ class EngineView:
             failed_nodes=tuple(counts.failed.values()),
         )
 
-    def look(self, *, resizing: bool, thread: int) -> EngineLook:
-        now, pools, schedule = monotonic(), dict(self._pools.by_name), self._state.schedule
-        steps = self._plan.gpu.steps if self._plan.gpu is not None else GpuSteps()
+    def look(self, found: Reading, *, resizing: bool) -> EngineLook:
+        """Return a reading with what else the tuner must know."""
+        pool = self._pools.by_name.get(LOCAL)
+        most = None if pool is None else pool.counts.most
         return EngineLook(
-            at=now,
-            epoch=max(0, self._state.epoch),
-            times=self._tally.times(now),
-            settings=self._state.placement.settings,
+            reading=found,
             resizing=resizing,
             refused=self._pools.refused,
-            away_s=self._tally.away_s(now),
-            ready=schedule.ready,
-            in_flight=schedule.in_flight,
-            batch_bytes=self._state.rules.nbytes,
-            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
-            gpu_steps=steps.number,
-            gpu_step_s=steps.seconds,
-            feed_wait_s=0.0 if self._plan.feed is None else self._plan.feed.wait_s,
-            thread=thread,
-            local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),
-            remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
-            pids=_pids(pools.get(LOCAL)),
-            most_local=_most(pools.get(LOCAL)),
-            pass_batches=self._plan.pass_batches,
-            start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
-            starts_anew=self._plan.starts_anew,
-            lanes=self._plan.lanes,
+            most_local=None if pool is None or most is None else (most, pool.counts.why_most),
         )
 
-    def sums(self, thread: int, reading: Sums) -> Sums:
-        """Return all counts. ``reading``: the counts of the engine whose samples this one decodes."""
-        read = list(reading.pools.values())
-        state, tally, pools, gpu = self._state, self._tally, dict(self._pools.by_name), self._plan.gpu
+    def reading(self, thread: int, read: Reading) -> Reading:
+        """Return all counts. ``read``: those of the engine whose samples this one decodes."""
+        now, readers = monotonic(), list(read.pools.values())
+        plan, state, tally, pools = self._plan, self._state, self._tally, dict(self._pools.by_name)
+        schedule = state.schedule
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
-        feed, pinner = self._plan.feed, self._plan.pinner
+        feed, pinner, gpu = plan.feed, plan.pinner, plan.gpu
         pinned = {"h2d": 0 if pinner is None else pinner.copied_bytes}
         if feed is not None:
             pinned = {"h2d": feed.staged_bytes, "device": feed.copied_bytes}
-        return tally.sums(
-            monotonic(),
+        return Reading(
+            **tally.counts(now),
+            **({} if feed is None else feed.counts()),
+            **({} if gpu is None else gpu.counts()),
+            at=now,
+            epoch=max(0, state.epoch),
             passes=max(1, state.epoch + 1),
-            errors=dict(self._tally.errors),
-            remade=state.failures.remade,
-            late=state.late.made_again,
-            moved_bytes={"shm": local.nbytes, "network": remote.nbytes, **pinned},
-            pools={name: self._pool(pool) for name, pool in pools.items()},
-            ready=state.schedule.ready,
-            prefetch=state.schedule.prefetch,
+            settings=state.placement.settings,
+            prefetch=schedule.prefetch,
+            ready=schedule.ready,
+            in_flight=schedule.in_flight,
             is_capped=state.rules.is_capped,
             batch_bytes=state.rules.nbytes,
-            **({} if feed is None else feed.sums()),
-            gpu_stall_s=gpu.total_s if gpu is not None else None,
-            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
+            remade=state.failures.remade,
+            late=state.late.made_again,
+            errors=dict(tally.errors),
             slow_samples=self._pools.slow_samples.found(),
             failed_samples=self._pools.sample_errors.count,
             latest_failed=tuple(self._pools.sample_errors.latest),
-            read_s=sum(pool.busy_s for pool in read),
-            read_cpu_s=sum(pool.cpu_s for pool in read),
-            pids=_pids(pools.get(LOCAL)) + reading.pids,
+            pass_batches=plan.pass_batches,
+            start_s=tally.causes[STARTUP] if tally.batches else 0.0,
+            starts_anew=plan.starts_anew,
+            lanes=plan.lanes,
+            moved_bytes={"shm": local.nbytes, "network": remote.nbytes, **pinned},
+            pools={name: self._pool(pool) for name, pool in pools.items()},
+            read_s=sum(pool.busy_s for pool in readers),
+            read_cpu_s=sum(pool.cpu_s for pool in readers),
+            pids=_pids(pools.get(LOCAL)) + read.pids,
             thread=thread,
         )
 
@@ -159,50 +127,31 @@ def _pids(pool: WorkerPool | None) -> tuple[int, ...]:
     return tuple(h.pid for h in getattr(pool, "handles", ()) if h.pid and h.exitcode is None)
 
 
-def _most(pool: WorkerPool | None) -> tuple[int, str] | None:
-    return None if pool is None or pool.counts.most is None else (pool.counts.most, pool.counts.why_most)
-
-
-def _pool_sample(pool: WorkerPool) -> PoolSample:
-    counts, times = pool.counts, pool.times
-    return times.stages().narrowed(
-        PoolSample,
-        **vars(times.link()),
-        requested=counts.requested,
-        running=counts.running,
-        sharing_ranks=counts.sharing_ranks,
-        services_s=tuple(times.services_s)[-RECENT:],
-    )
-
-
 # -- counts of one loader, for its diagnosis ---------------------------------------------------------------------------
 
 
 class CounterSource(Protocol):
     """An iterator's engine, as `IteratorCounters` reads it."""
 
-    def sums(self) -> Sums:
+    def reading(self) -> Reading:
         """Return the counts so far. Any thread may call it."""
 
 
 class _Baseline(NamedTuple):
-    """The start of the machine's counts. past: their values until then, by name. is_resting: they do not grow."""
+    """The start of the machine's counts. past: those until then. is_resting: they do not grow."""
 
-    at: float
+    look: MachineLook
     wall_s: float
-    cpu_s: float
-    queued: run_queue.Queued
-    used: tuple[float, float] | None
-    past: Sums = Sums()
+    past: Reading = Reading()
     is_resting: bool = False
 
 
-def _of_machine(found: Sums) -> dict[str, Any]:
+def _of_machine(found: Reading) -> dict[str, Any]:
     names = ("trainer_cpu_s", "trainer_queued_s", "others_s", "others_over_s")
     return {name: getattr(found, name) for name in names}
 
 
-class IteratorCounters(LastReading[Sums]):
+class IteratorCounters(LastReading[Reading]):
     """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it.
 
     The iterator of persistent workers has many passes. Between two of them its counters may `rest`.
@@ -210,11 +159,11 @@ class IteratorCounters(LastReading[Sums]):
 
     def __init__(self, source: CounterSource) -> None:
         super().__init__(partial(self._measured, source))
-        self._base = Sums()
+        self._base = Reading()
         self._thread = threading.get_native_id()
-        self._from = self._baseline(Sums())
+        self._from = self._baseline(Reading())
 
-    def read(self) -> Sums:
+    def read(self) -> Reading:
         """Return the counts since this was made, or since `restart`."""
         return super().read().since(self._base)
 
@@ -224,8 +173,8 @@ class IteratorCounters(LastReading[Sums]):
     def rest(self) -> None:
         """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
         base = self._from
-        if not base.is_resting and monotonic() - base.at >= REST_S:
-            self._from = base._replace(past=Sums(**_of_machine(super().read())), is_resting=True)
+        if not base.is_resting and monotonic() - base.look.at >= REST_S:
+            self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
 
     def wake(self) -> None:
         """Count the machine again: a pass begins."""
@@ -233,59 +182,19 @@ class IteratorCounters(LastReading[Sums]):
         if base.is_resting:
             self._from = self._baseline(super().read())._replace(past=base.past)
 
-    def _baseline(self, found: Sums) -> _Baseline:
-        queued = run_queue.look((), found.thread or self._thread)
-        return _Baseline(monotonic(), found.wall_s, time.process_time(), queued, _used(found.pids))
+    def _baseline(self, found: Reading) -> _Baseline:
+        """Begin the machine's counts. The run queues of workers count from their own start on."""
+        return _Baseline(meter.look((), found.thread or self._thread, found.pids), found.wall_s)
 
-    def _measured(self, source: CounterSource) -> Sums:
-        """Return the counts, with the CPU time of this process and its workers.
-
-        CPU time between two passes is subtracted in proportion, unless the counters rest there.
-        """
-        found, base = source.sums(), self._from
-        lived_s = max(1e-6, monotonic() - base.at)
-        part = min(1.0, max(0.0, found.wall_s - base.wall_s) / lived_s)
-        found = replace(found, trainer_cpu_s=(time.process_time() - base.cpu_s) * part)
-        if base.is_resting or lived_s >= SHORT_S:
-            found = self._with_queues(self._with_others(found, base, lived_s), base, part)
-        past = _of_machine(base.past if base.is_resting else base.past.plus(Sums(**_of_machine(found))))
-        return replace(found, **past)
-
-    def _with_others(self, found: Sums, base: _Baseline, lived_s: float) -> Sums:
-        """Add the CPU time of other programs, if it is known."""
-        used = _used(found.pids)
-        if used is None or base.used is None:
-            return found
-        parts = parts_of_machine(os.environ, found.sharing_ranks)
-        others_s = max(0.0, used[0] - base.used[0] - (used[1] - base.used[1]) * parts)
-        return replace(found, others_s=others_s / parts, others_over_s=lived_s)
-
-    def _with_queues(self, found: Sums, base: _Baseline, part: float) -> Sums:
-        """Add the time on run queues, of the training thread and of the processes that make batches."""
-        queued = run_queue.look(found.pids, found.thread or self._thread)
-        ran = queued.since(base.queued)
-        makers = {INLINE: ran.here, LOCAL: queued.workers}
-        return replace(
-            found,
-            trainer_queued_s=None if ran.trainer is None else ran.trainer.queued_s * part,
-            pools={name: _with_queue(pool, makers.get(name)) for name, pool in found.pools.items()},
-        )
-
-
-def _with_queue(pool: PoolStats, ran: RunQueueTimes | None) -> PoolStats:
-    """Add the time that a pool's batches were on run queues, by the delay of the processes that make them."""
-    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.load_s)
-
-
-def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
-    """Return CPU seconds so far: of all programs on this machine's CPUs, and of this process with ``pids``.
-
-    None: they are unknown, or this container shares the CPUs with others.
-    """
-    if sys.platform == "linux" and cgroup_cpus() is None:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return cpu_used(pids)
-    return None
+    def _measured(self, source: CounterSource) -> Reading:
+        """Return the counts, with those of the machine."""
+        found, base = source.reading(), self._from
+        is_short = not base.is_resting and monotonic() - base.look.at < SHORT_S
+        look = meter.cpu_look() if is_short else meter.look(found.pids, found.thread or self._thread, found.pids)
+        part = look.part(base.look, found.wall_s - base.wall_s)  # the time between two passes is left out in proportion
+        found = look.completed(found, base.look, part, part)
+        past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
+        return replace(found, **_of_machine(past))
 
 
 class LoaderCounters:
@@ -300,7 +209,7 @@ class LoaderCounters:
         self._iterators.add(counters)
         return counters
 
-    def read(self) -> Sums:
+    def read(self) -> Reading:
         return self._iterators.read()
 
     def rest(self) -> None:
@@ -319,6 +228,6 @@ class LoaderCounters:
             counters.restart()
 
 
-def _one_after_the_other(past: Sums, counters: Sums) -> Sums:
+def _one_after_the_other(past: Reading, counters: Reading) -> Reading:
     """Levels are those of the latest iterator that got a batch."""
     return past.then(counters) if counters.batches else counters.then(past)

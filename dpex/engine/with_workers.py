@@ -22,8 +22,9 @@ from dpex.engine.engine import FIRST_STATES_S, TOLD_S, Engine, EnginePlan
 from dpex.engine.pass_state import PassRecorder, begin_pass, point_for, worker_state
 from dpex.engine.samplers import draws_ahead_safely
 from dpex.measure.ledger import LastReading
+from dpex.measure.settings import LOCAL
 from dpex.profile.live_timer import is_switched_on
-from dpex.schedule.names import LOCAL, is_asynchronous, lanes
+from dpex.schedule.names import is_asynchronous, lanes
 from dpex.schedule.placement import Place
 from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import SHARE, cuda_stall
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from dpex.device.pinning import Pinner
     from dpex.engine.pass_state import PassState
     from dpex.engine.snapshots import LoaderCounters
+    from dpex.measure.settings import Settings
     from dpex.pools.factory import PoolFactory
-    from dpex.schedule.prefetch import Settings
     from dpex.stats import LoaderStats
     from dpex.telemetry.loader_metrics import LoaderMetrics
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dpex._torch import BaseDataLoaderIter
     from dpex.loader.runtime import LoaderRuntime
     from dpex.loader.streams import Streams
+    from dpex.measure.settings import Settings
     from dpex.pools.base import MakesPool
-    from dpex.schedule.prefetch import Settings
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -192,7 +192,6 @@ def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
-    from dpex.engine.with_workers import lanes_of
     from dpex.loader.held_objects import held_by
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
@@ -217,7 +216,6 @@ def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
         is_torchs=_is_torchs(sizing),
         held=held_by(loader.dataset),
         is_asynchronous=is_asynchronous(loader.dataset),
-        lanes=lanes_of(loader),
         concurrency=loader.worker_config.concurrency if loader._dataset_kind == DatasetKind.Map else 0,
     )
     return DiagnosisSource(book=runtime.counters, subject=subject, tuner=runtime.tuner)

@@ -20,9 +20,8 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.streams import Streams, launched, named_shards, told_streams
+from dpex.measure.settings import KNOBS, LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.options import check_count
-from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
 from dpex.system.cpus import rank_cpus, ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn

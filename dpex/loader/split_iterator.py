@@ -17,8 +17,8 @@ from dpex._torch import DatasetKind
 from dpex.engine.drawing import ReadBatches
 from dpex.engine.pass_state import PassRecorder, PassState, point_for
 from dpex.engine.with_workers import _DpexDataLoaderIter
-from dpex.schedule.prefetch import Settings
-from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, reading_of
+from dpex.measure.settings import Settings
+from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, raw_stream_of
 
 RAW_RATIO = 0.25
 """Part of a ``memory_budget`` for samples that are read and not yet drawn to be decoded. They are smaller than decoded
@@ -88,7 +88,7 @@ def _reading(loader: Any) -> _LoaderView:
     budget = loader.worker_config.memory_budget
     return _LoaderView(
         loader,
-        dataset=reading_of(loader.dataset),
+        dataset=raw_stream_of(loader.dataset),
         collate_fn=pickled if loader._auto_collation else pickled_alone,
         seeding="worker",
         pin_memory=False,

@@ -1,8 +1,8 @@
 """The record of a batch's times, from the worker that makes it, and the sum over the batches of a pool. PURE.
 
 A worker fills in a `BatchTimes` and sends it with the batch. `PoolTimes` adds the records of a pool up, and
-`dpex.measure.sums.StageSums` is the sum. To count something else per batch: add a field to `BatchTimes` and a counter
-of the same name to `StageSums`, and set it where the worker measures it (`dpex.worker.fetch`).
+`dpex.measure.pool_reading` has the sums. To count something else per batch, add a field to `BatchTimes` and a counter
+of the same name to `PoolReading`, and set it where the worker measures it (`dpex.worker.fetch`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dpex.measure.sums import STEP_BUCKETS, CallSums, LinkSums, NodeStats, PoolStats, StageSums
+from dpex.measure.pool_reading import LINK, STEP_BUCKETS, CallSums, PoolReading
 
 CallRow = tuple[str, int, float, float, int]
 """A call: its path, and the fields of `CallSums` in their order."""
@@ -27,7 +28,7 @@ OWN_CODE = "own code"
 class BatchTimes(NamedTuple):
     """The times of one batch. CPU seconds include those of libraries' threads, so they may exceed the wall seconds.
 
-    `StageSums` declares the fields that add up. ``transit_s`` is the time on the network while the worker was idle.
+    `PoolReading` declares the fields that add up. ``transit_s`` is the time on the network while the worker was idle.
 
     Attributes:
         samples: Samples in the batch.
@@ -114,8 +115,8 @@ RECENT = 64
 cheaper."""
 KEPT = 256
 """Batches whose wall seconds are kept one by one: the latest. Their median is known to within three points of rank."""
-SUMMED = tuple(name for name in BatchTimes._fields if name in StageSums.declared())
-"""Fields of `BatchTimes` that add up to those of `StageSums`."""
+SUMMED = tuple(name for name in BatchTimes._fields if name in PoolReading.declared() and name != "calls")
+"""Fields of `BatchTimes` that add up to those of `PoolReading`."""
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
 _NOTHING = (*(NO_TIMES[at] for at in _PLACES), 0)
@@ -127,7 +128,7 @@ _NO_CALLS = CallSums()
 class PoolTimes:
     """Sums over the batches that a worker pool, or the training process, has made.
 
-    The thread that receives batches counts them, and any thread may read. The counts of `stages` are then of the same
+    The thread that receives batches counts them, and any thread may read. The fields of `SUMMED` are then of the same
     batches. All other counts may lack the batch that is being counted.
 
     Attributes:
@@ -135,17 +136,19 @@ class PoolTimes:
         services_s: Wall seconds of the latest `KEPT` batches.
         services: Histogram of wall seconds (`STEP_BUCKETS`).
         calls: Timed calls by path.
-        nodes: Sums by machine.
+        queued_s, queue_known_s, nodes: See `PoolReading`.
     """
 
-    __slots__ = ("_latest", "calls", "nodes", "services", "services_s", "shared")
+    __slots__ = ("_latest", "calls", "nodes", "queue_known_s", "queued_s", "services", "services_s", "shared")
 
     def __init__(self) -> None:
         self.shared: int = 0
+        self.queued_s: float = 0.0
+        self.queue_known_s: float = 0.0
         self.services_s: deque[float] = deque(maxlen=KEPT)
         self.services: list[int] = [0] * (len(STEP_BUCKETS) + 1)
         self.calls: dict[str, CallSums] = {}
-        self.nodes: dict[str, NodeStats] = {}
+        self.nodes: dict[str, PoolReading] = {}
         self._latest: tuple[tuple[Any, ...], list[BatchTimes]] = _NOTHING, []
         """Sums, and the records that are not in them yet; replaced together."""
 
@@ -178,28 +181,32 @@ class PoolTimes:
     def nbytes(self) -> int:
         return int(self._added()[-2])
 
-    def stages(self) -> StageSums:
-        """Return what making these batches took."""
-        found: dict[str, Any] = dict(zip((*_ADDED, "tickets"), self._added(), strict=True))
-        del found["nbytes"]
-        found["encode_cpu_s"] = max(0.0, found["encode_cpu_s"])
-        return StageSums(**found)
-
-    def link(self) -> LinkSums:
-        found = LinkSums()
-        for node in list(self.nodes.values()):
-            found = found.plus(node)
-        return found
-
-    def sums(self, **others: Any) -> PoolStats:
+    def reading(self, **others: Any) -> PoolReading:
         """Return the sums, completed by the fields that the pool counts."""
-        return self.stages().narrowed(
-            PoolStats,
-            **vars(self.link()),
+        sums: dict[str, Any] = dict(zip((*_ADDED, "tickets"), self._added(), strict=True))
+        del sums["nbytes"]
+        sums["encode_cpu_s"] = max(0.0, sums["encode_cpu_s"])
+        nodes = dict(self.nodes)
+        links = {name: join(getattr(node, name) for node in nodes.values()) for name, join in LINK.items() if nodes}
+        return PoolReading(
+            **sums,
+            **links,
             shared=self.shared,
             services=tuple(self.services),
             services_s=tuple(self.services_s),
+            queued_s=self.queued_s,
+            queue_known_s=self.queue_known_s,
             calls=dict(self.calls),
-            nodes=dict(self.nodes),
+            nodes=nodes,
             **others,
         )
+
+
+def made_on_node(batches: Sequence[BatchTimes], delay: float | None) -> PoolReading:
+    """Return what some batches add to the reading of their machine.
+
+    ``delay``: seconds on run queues for each second on a CPU; None: not known.
+    """
+    columns = [sum(getattr(times, name) for times in batches) for name in SUMMED]
+    made = PoolReading(tickets=len(batches), **dict(zip(SUMMED, columns, strict=True)))
+    return made if delay is None else replace(made, queued_s=made.cpu_s * delay, queue_known_s=made.busy_s)

@@ -26,18 +26,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.ledger import Seqlock
-from dpex.measure.record import Record, counter
-from dpex.measure.samples import PoolSample
+from dpex.measure.pool_reading import STEP_BUCKETS, PoolReading
+from dpex.measure.reading import WAIT_BUCKETS
 from dpex.measure.sampling import WaitLog
-from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS, StageSums, Sums
-
-if TYPE_CHECKING:
-    from dpex.schedule.prefetch import Settings
 
 CAUSES = (
     *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
@@ -60,7 +55,7 @@ QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
 
 
-def by_stage(times: BatchTimes | StageSums) -> tuple[float, float, float, float, float]:
+def by_stage(times: BatchTimes | PoolReading) -> tuple[float, float, float, float, float]:
     """Return the seconds by the causes of `STAGE_CAUSES`."""
     transform_s = min(times.load_s, times.load_cpu_s)
     return times.load_s - transform_s, transform_s, times.collate_s, times.encode_s, times.transit_s
@@ -73,26 +68,6 @@ def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
     if total <= 0.0:
         return [(UNKNOWN, waited_s)]
     return [(cause, waited_s * seconds / total) for cause, seconds in enumerate(stages) if seconds > 0.0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Times(Record):
-    """The consumer's time so far, without the first batch of each pass."""
-
-    batches: int = counter("Batches that the consumer got.")
-    wait_s: float = counter("Seconds in which it was blocked in ``next()``.", "seconds")
-    busy_s: float = counter("Seconds in which it was busy in ``next()``.", "seconds")
-    work_s: float = counter("Seconds between two calls.", "seconds")
-    steps: int | None = counter("Steps that have ended: the next call of ``next()`` has begun.", default=None)
-    steps_s: float = counter("Seconds of the steps that have ended.", "seconds")
-    straggler_s: float = counter(
-        "Seconds of the wait in which later batches were ready and the next one was not.", "seconds"
-    )
-
-    @property
-    def seconds(self) -> float:
-        """Seconds in passes."""
-        return self.wait_s + self.busy_s + self.work_s
 
 
 class Tally:
@@ -111,7 +86,7 @@ class Tally:
         waits: Histogram of waits, if ``detailed``; so is ``steps``.
         idle_ratio: Share of the workers that were idle when the present wait began. One that makes several batches at
             the same time counts by its free lanes.
-        head_idle_s, other_idle_s: See `Sums`.
+        head_idle_s, other_idle_s: See `Reading`.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
         unended_s: Counted seconds of the last step of each interrupted pass.
@@ -309,108 +284,47 @@ class Tally:
         """Return the seconds of the present step that count before it has ended."""
         return min(self.away_s(now), max(UNENDED_S, UNENDED_STEPS * self.work_s / max(1, self.batches)))
 
-    def times(self, now: float) -> Times:
-        """Return the times so far, the present stay or step included."""
-        return self.seqlock.read(lambda: self._times(now))
+    def counts(self, now: float) -> dict[str, Any]:
+        """Return the fields of `Reading` that a tally counts, as of ``now``."""
+        return self.seqlock.read(lambda: self._counts(now))
 
-    def _times(self, now: float) -> Times:
-        batches, inside_s = self.batches - self.starts, self.inside_s - self.start_s
-        steps_s = work_s = self.work_s
+    def _counts(self, now: float) -> dict[str, Any]:
+        causes, work_s = list(self.causes), self.work_s
+        inside_s, blocked_s, straggler_s = self.inside_s - self.start_s, self.blocked_s, self.straggler_s
+        entered_at, blocked_at, cause = self.entered_at, self.blocked_at, self.cause
+        blocked_since_s = max(0.0, now - blocked_at) if entered_at and blocked_at else 0.0
+        away_s = self.away_s(now)
         if self.starting:
             blocked_s, straggler_s = self._before
+            causes[STARTUP] += max(0.0, now - entered_at) if entered_at else 0.0
         else:
-            blocked_s, straggler_s = self.blocked_s, self.straggler_s
-            entered_at, blocked_at, returned_at = self.entered_at, self.blocked_at, self.returned_at
-            if entered_at:
-                inside_s += max(0.0, now - entered_at)
-            elif returned_at:
-                work_s += max(0.0, now - returned_at)
-            if blocked_at:
-                blocked_s += max(0.0, now - blocked_at)
-                straggler_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
-        busy_s = max(0.0, inside_s - blocked_s)
-        return Times(
-            batches=batches,
-            wait_s=blocked_s,
-            busy_s=busy_s,
-            work_s=work_s,
-            steps=self.stepped,
-            steps_s=steps_s,
-            straggler_s=straggler_s,
-        )
-
-    def sums(self, now: float, **others: Any) -> Sums:
-        """Return all counts, with the fields of `Sums` that others count.
-
-        Of the present wait only the seconds with a known cause are included, so that no count ever shrinks. Nor does
-        the present step count in full if it takes long, as it may never end.
-        """
-        return self.seqlock.read(lambda: self._sums(now, others))
-
-    def _sums(self, now: float, others: dict[str, Any]) -> Sums:
-        causes, work_s = list(self.causes), self.work_s + self.unended_s + self._unended_s(now)
-        entered_at, blocked_at, cause = self.entered_at, self.blocked_at, self.cause
-        if entered_at and self.starting:
-            causes[STARTUP] += max(0.0, now - entered_at)
-        elif entered_at and blocked_at and cause >= 0:
-            causes[cause] += max(0.0, now - blocked_at)
-        return Sums(
-            batches=self.batches,
-            samples=self.samples,
-            causes=dict(zip(CAUSES, causes, strict=True)),
-            transfer_s=self.transfer_s,
-            work_s=work_s,
-            waits=tuple(self.waits),
-            waited_s=self.waited_s,
-            steps=tuple(self.steps),
-            stepped_s=self.work_s,
-            delivered_at=self.delivered_at,
-            batch_waits=self.log.read(),
-            head_idle_s=self.head_idle_s,
-            other_idle_s=self.other_idle_s,
-            loop_queued_s=self.queued_s,
-            **others,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineLook:
-    """An engine at one moment: sums since it was made, and its present state.
-
-    Attributes:
-        resizing: True while a request for other settings is pending.
-        refused: The reason why no remote worker can start, or None.
-        most_local: The number of local workers that the system allows, and the reason, once it has refused a worker.
-        away_s: Seconds of the present step; 0 inside ``next()`` and between passes.
-        thread: The consumer's native thread id, 0 if unknown.
-        gpu_stall_s, gpu_steps, gpu_step_s: See `dpex.system.gpu.stall`.
-        feed_wait_s: Seconds in which the stream waited for copies of finished batches to the device.
-        pass_batches: Batches of a whole pass, 0 if unknown.
-        start_s: Seconds from the beginning of the latest pass to its first batch; 0 before the first batch.
-        starts_anew: True if each pass starts new workers.
-        lanes: Batches that a worker makes at the same time.
-    """
-
-    at: float
-    epoch: int
-    times: Times
-    settings: Settings
-    resizing: bool
-    refused: str | None
-    away_s: float
-    ready: int
-    in_flight: int
-    batch_bytes: float
-    local: PoolSample
-    remote: PoolSample
-    pids: tuple[int, ...]
-    thread: int = 0
-    gpu_stall_s: float | None = None
-    gpu_steps: int = 0
-    gpu_step_s: float = 0.0
-    feed_wait_s: float = 0.0
-    most_local: tuple[int, str] | None = None
-    pass_batches: int = 0
-    start_s: float = 0.0
-    starts_anew: bool = False
-    lanes: int = 1
+            inside_s += max(0.0, now - entered_at) if entered_at else 0.0
+            blocked_s += blocked_since_s
+            straggler_s += blocked_since_s if cause == STRAGGLER else 0.0
+            if cause >= 0:
+                causes[cause] += blocked_since_s
+        next_busy_s, stepping_s = max(0.0, inside_s - blocked_s), work_s + away_s
+        return {
+            "batches": self.batches,
+            "samples": self.samples,
+            "seconds": blocked_s + next_busy_s + stepping_s,
+            "later_batches": self.batches - self.starts,
+            "causes": dict(zip(CAUSES, causes, strict=True)),
+            "transfer_s": self.transfer_s,
+            "work_s": work_s + self.unended_s + self._unended_s(now),
+            "blocked_s": blocked_s,
+            "next_busy_s": next_busy_s,
+            "stepping_s": stepping_s,
+            "step_count": self.stepped,
+            "stepped_s": work_s,
+            "straggler_s": straggler_s,
+            "away_s": away_s,
+            "waits": tuple(self.waits),
+            "waited_s": self.waited_s,
+            "steps": tuple(self.steps),
+            "delivered_at": self.delivered_at,
+            "batch_waits": self.log.read(),
+            "head_idle_s": self.head_idle_s,
+            "other_idle_s": self.other_idle_s,
+            "loop_queued_s": self.queued_s,
+        }

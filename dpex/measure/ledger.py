@@ -11,7 +11,7 @@ from functools import reduce
 from time import sleep
 from typing import Generic, TypeVar
 
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Reading
 
 PAUSE_S = 0.0001
 """Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""
@@ -91,16 +91,16 @@ class LastReading(Generic[T]):
         return self._last[0] if read is None else read()
 
 
-E = TypeVar("E", bound=LastReading[Sums])
+E = TypeVar("E", bound=LastReading[Reading])
 
 
 class Ledger(Generic[E]):
-    """The counts of several iterators together. ``join`` adds two, as `Sums.plus` or `Sums.then`."""
+    """The counts of several iterators together. ``join`` adds two, as `Reading.plus` or `Reading.then`."""
 
-    def __init__(self, join: Callable[[Sums, Sums], Sums]) -> None:
+    def __init__(self, join: Callable[[Reading, Reading], Reading]) -> None:
         self._join = join
         self._lock = threading.Lock()
-        self._state: tuple[Sums, tuple[E, ...]] = (Sums(), ())
+        self._state: tuple[Reading, tuple[E, ...]] = (Reading(), ())
 
     @property
     def entries(self) -> tuple[E, ...]:
@@ -115,7 +115,7 @@ class Ledger(Generic[E]):
             past = reduce(self._join, [other.read() for other in ended], past)
             self._state = (past, (*(other for other in entries if other not in ended), entry))
 
-    def read(self) -> Sums:
+    def read(self) -> Reading:
         past, entries = self._state
         return reduce(self._join, [entry.read() for entry in entries], past)
 
@@ -123,5 +123,5 @@ class Ledger(Generic[E]):
         """Forget the iterators that have ended; return all other iterators."""
         with self._lock:
             alive = tuple(entry for entry in self._state[1] if not entry.has_ended)
-            self._state = (Sums(), alive)
+            self._state = (Reading(), alive)
             return alive

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.errors import OptionError
+from dpex.measure.settings import LOCAL
 from dpex.pools.local.clean_server import starter_for, usable_context
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
-from dpex.schedule.names import LOCAL
 
 if TYPE_CHECKING:
     from dpex.pools.base import MakesPool, WorkerPool

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dpex.measure.settings import Settings
 from dpex.schedule.events import (
     Discard,
     EnterEpoch,
@@ -37,7 +38,7 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import Failures, LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import SHARED, Schedule
 

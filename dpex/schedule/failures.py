@@ -14,9 +14,9 @@ from collections import Counter
 from typing import Any
 
 from dpex.errors import SampleTimeoutError, WorkerDiedError
+from dpex.measure.settings import LOCAL
 from dpex.schedule.events import NO_STATUS, Notice, Raise, WorkerGone
 from dpex.schedule.logical_workers import LogicalWorkers
-from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place, Placement
 from dpex.schedule.sample_policy import HANGS, leaving_out
 from dpex.schedule.schedule import Schedule, Ticket

@@ -16,8 +16,8 @@ from collections import Counter
 from itertools import groupby, islice
 from typing import Any
 
+from dpex.measure.settings import LOCAL
 from dpex.schedule.events import Adopt, AskState, Send, Snapshot
-from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place, Placement
 from dpex.schedule.prefetch import LARGEST_GROUP
 from dpex.schedule.progress import LogicalLog, ResumePoint

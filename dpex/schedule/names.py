@@ -1,4 +1,4 @@
-"""Names of the places where batches are made, and names and attributes of the user's own objects. PURE.
+"""Names and attributes of the user's own objects. PURE.
 
 Apart from the code that uses them, as folders of many layers share them.
 """
@@ -8,19 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Final
-
-INLINE: Final = "inline"
-"""The training process. It is no worker pool, but counts batches as one."""
-LOCAL: Final = "local"
-"""The pool of this machine."""
-REMOTE: Final = "remote"
-"""The pool of the Ray cluster."""
-WORKER_POOLS = (LOCAL, REMOTE)
-POOLS = (INLINE, *WORKER_POOLS)
-"""Places of making batches, as metrics and reports name them."""
-KNOBS = (*WORKER_POOLS, "prefetch")
-"""The settings that ``resize`` and the tuner change: workers of each pool, and prefetch. Also names of fields."""
+from typing import Any
 
 
 def encodable(name: str) -> str:

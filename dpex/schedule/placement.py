@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dpex.errors import WorkerDiedError
+from dpex.measure.settings import LOCAL, REMOTE, Settings
 from dpex.schedule.events import NO_STATUS, Instruction, Notice, PoolStatus, Raise, Scale, Send
-from dpex.schedule.names import LOCAL, REMOTE
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.schedule import SHARED, Schedule, Ticket
 
 

@@ -20,9 +20,7 @@ prefetch widens to make room for groups of `MESSAGE_S`. Otherwise groups are as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from dpex.schedule.names import WORKER_POOLS
+from dpex.measure.settings import Settings
 
 TINY_S = 0.0003
 """Seconds below which a batch costs more to hand over than to make."""
@@ -51,35 +49,6 @@ _REMEMBERED = 50
 """Results that count in the averages, about."""
 _LEAST_SEEN = 8
 """Results that must be known before they decide anything, and results after which settings are computed again."""
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Settings:
-    """The workers and the prefetch of a loader.
-
-    Attributes:
-        local: The number of workers on this machine.
-        remote: The number of workers on the cluster.
-        prefetch: The prefetch: the most batches that are drawn and not yet delivered.
-        is_prefetch_fixed: The user limits the prefetch, so dpex does not exceed it for remote workers or tiny batches.
-            It is ignored when settings are compared.
-    """
-
-    local: int = 0
-    remote: int = 0
-    prefetch: int = 2
-    is_prefetch_fixed: bool = field(default=False, compare=False)
-
-    @property
-    def workers(self) -> int:
-        """Workers of both pools."""
-        return self.local + self.remote
-
-    def __str__(self) -> str:
-        if not self.workers:
-            return "in-process"
-        pools = [f"{count} {name}" for name in WORKER_POOLS if (count := getattr(self, name))]
-        return f"{' + '.join(pools)}, prefetch {self.prefetch}"
 
 
 class PrefetchRules:

@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import cgroup_cpus, cgroup_memory, parts_of_machine, usable_cpus
 
@@ -57,21 +57,19 @@ def _spent_s(pids: Iterable[int]) -> float:
 
 
 class MachineMeter:
-    """Samples the machine for the tuner.
+    """Reads the machine for the tuner.
 
     The ranks of a machine have an equal part of its CPUs each, and ranks that share their batches have one part
-    together. The other parts are assumed to be used as much as this one, because they run the same program.
+    together.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._parts = parts_of_machine(os.environ)
         self._usable = usable_cpus()
-        self._limited = cgroup_cpus() is not None
-        self._others = 0.0
+        self._others_s = self._others_over_s = 0.0
         self._others_at = -math.inf
-        self._others_known = False
-        self._busy = self._own = 0.0
+        self._used: CpuUse | None = None
         self._pids: frozenset[int] = frozenset()
         self._memory: int | None = None
         self._memory_at = -math.inf
@@ -82,23 +80,24 @@ class MachineMeter:
     def cpus(self) -> float:
         return max(0.5, self._usable / self._parts)
 
-    def sample(
-        self, pids: Collection[int], trainer_cpu_s: float, workers: int = 0, sharing_ranks: int = 1
-    ) -> MachineSample:
-        """Return a sample; ``pids`` are the processes of the local workers, which may outnumber ``workers``."""
+    def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
+        """Return the fields of `Reading` about the machine, those of other programs since the reading before.
+
+        ``pids``: The processes of the local workers, which may outnumber ``workers``.
+        """
         now, self._parts = self._clock(), parts_of_machine(os.environ, sharing_ranks)
-        if now - self._others_at >= (OTHERS_EVERY_S if self._others_known else OTHERS_FIRST_S):
+        if now - self._others_at >= (OTHERS_EVERY_S if self._others_over_s else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory, self._memory_at = free_memory(), now
         self._measure_worker(now, tuple(pids), workers)
-        return MachineSample(
-            cpus=self.cpus,
-            others=self._others,
-            trainer_cpu_s=trainer_cpu_s,
-            memory_free=self._memory,
-            worker_bytes=self._worker_bytes,
-        )
+        return {
+            "cpus": self.cpus,
+            "others_s": self._others_s,
+            "others_over_s": self._others_over_s,
+            "memory_free": self._memory,
+            "worker_bytes": self._worker_bytes,
+        }
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
         """Measure the private memory of workers; the median is the cost of one more.
@@ -113,20 +112,15 @@ class MachineMeter:
             self._worker_bytes = max(0.9 * self._worker_bytes, each)
 
     def _measure_others(self, now: float, pids: frozenset[int]) -> None:
-        """Measure the CPUs that other programs kept busy since the last call. A quota makes them irrelevant."""
-        if self._limited or sys.platform != "linux":
+        """Measure the CPUs that other programs kept busy since the last call."""
+        used = cpu_used(pids)
+        if used is None:
             return
-        try:
-            busy, own = cpu_used(pids)
-        except OSError:  # /proc is closed to this process
-            return
-        if self._others_at > -math.inf and not self._pids - pids:  # of workers that ended, the CPU time is not known
+        if self._used is not None and not self._pids - pids:  # of workers that ended, the CPU time is not known
             seconds = now - self._others_at
-            own_cpus = (own - self._own) / seconds
-            others = ((busy - self._busy) / seconds - own_cpus * self._parts) / self._parts
-            self._others = min(self.cpus, max(0.0, others))
-            self._others_known = True
-        self._busy, self._own, self._pids, self._others_at = busy, own, pids, now
+            self._others_s = min(self.cpus * seconds, others_s(used, self._used, self._parts))
+            self._others_over_s = seconds
+        self._used, self._pids, self._others_at = used, pids, now
 
 
 def _affinity() -> Collection[int]:
@@ -156,7 +150,27 @@ def _kilobytes(file: Path, name: str) -> list[int]:
     return [int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name)]
 
 
-def cpu_used(pids: Iterable[int]) -> tuple[float, float]:
-    """Return the CPU seconds spent on the CPUs that this process may use, and the CPU seconds of it and these
-    processes."""
-    return busy_s(_affinity()), _spent_s(pids)
+class CpuUse(NamedTuple):
+    """CPU seconds on the CPUs that this process may use: of all programs, and of this process with its workers."""
+
+    all_s: float
+    own_s: float
+
+
+def cpu_used(pids: Iterable[int]) -> CpuUse | None:
+    """Return the CPU seconds so far; ``pids`` are the workers.
+
+    None: They are unknown, or a quota makes other programs irrelevant.
+    """
+    if sys.platform == "linux" and cgroup_cpus() is None:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # /proc may be closed to this process
+            return CpuUse(busy_s(_affinity()), _spent_s(pids))
+    return None
+
+
+def others_s(now: CpuUse, before: CpuUse, parts: float) -> float:
+    """Return the CPU seconds of other programs on this rank's part of the machine, of which there are ``parts``.
+
+    The other parts are assumed to be used as much as this one, because they run the same program.
+    """
+    return max(0.0, now.all_s - before.all_s - (now.own_s - before.own_s) * parts) / parts

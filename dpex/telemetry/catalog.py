@@ -1,7 +1,7 @@
 """The exported metrics. Code, dashboards, rules and documentation are made from this list or checked against it.
 
-A metric that exports a field of `dpex.measure.sums` is declared with that field. Declared here are the metrics that are
-calculated when they are read, and those of which several fields are the series.
+A metric that exports a field of `dpex.measure.reading` is declared with that field. Declared here are the metrics
+that are calculated when they are read, and those of which several fields are the series.
 
 Names follow Prometheus's rules (prometheus.io/docs/practices/naming): one prefix, one unit and one quantity per metric,
 base units, ratios from 0 to 1, and ``_total`` for what accumulates. The sum or the average over all labels of a metric
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dpex.measure.consumer_time import CAUSES
+from dpex.measure.pool_reading import LINK, STAGES, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import Record, Unit
-from dpex.measure.sums import LinkSums, PoolStats, Sums
-from dpex.schedule.names import KNOBS, POOLS, REMOTE, WORKER_POOLS
+from dpex.measure.settings import KNOBS, POOLS, REMOTE, WORKER_POOLS
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
 Group = Literal["consumer", "workers", "network", "tuner", "gpu", "process"]
@@ -76,7 +77,6 @@ class Metric:
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 STATES = ("wait", "transfer", "work")
-STAGES = ("load", "collate", "encode")
 PATHS = ("shm", "network", "h2d", "device")
 PARTS = ("copy", "transform", "wait")
 ERRORS = ("batch", "worker", "timeout")
@@ -119,7 +119,7 @@ def _declared(record: type[Record]) -> Iterator[Metric]:
     for field, one in record.declared().items():
         if not one.how_to_read:
             continue
-        group: Group = "consumer" if record is Sums else "network" if field in LinkSums.declared() else "workers"
+        group: Group = "consumer" if record is Reading else "network" if field in LINK else "workers"
         labels = {"consumer": (), "network": (CLUSTER, MACHINE), "workers": (_OTHER_POOLS.get(field, WORKER_POOL),)}
         inner = (_BY_NAME[field],) if field in _BY_NAME else ()
         yield Metric(group, one.metric, (LOADER, *labels[group], *inner), one.how_to_read, one.help, one.buckets)
@@ -187,5 +187,5 @@ _OTHERS: tuple[Metric, ...] = (
 )
 # fmt: on
 
-METRICS = (*_declared(Sums), *_declared(PoolStats), *_OTHERS)
+METRICS = (*_declared(Reading), *_declared(PoolReading), *_OTHERS)
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -24,9 +24,10 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.engine.snapshots import CounterSource
 from dpex.measure.ledger import LastReading, Ledger
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import Record
-from dpex.measure.sums import NodeStats, Sums
-from dpex.schedule.names import KNOBS
+from dpex.measure.settings import KNOBS
 from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import Gpus
 from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, METRICS, OTHERS, Metric
@@ -41,7 +42,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(kw_only=True)
-class Readings:
+class MetricValues:
     """Counters and gauges by key, and histograms (counts by bucket, and the sum)."""
 
     counters: dict[Key, float] = field(default_factory=dict)
@@ -49,10 +50,10 @@ class Readings:
     histograms: dict[Key, tuple[list[int], float]] = field(default_factory=dict)
 
 
-class IteratorCounts(LastReading[Sums]):
+class IteratorCounts(LastReading[Reading]):
     """An iterator in the ledger; its last counts once it has ended."""
 
-    def end(self, last: Sums | None = None) -> None:
+    def end(self, last: Reading | None = None) -> None:
         """Keep the counts and release the iterator. Takes no lock: a garbage collection can call this anywhere."""
         if not self.has_ended:
             super().end((last or self.read()).at_rest())
@@ -65,7 +66,7 @@ class LoaderMetrics:
         info: Labels of ``dpex_loader_info`` after the name.
         tuner: The latest loader's tuner, or None.
         case: The latest loader's case for diagnosis, or None.
-        cache_bytes: Returns the fields of `Sums` about its cache.
+        cache_bytes: Returns the fields of `Reading` about its cache.
     """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
@@ -74,24 +75,24 @@ class LoaderMetrics:
         self.tuner: Tuner | None = None
         self.case: DiagnosisSource | None = None
         self.cache_bytes: Callable[[], dict[str, Any]] = dict
-        self._ledger: Ledger[IteratorCounts] = Ledger(Sums.plus)
+        self._ledger: Ledger[IteratorCounts] = Ledger(Reading.plus)
         self._reading = threading.Lock()
         self._seen: dict[Key, float] = {}
 
     def watch(self, source: CounterSource) -> IteratorCounts:
         """Count another iterator; call `IteratorCounts.end` when it has ended."""
-        entry = IteratorCounts(source.sums)
+        entry = IteratorCounts(source.reading)
         self._ledger.add(entry)
         return entry
 
-    def sums(self) -> Sums:
+    def reading(self) -> Reading:
         """Return the present counts of all iterators together."""
         return replace(self._ledger.read(), **self.cache_bytes())
 
-    def read(self) -> Readings:
+    def read(self) -> MetricValues:
         """Return the counts and the tuner's decisions under the catalogue's names; readers take turns."""
         with self._reading:
-            found = readings_of(self.sums()) if self._ledger.entries else Readings()
+            found = values_of(self.reading()) if self._ledger.entries else MetricValues()
             if self.tuner is not None:
                 _add_tuner(found, self.tuner.decisions)
             for key, value in found.counters.items():
@@ -99,29 +100,29 @@ class LoaderMetrics:
             return found
 
 
-def readings_of(sums: Sums) -> Readings:
-    """Return sums under the catalogue's names."""
-    found = Readings()
-    pools = {name: replace(pool, nodes=_few(pool.nodes)) for name, pool in sums.pools.items()}
-    _add(found, replace(sums, pools=pools), ())
-    found.counters["dpex_consumer_seconds_total", "wait"] = sums.wait_s
+def values_of(reading: Reading) -> MetricValues:
+    """Return a reading under the catalogue's names."""
+    found = MetricValues()
+    pools = {name: replace(pool, nodes=_few(pool.nodes)) for name, pool in reading.pools.items()}
+    _add(found, replace(reading, pools=pools), ())
+    found.counters["dpex_consumer_seconds_total", "wait"] = reading.wait_s
     for kind in ERROR.values:
         found.counters.setdefault(("dpex_errors_total", kind), 0)
-    if sums.delivered_at:
-        ago_s = monotonic() - sums.delivered_at
+    if reading.delivered_at:
+        ago_s = monotonic() - reading.delivered_at
         found.gauges["dpex_last_batch_timestamp_seconds",] = time.time() - ago_s
     return found
 
 
-def _few(machines: Mapping[str, NodeStats]) -> Mapping[str, NodeStats]:
+def _few(machines: Mapping[str, PoolReading]) -> Mapping[str, PoolReading]:
     """The first machines that measure their connection, and the others as one. The first stay the first."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
-    return {**few, OTHERS: reduce(NodeStats.plus, rest)} if rest else few
+    return {**few, OTHERS: reduce(PoolReading.plus, rest)} if rest else few
 
 
-def _add(found: Readings, record: Record, labels: Key) -> None:
+def _add(found: MetricValues, record: Record, labels: Key) -> None:
     """Add each exported field of a record, and of the records in it. ``labels`` are common to all of them."""
     for name, declared in record.declared().items():
         value, key = getattr(record, name), (declared.metric, *labels)
@@ -140,7 +141,7 @@ def _add(found: Readings, record: Record, labels: Key) -> None:
             _put(found, (*key, label) if label else key, value)
 
 
-def _put(found: Readings, key: Key, value: float) -> None:
+def _put(found: MetricValues, key: Key, value: float) -> None:
     """Add a value if its metric exists for these labels. The training process has no restarts, for example, and metrics
     of single machines have no value for all machines."""
     metric = BY_NAME[key[0]]
@@ -150,7 +151,7 @@ def _put(found: Readings, key: Key, value: float) -> None:
         (found.counters if metric.kind == "counter" else found.gauges)[key] = value
 
 
-def _add_tuner(found: Readings, decisions: Sequence[Decision]) -> None:
+def _add_tuner(found: MetricValues, decisions: Sequence[Decision]) -> None:
     for knob in KNOBS:
         for direction, sign in (("up", 1), ("down", -1)):
             changes = (sign * (getattr(d.new, knob) - getattr(d.old, knob)) for d in decisions)

@@ -1,6 +1,6 @@
 """A stream in two parts: samples are drawn by the worker that reads the stream, and decoded by any worker.
 
-`decode_in_workers` makes such a stream. `Reading` is the dataset of the workers that read, and `Decoding` the dataset
+`decode_in_workers` makes such a stream. `RawStream` is the dataset of the workers that read, and `Decoding` the dataset
 of the workers that decode. Both hold the user's own dataset, and look at its parts when an epoch begins in the worker.
 
 A reading worker pickles the samples of a batch (`pickled`, in place of a collate function). The training process passes
@@ -103,7 +103,7 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-class Reading(IterableDataset[Any]):
+class RawStream(IterableDataset[Any]):
     """The samples of a `DecodedStream` as they are drawn, before they are decoded."""
 
     def __init__(self, dataset: DecodedStream) -> None:
@@ -117,11 +117,11 @@ class Reading(IterableDataset[Any]):
         load_state(source, state)
         return iter(source)
 
-    def __copy__(self) -> Reading:
+    def __copy__(self) -> RawStream:
         return type(self)(copy.copy(self.dataset))
 
 
-class _StatefulReading(Reading):
+class _StatefulRawStream(RawStream):
     def state_dict(self) -> Any:
         """Return the state of the source that is being read; None before the first epoch."""
         return state_of(self._source)
@@ -131,8 +131,8 @@ class _StatefulReading(Reading):
         self._state = state
 
 
-def reading_of(dataset: DecodedStream) -> Reading:
-    return (_StatefulReading if is_stateful(dataset.source) else Reading)(dataset)
+def raw_stream_of(dataset: DecodedStream) -> RawStream:
+    return (_StatefulRawStream if is_stateful(dataset.source) else RawStream)(dataset)
 
 
 def pickled(samples: list[Any]) -> tuple[int, bytes]:
@@ -205,5 +205,5 @@ class Decoding:
 
 
 def users_dataset(dataset: Any) -> Any:
-    """Return the user's dataset of a `Reading` or `Decoding`, and any other dataset as it is."""
-    return dataset.dataset if isinstance(dataset, (Reading, Decoding)) else dataset
+    """Return the user's dataset of a `RawStream` or `Decoding`, and any other dataset as it is."""
+    return dataset.dataset if isinstance(dataset, (RawStream, Decoding)) else dataset

@@ -24,8 +24,8 @@ from typing import Any
 
 from dpex.errors import TooManySampleErrors
 from dpex.measure.readable import fine_percent
+from dpex.measure.reading import FAILED_KEPT
 from dpex.measure.sampling import FailedSample, as_text
-from dpex.measure.sums import FAILED_KEPT
 from dpex.schedule.events import Instruction, Notice, Raise
 from dpex.schedule.sample_policy import ALL_AT_ONCE, AS_TORCH, LeavingOut, SamplePolicy
 

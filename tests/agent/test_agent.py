@@ -20,7 +20,7 @@ from dpex import DpexDataLoader, IteratorInterruptedError
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.pool import NodeNews, RemotePool, order_of
 from dpex.pools.factory import PoolFactory
-from dpex.telemetry.loader_metrics import readings_of
+from dpex.telemetry.loader_metrics import values_of
 
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True}
 
@@ -84,9 +84,9 @@ def test_an_excluded_node_is_in_stats_metrics_and_diagnosis(agents: list[int]) -
         until(lambda: pool._nodes._news)
         pool._nodes._news.append(NodeNews("excluded", place="bad-one", why=why))
         pool.poll()
-        stats, sums = loader.stats().pools["remote"], engine_of(iterator).sums()
+        stats, sums = loader.stats().pools["remote"], engine_of(iterator).reading()
         assert (stats.nodes_excluded, stats.why_excluded) == (1, {"bad-one": why})
-        assert readings_of(sums).gauges["dpex_nodes_excluded", "remote"] == 1
+        assert values_of(sums).gauges["dpex_nodes_excluded", "remote"] == 1
         assert "Node bad-one gets no workers for 30 s" in str(loader.diagnose())
         pool._nodes._news.append(NodeNews("excluded", place="bad-one"))
         pool.poll()

@@ -21,8 +21,8 @@ from benchmarks.simulation.replay import replay as replayed
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.runtime.trace_file import VARIABLE, TraceFile, check, wanted
 from dpex.autotune.trace import Recorder
-from dpex.autotune.types import Sample
 from dpex.errors import OptionError
+from dpex.measure.reading import Reading
 
 ENDLESS = 10**7
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -45,7 +45,7 @@ def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
     assert trace.header.machine["pid"] == os.getpid()
     assert abs(trace.header.started_s - time.time()) < 120
     assert trace.sections[0].origin.config.interval_s == QUICK.interval_s
-    assert any(sample.local.services_s for sample in trace.samples)
+    assert any(window.local.services_s for window in trace.windows)
     assert all(window.is_same for window in replayed(trace))
     assert main([str(path)]) == 0
 
@@ -58,9 +58,9 @@ def test_the_environment_names_a_file_and_epochs_share_it(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []  # nothing before the first window
     assert len(list(loader)) == 100
     (path,) = tmp_path.iterdir()
-    end = load(str(path)).samples[-1].at
+    end = load(str(path)).windows[-1].at
     assert path.name == f"run-{os.getpid()}-3.jsonl"
-    until(lambda: len(list(loader)) == 100 and load(str(path)).samples[-1].at > end)
+    until(lambda: len(list(loader)) == 100 and load(str(path)).windows[-1].at > end)
     assert list(tmp_path.iterdir()) == [path]
     assert len(load(str(path)).sections) == 1
 
@@ -107,10 +107,10 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     before = path.read_bytes()
 
     def train_in_a_child() -> None:
-        samples: list[Sample] = []
-        tell = Recorder.sample
-        Recorder.sample = lambda self, sample: (samples.append(sample), tell(self, sample))  # type: ignore[method-assign]
-        train_until(lambda: len(samples) > 3, loader, iter(loader))
+        windows: list[Reading] = []
+        tell = Recorder.window
+        Recorder.window = lambda self, window: (windows.append(window), tell(self, window))  # type: ignore[method-assign]
+        train_until(lambda: len(windows) > 3, loader, iter(loader))
 
     in_a_child(train_in_a_child)
     assert path.read_bytes() == before

@@ -8,9 +8,9 @@ from decisions import a_decision
 
 from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
+from dpex.measure.settings import Settings
 from dpex.run.run_options import RunOptions
 from dpex.run.served import Served, lines
-from dpex.schedule.prefetch import Settings
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]

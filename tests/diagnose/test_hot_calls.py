@@ -17,7 +17,7 @@ from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, sentence
 from dpex.measure import sampling
-from dpex.measure.sums import CallSums, PoolStats
+from dpex.measure.pool_reading import CallSums, PoolReading
 from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Dear, Transformed
 from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, facts, pool
@@ -233,8 +233,8 @@ def test_pools_stand_for_themselves() -> None:
     """A pool whose batches were timed seldom counts by what it did, not by what was timed of it."""
     seldom, often = calls(own=0.5, crop=0.5), calls(own=10.0, crop=90.0)
     pools = {
-        "local": PoolStats(load_s=60.0, load_cpu_s=60.0, calls=seldom),
-        "remote": PoolStats(load_s=20.0, load_cpu_s=10.0, calls=often),
+        "local": PoolReading(load_s=60.0, load_cpu_s=60.0, calls=seldom),
+        "remote": PoolReading(load_s=20.0, load_cpu_s=10.0, calls=often),
     }
     found = {one.name.rpartition(" > ")[2]: one for one in Facts(pools=pools).calls}
     assert [found[name].all_wall_s for name in ("D.__getitem__", "crop (d.py:5)")] == pytest.approx([32.0, 48.0])

@@ -17,8 +17,9 @@ class Asynchronous(Dataset[Any]):
 
 def test_batches_that_a_worker_makes_at_the_same_time_are_known() -> None:
     for dataset, prefetch, lanes in ((Asynchronous(), None, 8), (Asynchronous(), 16, 8), (range(64), None, 1)):
-        loader = DpexDataLoader(dataset, batch_size=8, num_workers=2, prefetch_factor=prefetch)
-        assert loader._diagnosis_source().subject.lanes == lanes
+        with DpexDataLoader(dataset, batch_size=8, num_workers=2, prefetch_factor=prefetch) as loader:
+            assert len(list(loader)) == 8
+            assert loader.diagnose().facts.lanes == lanes
 
 
 def test_batch_size_of_a_batch_sampler_is_shown() -> None:

@@ -18,10 +18,11 @@ from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex._torch import set_worker_info
+from dpex.measure.settings import Settings
 from dpex.options import WorkerConfig
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.worker.core import WorkerCore
-from dpex.worker.decoded_stream import reading_of
+from dpex.worker.decoded_stream import raw_stream_of
 
 DEADLINE_S = 60.0
 
@@ -126,7 +127,7 @@ class Countdown(IterableDataset[int]):
         return self.number
 
 
-@pytest.mark.parametrize("dataset", [reading_of, lambda dataset: dataset], ids=["read", "read and decoded"])
+@pytest.mark.parametrize("dataset", [raw_stream_of, lambda dataset: dataset], ids=["read", "read and decoded"])
 def test_streams_that_share_a_process_have_a_source_each(dataset: Any) -> None:
     core = WorkerCore(setup_of(dataset(decode_in_workers(Countdown(), int)), num_workers=2, iterable=True))
     try:

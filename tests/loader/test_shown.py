@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from dpex import DpexDataLoader
 from dpex.autotune.types import Outcome
 from dpex.loader.runtime import DecisionList
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 OUTCOME = Outcome(rate=9.0, wait=0.2, kept=True, at=2.0)
 DECISION = a_decision(old=Settings(), text="<more>", outcome=OUTCOME)

@@ -113,7 +113,7 @@ def test_a_pool_is_shown_in_one_short_line() -> None:
     with DpexDataLoader(range(300), num_workers=1) as loader:
         assert len(list(loader)) == 300
         shown = repr(loader.stats().pools["local"])
-    assert shown.startswith("PoolStats(1 of 1 workers run; 300 batches of ")
+    assert shown.startswith("PoolReading(1 of 1 workers run; 300 batches of ")
     assert len(shown) < 100
 
 

@@ -100,7 +100,7 @@ class Driver:
 
     def wait_until_made(self, tickets: int) -> None:
         """So many results, of whatever epoch, were taken in."""
-        self.listen_until(lambda: self.pool.times.stages().tickets >= tickets)
+        self.listen_until(lambda: self.pool.times.reading().tickets >= tickets)
 
     def lent(self) -> int:
         """Slots that the trainer's side holds."""

@@ -60,14 +60,14 @@ def test_making_a_loader_starts_nothing() -> None:
 
 FOR_THE_CLASS = (
     *("dpex", "dpex.dataloader", "dpex.errors", "dpex.hints", "dpex.options", "dpex._torch"),
-    *("dpex.schedule", "dpex.schedule.names", "dpex.schedule.prefetch"),
+    *("dpex.schedule", "dpex.schedule.names"),
     *("dpex.schedule.sample_policy", "dpex.schedule.seeding"),
     *("dpex.system", "dpex.system.compiler", "dpex.system.cpus"),
     *("dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
     *("dpex.loader", "dpex.loader.base_loader", "dpex.loader.checks", "dpex.loader.passes", "dpex.loader.sizing"),
     *("dpex.loader.streams", "dpex.loader.unused"),
-    *("dpex.measure", "dpex.measure.readable"),
+    *("dpex.measure", "dpex.measure.readable", "dpex.measure.settings"),
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (

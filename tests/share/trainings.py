@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from waiting import PATIENCE_S
 
 from dpex import DpexDataLoader
-from dpex.measure.sums import PoolStats
+from dpex.measure.pool_reading import PoolReading
 from dpex.options import WorkerConfig
 
 LARGE = 3000
@@ -154,7 +154,7 @@ def _train(
     with warnings.catch_warnings(record=True) as caught, loader_of(dataset, **options) as loader:
         warnings.simplefilter("always")
         batches = (batch for _ in range(epochs) for batch in loader)
-        pool, sharing_ranks = PoolStats(), 0  # the most that any batch saw: a rank that has ended is counted no more
+        pool, sharing_ranks = PoolReading(), 0  # the most that any batch saw: a rank that has ended is counted no more
         while True:
             count = conn.recv()
             if count is None:
@@ -172,6 +172,6 @@ def _train(
                 error = raised
                 error.__cause__ = None
                 traceback.clear_frames(raised.__traceback__)
-            pool = loader.stats().pools.get("local", PoolStats())
+            pool = loader.stats().pools.get("local", PoolReading())
             said = [str(warning.message) for warning in caught]
             conn.send((got, said, pool.shared, sharing_ranks, error))

@@ -12,7 +12,7 @@ from benchmarks.simulation.oracle import MOST_LOCAL, Search, Truth, truths
 from benchmarks.simulation.scenarios import FOLDER, ORACLE, SETS, Scenario, load
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 pytestmark = pytest.mark.long
 

@@ -15,9 +15,10 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import Header, Recorder, line
-from dpex.autotune.types import Decision, Sample
+from dpex.autotune.types import Decision
 from dpex.cli.main import main as dpex
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
@@ -51,13 +52,13 @@ class Pinned:
     def begin(self) -> Settings:
         return BEGIN
 
-    def step(self, sample: Sample) -> Decision | None:
-        if sample.at > 8 and self.law.limits == Limits():
+    def step(self, window: Reading) -> Decision | None:
+        if window.at > 8 and self.law.limits == Limits():
             pinned, why = Limits().fixed(local=3), "local=3 is fixed"
             self.law = Supervisor(
                 AutotuneConfig(), Settings(local=3, prefetch=6), pinned, recorder=self.into, former=self.law, why=why
             )
-        return self.law.step(sample)
+        return self.law.step(window)
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
         def __init__(self, *_: object) -> None:
             self.decisions: list[Decision] = []
 
-        def step(self, _: Sample) -> None:
+        def step(self, _: Reading) -> None:
             return None
 
     monkeypatch.setattr("benchmarks.simulation.replay.Supervisor", Still)

@@ -9,7 +9,7 @@ from benchmarks.simulation.kept import truths
 from benchmarks.simulation.report import summary
 from benchmarks.simulation.scenarios import load
 from benchmarks.simulation.score import play
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 pytestmark = pytest.mark.long
 

@@ -387,7 +387,7 @@ def test_an_idle_gpu_stalls_for_the_time_in_next(streams: list[HostStream]) -> N
         engine = engine_of(iterator)
         stats = loader.stats()
         gpu = engine._plan.gpu
-        assert stats.gpu_stall_s == gpu.stall_s == engine.look().gpu_stall_s
+        assert stats.gpu_stall_s == gpu.stall_s == engine.reading().gpu_running_stall_s
         assert len(streams) == 1
         assert 0 < gpu.stall_s < stats.wait_s - stats.first_batch_s + 1e-9
         assert 0 < gpu.start_s < stats.first_batch_s + 1e-9

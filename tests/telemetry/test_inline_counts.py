@@ -10,7 +10,7 @@ from waiting import ManualClock
 
 from dpex import DpexDataLoader
 from dpex.engine import in_process
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Reading
 from dpex.profile.live_timer import SWITCH
 from dpex.worker import fetch
 
@@ -61,8 +61,8 @@ def begun(request: pytest.FixtureRequest) -> Begun:
     return begin
 
 
-def sums_of(batches: Any) -> Sums:
-    sums: Sums = batches.meter.sums()
+def sums_of(batches: Any) -> Reading:
+    sums: Reading = batches.meter.reading()
     return sums
 
 
@@ -84,7 +84,7 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, 
     assert sums.delivered_at == pytest.approx(clock.now_s - STEP_S)
 
 
-def counts(sums: Sums) -> list[float]:
+def counts(sums: Reading) -> list[float]:
     pool = sums.pools["inline"]
     parts = (pool.tickets, pool.load_s, pool.load_cpu_s, pool.collate_s, pool.collate_cpu_s)
     histograms = (*sums.waits, *sums.steps, *pool.services, sums.waited_s)
@@ -94,7 +94,7 @@ def counts(sums: Sums) -> list[float]:
 class Watch:
     """Reads, and sees that nothing shrinks."""
 
-    def __init__(self, sums: Callable[[], Sums]) -> None:
+    def __init__(self, sums: Callable[[], Reading]) -> None:
         self.sums, self.readings = sums, 0
         self.before = counts(sums())
 

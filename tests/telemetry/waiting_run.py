@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.system.gpu.nvml import GpuSample
-from dpex.system.gpu.stall import GpuSteps
 from dpex.telemetry.exporter import exporter
 from tests.inspection import measure_gpu_with
 from tests.workload import wait_as_work
@@ -62,16 +61,11 @@ class Stalls:
     def __init__(self) -> None:
         self.began = time.monotonic()
 
-    @property
-    def total_s(self) -> float:
-        return GPU_STALL * (time.monotonic() - self.began)
-
-    stall_s = total_s
-
-    @property
-    def steps(self) -> GpuSteps:
-        number = int((1.0 - GPU_STALL) * (time.monotonic() - self.began) / GPU_STEP_S)
-        return GpuSteps(number, number * GPU_STEP_S)
+    def counts(self) -> dict[str, float]:
+        seconds = time.monotonic() - self.began
+        number = int((1.0 - GPU_STALL) * seconds / GPU_STEP_S)
+        stalls = dict.fromkeys(("gpu_stall_s", "gpu_running_stall_s"), GPU_STALL * seconds)
+        return {**stalls, "gpu_steps": number, "gpu_steps_s": number * GPU_STEP_S}
 
 
 def train(batches: Iterator[torch.Tensor], step_s: float, log: Path, over: threading.Event) -> None:

@@ -7,9 +7,11 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.types import Sample
-from dpex.measure.samples import PoolSample
-from dpex.schedule.names import WORKER_POOLS
+from dpex.autotune.law.model import net_s
+from dpex.measure.batch_times import RECENT
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import WORKER_POOLS
 
 
 class Mean:
@@ -69,12 +71,12 @@ class ServiceTimes:
         self.queued: Mean = Mean()
         self._latest: deque[float] = deque(maxlen=CONSTANTS.recent)
 
-    def add(self, *pools: PoolSample) -> None:
+    def add(self, *pools: PoolReading) -> None:
         """Take in a window of these pools together."""
         count = sum(pool.tickets for pool in pools)
         self.wall.add(sum(pool.busy_s for pool in pools), count)
         self.cpu.add(sum(pool.cpu_s for pool in pools), count)
-        self.queued.add(sum(pool.queued_s or 0.0 for pool in pools), count)
+        self.queued.add(sum(pool.queued_s for pool in pools), count)
         self._latest.extend(second for pool in pools for second in pool.services_s)
 
     @property
@@ -99,33 +101,31 @@ class ServiceTimes:
     @property
     def net_s(self) -> float:
         """Seconds of a batch without queueing for a CPU, at least the CPU time; 0 without a window."""
-        wall_s = self.wall.value
-        least_s = max(min(self.cpu.value, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
-        return max(wall_s - self.queued.value, least_s)
+        return net_s(self.wall.value, self.cpu.value, self.queued.value)
 
 
 @dataclass
 class PoolEstimate:
-    """The times of a pool. slowest_s: of its slowest batch. stages: seconds of all its batches, by stage."""
+    """The times of a pool. slowest_s: of its slowest batch. sum: all its windows."""
 
     times: ServiceTimes = field(default_factory=ServiceTimes)
     slowest_s: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
+    sum: PoolReading = field(default_factory=PoolReading)
 
-    def is_other_work(self, pool: PoolSample, growth: float) -> bool:
+    def is_other_work(self, pool: PoolReading, growth: float) -> bool:
         """Return True if all batches of a window took far longer than nine in ten of those before.
 
         Where storage, a link or CPUs are full, ``growth`` times the workers take up to ``growth`` times as long.
         """
-        return len(pool.services_s) > 1 and min(pool.services_s) > CONSTANTS.apart * growth * self.times.most_s
+        latest_s = pool.services_s[-RECENT:]
+        return len(latest_s) > 1 and min(latest_s) > CONSTANTS.apart * growth * self.times.most_s
 
-    def add(self, pool: PoolSample) -> None:
+    def add(self, pool: PoolReading) -> None:
         """Take in a window."""
         if pool.tickets:
             self.times.add(pool)
-            self.slowest_s = max(self.slowest_s, *pool.services_s, 0.0)
-            for name in self.stages:
-                self.stages[name] += getattr(pool, f"{name}_s")
+            self.slowest_s = max(self.slowest_s, *pool.services_s[-RECENT:], 0.0)
+            self.sum = self.sum.then(pool)
 
 
 class WorkEstimate:
@@ -141,39 +141,39 @@ class WorkEstimate:
             each.forget()
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, window: Reading) -> None:
         """Take in a window."""
-        (step_s, queued_s), count = steps(sample)
+        (step_s, queued_s), count = steps(window)
         self.step.add(step_s, count)
         self.step_queued.add(queued_s, count)
-        self.trainer_cpu.add(sample.machine.trainer_cpu_s, sample.batches)
+        self.trainer_cpu.add(window.trainer_cpu_s, window.later_batches)
         for name, pool in self.pools.items():
-            pool.add(getattr(sample, name))
-        self._others.append(sample.machine.others)
+            pool.add(getattr(window, name))
+        self._others.append(window.others or 0.0)
 
     @property
     def others(self) -> float:
         """CPUs that other programs used lately, at most: they come and go, and come again."""
         return max(self._others, default=0.0)
 
-    def changes(self, sample: Sample, *, is_steady: bool) -> tuple[str, ...]:
+    def changes(self, window: Reading, *, is_steady: bool) -> tuple[str, ...]:
         """Names of the times that are no longer what they were: "step" and pools. Service times of a pool are compared
         under the same number of workers, and if all batches were begun under it (``is_steady``): others hold each other
         up more, or less."""
-        found, workers = [], (sample.settings.local, sample.settings.remote)
-        (step_s, _), count = steps(sample)
+        found, workers = [], (window.settings.local, window.settings.remote)
+        (step_s, _), count = steps(window)
         seen: list[tuple[str, object, float, int]] = [("step", None, step_s, count)]
         for name in WORKER_POOLS if is_steady else ():
-            pool: PoolSample = getattr(sample, name)
+            pool: PoolReading = getattr(window, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
         for name, under, seconds, number in seen:
             if number > 1 and self._watched[name].add(seconds / number, under):
                 found.append(name)
         return tuple(found)
 
-    def is_other_work(self, sample: Sample, growth: float) -> bool:
+    def is_other_work(self, window: Reading, growth: float) -> bool:
         """Return True if the batches of a pool became far slower than ``growth`` times the workers can make them."""
-        return any(pool.is_other_work(getattr(sample, name), growth) for name, pool in self.pools.items())
+        return any(pool.is_other_work(getattr(window, name), growth) for name, pool in self.pools.items())
 
     def service_s(self, name: str) -> float:
         """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
@@ -192,13 +192,13 @@ class WorkEstimate:
         return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
 
 
-def steps(sample: Sample) -> tuple[tuple[float, float], int]:
+def steps(window: Reading) -> tuple[tuple[float, float], int]:
     """Return the seconds of steps and those in which the training thread waited for a CPU, and the number of steps."""
-    total_s = sample.work_s + sample.busy_s
-    queued = min(CONSTANTS.most_queued, (sample.machine.trainer_queued_s or 0.0) / max(1e-9, total_s))
-    count = sample.batches
-    if sample.steps is not None:
-        total_s, count = sample.steps_s + sample.busy_s, sample.steps
+    total_s = window.stepping_s + window.next_busy_s
+    queued = min(CONSTANTS.most_queued, (window.trainer_queued_s or 0.0) / max(1e-9, total_s))
+    count = window.later_batches
+    if window.step_count is not None:
+        total_s, count = window.stepped_s + window.next_busy_s, window.step_count
     return ((1.0 - queued) * total_s, queued * total_s), count
 
 
@@ -207,28 +207,18 @@ class SettingStats:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
-        self.seconds: float = 0.0
-        self.wait_s: float = 0.0
-        self.busy_s: float = 0.0
-        self.queued_s: float = 0.0
-        self.straggler_s: float = 0.0
-        self.worker_s: float = 0.0
+        self.sum: Reading = Reading()
         self.times: ServiceTimes = ServiceTimes()
         self.calm: int = 0
 
-    def add(self, sample: Sample, goal: float) -> None:
+    def add(self, window: Reading, goal: float) -> None:
         """Take in a window."""
-        local, remote = sample.local, sample.remote
+        local, remote = window.local, window.remote
         made = local.tickets + remote.tickets
-        self._rows.append((sample.batches, made, sample.seconds))
-        self.seconds += sample.seconds
-        self.wait_s += sample.wait_s
-        self.busy_s += sample.busy_s
-        self.straggler_s += sample.straggler_s
-        self.queued_s += sample.machine.trainer_queued_s or 0.0
-        self.worker_s += local.busy_s + remote.busy_s
+        self._rows.append((window.later_batches, made, window.seconds))
+        self.sum = self.sum.then(window)
         self.times.add(local, remote)
-        self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
+        self.calm = self.calm + 1 if window.blocked_s <= goal * window.seconds else 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -236,22 +226,32 @@ class SettingStats:
     @property
     def wait(self) -> float:
         """Share of the time that the training loop was blocked in ``next()``."""
-        return self.wait_s / self.seconds if self.seconds else 0.0
+        return self.sum.blocked_s / self.sum.seconds if self.sum.seconds else 0.0
+
+    @property
+    def lost(self) -> float:
+        """Share of the time that was lost to loading, 0 to 1: blocked in ``next()`` or busy there."""
+        return min(1.0, (self.sum.blocked_s + self.sum.next_busy_s) / max(1e-9, self.sum.seconds))
 
     @property
     def queued(self) -> float:
         """Share of the time that the training thread waited for a CPU."""
-        return self.queued_s / self.seconds if self.seconds else 0.0
+        return (self.sum.trainer_queued_s or 0.0) / self.sum.seconds if self.sum.seconds else 0.0
+
+    @property
+    def busy_workers(self) -> float:
+        """Workers that were busy on average."""
+        return (self.sum.local.busy_s + self.sum.remote.busy_s) / self.sum.seconds
 
     @property
     def has_rate(self) -> bool:
         """True if the windows are long enough for a rate."""
-        return self.times.count > 0 and self.seconds >= CONSTANTS.times * self.times.wall.value
+        return self.times.count > 0 and self.sum.seconds >= CONSTANTS.times * self.times.wall.value
 
     @property
     def is_late(self) -> bool:
         """True if mostly the next batch in turn is missing."""
-        return self.straggler_s > 0.5 * self.wait_s
+        return self.sum.straggler_s > 0.5 * self.sum.blocked_s
 
     def is_draining(self, headroom: float) -> bool:
         """Return True if the loop takes older batches rather than new batches."""

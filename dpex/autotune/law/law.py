@@ -16,9 +16,10 @@ from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
-from dpex.autotune.types import Decision, Reason, Sample, Signal
-from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision, Reason
+from dpex.measure.pool_reading import STAGES
+from dpex.measure.reading import Reading, Signal
+from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 
 _ROUNDING_S = 1e-9
 
@@ -97,7 +98,7 @@ class Law:
         is_better = model.rate(wanted).value > model.rate(model.now).value * (1.0 + self.config.gain)
         return remote if is_better else model.now.remote
 
-    def observe(self, window: Sample, limits: Limits) -> Decision | None:
+    def observe(self, window: Reading, limits: Limits) -> Decision | None:
         """See `Policy.observe`."""
         if self._signal not in (None, window.signal):
             self._forget()
@@ -125,18 +126,18 @@ class Law:
         old = trial.old.workers if trial.reverted is None else trial.reverted.old.workers
         return max(new, trial.old.workers) / max(1, min(new, old))
 
-    def _decide_early(self, sample: Sample) -> Decision | None:
+    def _decide_early(self, window: Reading) -> Decision | None:
         """Before the setting has been running for the time of a batch: take the first jump since the work became known,
         which needs no windows to compare with."""
         if self._trial is not None:
             return None
         made = sum(pool.times.count for pool in self._work.pools.values())
-        waits = sample.wait_s > self.config.wait_goal * sample.seconds
+        waits = window.blocked_s > self.config.wait_goal * window.seconds
         is_known = self._work.step.count and made >= min(CONSTANTS.enough_batches, self._running)
         if not self._is_fresh or not waits or not is_known:
             return None
-        self.model = self._known(sample)
-        return self._grow(sample)
+        self.model = self._known(window)
+        return self._grow(window)
 
     # -- measurements --------------------------------------------------------------------------------------------------
 
@@ -149,56 +150,55 @@ class Law:
         self._failed: tuple[int, int] | None = None
         self._tries, self._try_at = 0, 0.0
 
-    def _is_settled(self, sample: Sample) -> bool:
+    def _is_settled(self, window: Reading) -> bool:
         """Return True if the wanted workers had been running for the time of a batch when the window began."""
-        running = sample.local.running + sample.remote.running
-        missing = sample.settings.workers - sample.remote.unplaced - running
-        if missing > 0 and sample.at - self._asked_at < CONSTANTS.patience_s:
+        running = window.local.running + window.remote.running
+        missing = window.settings.workers - window.remote.unplaced - running
+        if missing > 0 and window.at - self._asked_at < CONSTANTS.patience_s:
             return False
         if running != self._running:
-            self._running, self._settled_at = running, sample.at
+            self._running, self._settled_at = running, window.at
             self._record = SettingStats()
-        return self._is_steady(sample)
+        return self._is_steady(window)
 
-    def _is_steady(self, sample: Sample) -> bool:
+    def _is_steady(self, window: Reading) -> bool:
         """Return True if all batches of the window were begun under the workers that run."""
         since = min(self._work.service_s(LOCAL), CONSTANTS.most_settling_s)
-        running = sample.local.running + sample.remote.running
-        return running == self._running and sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
+        running = window.local.running + window.remote.running
+        return running == self._running and window.at - window.seconds >= self._settled_at + since - _ROUNDING_S
 
-    def _known(self, sample: Sample) -> Model:
+    def _known(self, window: Reading) -> Model:
         """The model as of this window."""
-        seen, machine, record = self._work, sample.machine, self._record
+        seen, record = self._work, self._record
         local, remote = (self._pool_cost(name) for name in WORKER_POOLS)
-        stages = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].stages
-        total = sum(stages.values())
+        made = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].sum
         rate, error = record.rate()
         waits = record.wait > self.config.wait_goal
         return Model(
-            now=sample.settings,
+            now=window.settings,
             local=local,
             remote=remote,
             step_s=max(1e-6, seen.step.value),
             step_cpu_s=min(seen.trainer_cpu.value, max(1e-6, seen.step.value)),
             step_queued_s=seen.step_queued.value,
-            cpus=machine.cpus,
+            cpus=window.cpus,
             others=seen.others,
             limits=self._hard,
-            lanes=sample.lanes,
+            lanes=window.lanes,
             unevenness=seen.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
-            start=self._start_of(sample),
-            stages={name: seconds / total for name, seconds in stages.items()} if total else {},
+            start=self._start_of(window),
+            stages={name: getattr(made, f"{name}_s") / made.busy_s for name in STAGES} if made.busy_s else {},
         )
 
-    def _start_of(self, sample: Sample) -> Start | None:
+    def _start_of(self, window: Reading) -> Start | None:
         """Return the time of the latest start and its workers, where passes start workers anew."""
-        if not sample.starts_anew or not sample.pass_batches:
+        if not window.starts_anew or not window.pass_batches:
             return None
-        if self._pass != (sample.epoch, sample.start_s):
-            self._pass, self._started = (sample.epoch, sample.start_s), max(1, sample.settings.local)
-        return Start(seconds=sample.start_s, workers=self._started, batches=sample.pass_batches)
+        if self._pass != (window.epoch, window.start_s):
+            self._pass, self._started = (window.epoch, window.start_s), max(1, window.settings.local)
+        return Start(seconds=window.start_s, workers=self._started, batches=window.pass_batches)
 
     def _pool_cost(self, name: str) -> PoolCost:
         pool = self._work.pools[name]
@@ -210,24 +210,24 @@ class Law:
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
-    def _decide(self, sample: Sample) -> Decision | None:
+    def _decide(self, window: Reading) -> Decision | None:
         if not self._work.service_s(LOCAL) or not self._work.step.count:
             return None
-        self.model = self._known(sample)
+        self.model = self._known(window)
         if self._trial is not None:
-            decision = self._judge(sample, self._trial)
+            decision = self._judge(window, self._trial)
             if decision is not None or self._trial is not None:
                 return decision
         if self._record.wait <= self.config.wait_goal:
-            return self._give_back(sample)
-        return self._grow(sample) or self._widen(sample)
+            return self._give_back(window)
+        return self._grow(window) or self._widen(window)
 
-    def _grow(self, sample: Sample) -> Decision | None:
+    def _grow(self, window: Reading) -> Decision | None:
         """Towards what the model asks for."""
-        now = sample.settings
-        if sample.at < self._try_at:
+        now = window.settings
+        if window.at < self._try_at:
             return None
-        local, remote = self._target(sample)
+        local, remote = self._target(window)
         local, remote = max(local, now.local), max(remote, now.remote)
         assert self.model is not None
         if local + remote > max(now.workers, self.model.limits.most_prefetch(local)):
@@ -237,12 +237,12 @@ class Law:
         model, new = self.model, Settings(local=local, remote=remote)
         if model.rate(new).value < (1.0 + self.config.gain) * model.rate(now).value:
             return None
-        return self._change(sample, local, remote, "too few", GROW)
+        return self._change(window, local, remote, "too few", GROW)
 
-    def _target(self, sample: Sample) -> tuple[int, int]:
+    def _target(self, window: Reading) -> tuple[int, int]:
         """The model's best within a jump, and half-way at most to what has failed, in the ratio."""
         assert self.model is not None
-        model, k, now = self.model, CONSTANTS, sample.settings
+        model, k, now = self.model, CONSTANTS, window.settings
         wanted = dict(zip(WORKER_POOLS, model.best(self.config.headroom, self._most()), strict=True))
         if self._reason is None and self.config.start is None:  # memory is known now
             usual = start(self.limits, model.cpus).local
@@ -263,24 +263,24 @@ class Law:
         hard = self.model.limits
         return replace(hard, local=min(hard.local, max(self.config.max_waiting, hard.least_local)))
 
-    def _widen(self, sample: Sample) -> Decision | None:
+    def _widen(self, window: Reading) -> Decision | None:
         """More batches in flight, or a probe."""
         assert self.model is not None
-        k, record, now, model = CONSTANTS, self._record, sample.settings, self.model
+        k, record, now, model = CONSTANTS, self._record, window.settings, self.model
         if len(record) < k.enough_windows:
             return None
         fit = model.limits.most_local(model.unevenness)
         if record.is_late and now.local > fit and model.unevenness > k.is_uneven_from:
-            return self._change(sample, fit, now.remote, "limit", None)  # their memory is worth more as prefetch
+            return self._change(window, fit, now.remote, "limit", None)  # their memory is worth more as prefetch
         if record.is_late or now.workers * model.step_s > model.local.service_s:
             self._depth = k.most_depth
-        return self._probe(sample) or self._change(sample, now.local, now.remote, "spread", None)
+        return self._probe(window) or self._change(window, now.local, now.remote, "spread", None)
 
-    def _probe(self, sample: Sample) -> Decision | None:
+    def _probe(self, window: Reading) -> Decision | None:
         """A step up, not beyond what fills the CPUs, in one pool and after a failure in the other."""
         assert self.model is not None
-        k, now, model = CONSTANTS, sample.settings, self.model
-        if sample.at < self._try_at or model.start is not None:  # no window shows what more workers cost at the start
+        k, now, model = CONSTANTS, window.settings, self.model
+        if window.at < self._try_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
         fit = model.limits.most_local(model.unevenness)
         most = {LOCAL: min(fit, self._most().local, model.filling()), REMOTE: model.limits.remote}
@@ -289,51 +289,51 @@ class Law:
             sizes = {LOCAL: now.local, REMOTE: now.remote}
             sizes[name] = min(most[name], max(have + 1, math.ceil(have * k.probe_factor)))
             if sizes[name] > have and sum(sizes.values()) <= model.limits.most_prefetch(sizes[LOCAL]):
-                return self._change(sample, sizes[LOCAL], sizes[REMOTE], "explore", PROBE)
+                return self._change(window, sizes[LOCAL], sizes[REMOTE], "explore", PROBE)
         return None
 
-    def _give_back(self, sample: Sample) -> Decision | None:
+    def _give_back(self, window: Reading) -> Decision | None:
         """Fewer workers where those there are do not all work, and the loop has not waited for a while; or where they
         take the training thread's CPU."""
         assert self.model is not None
-        k, now, record, least = CONSTANTS, sample.settings, self._record, self.model.limits
-        if sample.at < self._try_at or len(record) * k.trial_windows < k.enough_windows * self._shrink_after:
+        k, now, record, least = CONSTANTS, window.settings, self._record, self.model.limits
+        if window.at < self._try_at or len(record) * k.trial_windows < k.enough_windows * self._shrink_after:
             return None
-        local, remote = self._target(sample)
+        local, remote = self._target(window)
         if record.queued > self.config.wait_goal and now.local > local:
             to = max(local, math.floor(now.local / k.give_back_factor)), max(now.remote, remote)
-            return self._change(sample, *to, "too many", GIVE_BACK)
+            return self._change(window, *to, "too many", GIVE_BACK)
         if record.is_draining(self.config.headroom) or record.calm < self._shrink_after:
             return None
-        wanted = math.ceil(max(record.worker_s / record.seconds, self.model.local.service_s * self.model.demand))
+        wanted = math.ceil(max(record.busy_workers, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
         local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
         if local + remote >= now.workers:
             return None
-        return self._change(sample, local, remote, "too many", GIVE_BACK)
+        return self._change(window, local, remote, "too many", GIVE_BACK)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
+    def _judge(self, window: Reading, trial: Trial) -> Decision | None:
         """End a trial once its effect is known; return a decision if it must be undone."""
         if self._has_changed_instead(trial):
-            self._close(sample, trial, kept=False)
+            self._close(window, trial, kept=False)
             self._forget()
             return None
-        result = self._result(sample, trial)
+        result = self._result(window, trial)
         if not result.is_sure and len(self._record) < CONSTANTS.trial_windows:
             return None
         is_bad = result.is_bad and (trial.kind != BACK or result.is_sure)
-        self._close(sample, trial, kept=not is_bad)
+        self._close(window, trial, kept=not is_bad)
         if not is_bad:
-            if trial.kind == PROBE and self._failed is not None and sample.settings.workers >= sum(self._failed):
+            if trial.kind == PROBE and self._failed is not None and window.settings.workers >= sum(self._failed):
                 self._failed = None
             return None
         if trial.kind == GROW:
-            return self._back_to_limit(sample, trial, result)
+            return self._back_to_limit(window, trial, result)
         if trial.kind == PROBE:
             self._turn += 1
-        return self._change(sample, trial.old.local, trial.old.remote, "undo", None)
+        return self._change(window, trial.old.local, trial.old.remote, "undo", None)
 
     def _has_changed_instead(self, trial: Trial) -> bool:
         """Return True if batches are as slow after growth was taken back: not the growth but the work made them so."""
@@ -343,13 +343,13 @@ class Law:
         ratio = trial.old.workers / max(1, grown.old.workers)
         return bool(record.times.median_s > ratio**k.exponent * grown.median_s)
 
-    def _result(self, sample: Sample, trial: Trial) -> TrialResult:
+    def _result(self, window: Reading, trial: Trial) -> TrialResult:
         """Judge a change by the windows so far.
 
         Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it, or if
         the median batch takes longer by less than that root. A probe must gain, and any other change must not lose.
         """
-        k, record, now, own = CONSTANTS, self._record, sample.settings, self.config
+        k, record, now, own = CONSTANTS, self._record, window.settings, self.config
         if not len(record):
             return TrialResult(is_sure=False)
         made = trial.before.is_late or record.is_late
@@ -373,51 +373,51 @@ class Law:
             is_sure=is_fine or is_free or (is_enough and abs(gain - least) > wide),
         )
 
-    def _back_to_limit(self, sample: Sample, trial: Trial, result: TrialResult) -> Decision | None:
+    def _back_to_limit(self, window: Reading, trial: Trial, result: TrialResult) -> Decision | None:
         """Return to the number of workers that the limit keeps busy, as more workers have not raised the rate.
 
         By Little's law this number is the present rate times the former time of a batch. All workers were busy before,
         so it is their number, raised by the relative growth of the rate.
         """
-        now, old = sample.settings, trial.old
+        now, old = window.settings, trial.old
         gain = result.gain if result.gain > CONSTANTS.equal_rates else 0.0  # noise would add a worker at each trial
         fewest = min(now.workers, math.ceil(old.workers * (1.0 + gain)))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
         self._failed = now.local, now.remote
         if not len(self._record):
-            seen = replace(sample, batches=trial.made, seconds=sample.at - trial.at)
+            seen = replace(window, later_batches=trial.made, seconds=window.at - trial.at)
             self._record.add(seen, self.config.wait_goal)
-        return self._change(sample, local, remote, "undo", BACK, reverted=trial)
+        return self._change(window, local, remote, "undo", BACK, reverted=trial)
 
-    def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
+    def _close(self, window: Reading, trial: Trial, *, kept: bool) -> None:
         """End the trial. After a bad one the law waits before it tries again."""
         self._trial = None
         if not kept:
             self._tries += 1
-            self._try_at = sample.at + CONSTANTS.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
+            self._try_at = window.at + CONSTANTS.pause * (window.at - trial.at) * 2 ** (self._tries - 1)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def _change(
-        self, sample: Sample, local: int, remote: int, reason: Reason, kind: str | None, reverted: Trial | None = None
+        self, window: Reading, local: int, remote: int, reason: Reason, kind: str | None, reverted: Trial | None = None
     ) -> Decision | None:
         """Other numbers of workers, with the prefetch for them; of the prefetch alone only if it is worth it."""
         assert self.model is not None
-        k, now, model = CONSTANTS, sample.settings, self.model
+        k, now, model = CONSTANTS, window.settings, self.model
         depth = max(self._depth, min(k.depth_by_slowest * model.unevenness, k.most_depth))
         wanted = Settings(local=local, remote=remote, prefetch=model.prefetch(local, remote, depth))
-        new = self.limits.clip_change(sample, wanted)
+        new = self.limits.clip_change(window, wanted)
         if new == now:
             return None
         if (new.local, new.remote) == (now.local, now.remote):
             if kind is not None or new.prefetch < k.least_prefetch_change * now.prefetch:
                 return None
-            return self._decided(sample, new, reason)
+            return self._decided(window, new, reason)
         if kind is not None:
             self._trial = Trial(
                 kind=kind,
-                at=sample.at,
+                at=window.at,
                 old=now,
                 new=new,
                 before=self._record,
@@ -428,13 +428,13 @@ class Law:
             )
         if self._reason == "too many" and new.workers > now.workers:
             self._shrink_after *= 2  # what was given back is wanted again
-        decision = self._decided(sample, new, reason)
+        decision = self._decided(window, new, reason)
         self._record = SettingStats()
         self._is_fresh = False
-        self._asked_at = self._settled_at = sample.at
+        self._asked_at = self._settled_at = window.at
         return decision
 
-    def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
-        rate, wait, evidence = wording.expected(self.model, new, self._record, sample)
+    def _decided(self, window: Reading, new: Settings, reason: Reason) -> Decision:
+        rate, wait, evidence = wording.expected(self.model, new, self._record, window)
         self._settings, self._reason = new, reason
-        return Decision.to(sample, new, reason, rate=rate, wait=wait, evidence=evidence)
+        return Decision.to(window, new, reason, rate=rate, wait=wait, evidence=evidence)

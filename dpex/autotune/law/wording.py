@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.model import Model
-from dpex.autotune.types import Decision, Reason, Sample, Signal
+from dpex.autotune.types import Decision, Reason
 from dpex.measure.readable import duration, percent, plural, rounded, size
-from dpex.schedule.names import WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading, Signal
+from dpex.measure.settings import WORKER_POOLS, Settings
 
 _WAITS: Mapping[Signal, str] = {
     "wait": "the training loop waits for data",
@@ -23,7 +23,7 @@ _WAITS: Mapping[Signal, str] = {
 
 
 def expected(
-    model: Model | None, new: Settings, record: SettingStats, sample: Sample
+    model: Model | None, new: Settings, record: SettingStats, window: Reading
 ) -> tuple[float, float, dict[str, float]]:
     """Return the rate and the wait that ``new`` should bring, and the measurements that say so, by name with a unit.
 
@@ -32,8 +32,8 @@ def expected(
     if model is None:
         return 0.0, 0.0, {}
     rate, step_s = model.expected(new)
-    step_s = _outside(step_s, record, sample)
-    evidence = measured(record, sample) | {
+    step_s = _outside(step_s, record, window)
+    evidence = measured(record, window) | {
         "service_s": model.local.service_s,
         "cpu_s": model.local.cpu_s,
         "step_s": model.step_s,
@@ -44,28 +44,27 @@ def expected(
     return rate, max(0.0, 1.0 - rate * step_s), evidence
 
 
-def _outside(step_s: float, record: SettingStats, sample: Sample) -> float:
+def _outside(step_s: float, record: SettingStats, window: Reading) -> float:
     """Return the seconds of a step outside ``next()``, of the ``step_s`` in which the training loop is not blocked."""
-    seen = _seen(record, sample)
-    return step_s * (1.0 - min(1.0, seen.busy_s / max(1e-9, seen.seconds - seen.wait_s)))
+    seen = _seen(record, window).sum
+    return step_s * (1.0 - min(1.0, seen.next_busy_s / max(1e-9, seen.seconds - seen.blocked_s)))
 
 
-def measured(record: SettingStats, sample: Sample) -> dict[str, float]:
+def measured(record: SettingStats, window: Reading) -> dict[str, float]:
     """Return rate and wait under the present setting; before the first window that counts, those of the latest one.
 
     The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
     """
-    seen = _seen(record, sample)
-    found = {"wait": min(1.0, (seen.wait_s + seen.busy_s) / max(1e-9, seen.seconds))}
-    return {"rate": seen.rate()[0]} | found if seen.has_rate else found
+    seen = _seen(record, window)
+    return {"rate": seen.rate()[0], "wait": seen.lost} if seen.has_rate else {"wait": seen.lost}
 
 
-def _seen(record: SettingStats, sample: Sample) -> SettingStats:
+def _seen(record: SettingStats, window: Reading) -> SettingStats:
     """Return the windows that count, or else the latest one."""
     if len(record):
         return record
     latest = SettingStats()
-    latest.add(sample, 0.0)
+    latest.add(window, 0.0)
     return latest
 
 
@@ -76,12 +75,12 @@ def named(settings: Settings) -> str:
     return f"{' and '.join(workers) or 'no worker'} (prefetch {settings.prefetch})"
 
 
-def decided(decision: Decision, sample: Sample, failed: Decision | None = None) -> str:
+def decided(decision: Decision, window: Reading, failed: Decision | None = None) -> str:
     """Return the text of a decision. failed: The decision that it undoes."""
     old, new = decision.old, decision.new
     if decision.reason == "undo":
         return f"Back from {named(old)} to {named(new)}, because {_failure(failed)}.{_expected(decision, 0.0)}"
-    why = _limit(old, new, sample) if decision.reason == "limit" else _reason(decision)
+    why = _limit(old, new, window) if decision.reason == "limit" else _reason(decision)
     expected = _expected(decision, decision.evidence.get("rate", 0.0))
     return f"From {named(old)} to {named(new)}, because {why}.{_costs(decision)}{expected}"
 
@@ -130,9 +129,9 @@ def _failure(failed: Decision | None) -> str:
     return f"it did not help ({compared}, {_rate(failed.predicted_rate)} were expected)"
 
 
-def _limit(old: Settings, new: Settings, sample: Sample) -> str:
+def _limit(old: Settings, new: Settings, window: Reading) -> str:
     """Name the limit that was met."""
-    remote, free = sample.remote, sample.machine.memory_free
+    remote, free = window.remote, window.memory_free
     if new.remote < old.remote:
         if remote.granted is not None and remote.granted < old.remote:
             return f"{remote.granted} of the cluster's workers are this loader's share"

@@ -13,8 +13,7 @@ from typing import Any
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.runtime.trace_file import filled_in
 from dpex.errors import OptionError
-from dpex.schedule.names import WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import WORKER_POOLS, Settings
 
 VERSION = 1
 _LEAST = {"local": 0, "remote": 0, "prefetch": 1}

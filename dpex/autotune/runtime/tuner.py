@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +26,11 @@ from dpex.autotune.law.law import start
 from dpex.autotune.law.wording import named
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.trace_file import recorder
-from dpex.autotune.runtime.windows import MeasurementWindows, Window
+from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.supervisor import Supervisor
-from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted, Sample
-from dpex.measure.consumer_time import EngineLook
-from dpex.measure.samples import GpuUse, MachineSample, PoolSample
-from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted
+from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus
@@ -111,7 +108,8 @@ class Tuner:
         self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
-        self.gpu_use: GpuUse | None = None
+        self.kernels: Reading = Reading()
+        """NVML's seconds of all windows."""
         self.settings: Settings = limits.clip(start)
         self._law: Supervisor = Supervisor(config, self.settings, limits, recorder=self._recorder)
         if note:
@@ -203,65 +201,70 @@ class Tuner:
             return self.config.interval_s
         if self._machine is None:
             self._machine = MachineMeter(self._clock)
-            self._machine.sample((), 0.0)
+            self._machine.counts(())
         if self._began_at is None:
             self._began_at = self._looked_for_room_at = self._clock()
-        cpu_s = time.process_time()
-        looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
-        window = self._windows.turn(looks, cpu_s)
+        numbered = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
+        window, looks = self._windows.turn(numbered), [look for _, look in numbered]
         if isinstance(window, float):
-            self._keep_place([look for _, look in looks])
+            self._keep_place(looks)
             return window
-        self._step(window.after.look, self._sample(window))
+        self._step(looks, self._completed(window))
         return self._windows.pause_s
 
     def _elapsed_s(self) -> float:
         """Seconds since the first reading; 0 before it."""
         return 0.0 if self._began_at is None else self._clock() - self._began_at
 
-    def _sample(self, window: Window) -> Sample:
-        look = window.after.look
-        sample = window.sample(self._began_at or 0.0, self.settings)
-        return replace(
-            sample,
-            remote=self._with_room(sample),
-            machine=self._machine_sample(look, window),
-            gpu_busy=self._gpu_busy(sample),
+    def _completed(self, window: Reading) -> Reading:
+        """Return the window with its settings, the machine, the GPU and the cluster."""
+        workers = window.settings
+        window = replace(
+            window,
+            at=window.at - (self._began_at or 0.0),
+            settings=replace(self.settings, local=workers.local, remote=workers.remote),
+            **self._of_machine(window),
+            **self._of_gpu(window),
         )
+        return self._with_room(window)
 
-    def _gpu_busy(self, sample: Sample) -> float | None:
-        """Share of about the last second in which the GPU ran kernels; notes that."""
+    def _of_gpu(self, window: Reading) -> dict[str, Any]:
+        """Return the share of about the last second in which the GPU ran kernels, as that of the window; notes that."""
         busy = self._gpus.busy_ratio() if self._gpus is not None else None
-        if self._gpus is not None and busy is not None and sample.seconds > 0:
-            window = GpuUse.of_window(sample.seconds, busy, is_supplied=sample.ready > 0)
-            self.gpu_use = (self.gpu_use or GpuUse()).plus(window)
-        return busy
+        if busy is None or window.seconds <= 0:
+            return {}
+        supplied_s = window.seconds if window.ready else 0.0
+        found: dict[str, Any] = {"kernel_s": busy * window.seconds, "kernel_seen_s": window.seconds}
+        found |= {"kernel_supplied_s": busy * supplied_s, "supplied_s": supplied_s}
+        self.kernels = self.kernels.plus(Reading(**found))  # while passes run: later the GPU is idle
+        return found
 
-    def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:
-        """The machine, with the part of its free memory that is this rank's, or its group's.
+    def _of_machine(self, window: Reading) -> dict[str, Any]:
+        """Return the fields about the machine, with the part of its free memory that is this rank's, or its group's.
 
         All ranks see the same free memory and grow at the same time. The trainer keeps a part for itself.
         """
         assert self._machine is not None
-        machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running, look.local.sharing_ranks)
-        free = machine.memory_free
+        local = window.local
+        machine = self._machine.counts(window.pids, local.running, local.sharing_ranks)
+        free = machine["memory_free"]
         if free is not None:
-            workers = look.local.running + look.remote.running
-            batches = look.ready + min(look.in_flight, workers)
-            held = batches * look.batch_bytes + look.local.requested * machine.worker_bytes
-            free = int(
-                self.config.memory_share * (free / parts_of_machine(os.environ, look.local.sharing_ranks) + held) - held
-            )
-        return replace(machine, memory_free=free, trainer_queued_s=window.trainer_queued_s)
+            batches = window.ready + min(window.in_flight, local.running + window.remote.running)
+            held = batches * window.batch_bytes + local.requested * machine["worker_bytes"]
+            free = free / parts_of_machine(os.environ, local.sharing_ranks)
+            machine["memory_free"] = int(self.config.memory_share * (free + held) - held)
+        return machine
 
-    def _with_room(self, sample: Sample) -> PoolSample:
-        remote = sample.remote
+    def _with_room(self, window: Reading) -> Reading:
+        remote = window.remote
         if self._room is None or not self._limits.remote:
-            return remote
-        found = self._look_for_room(self._wanted(remote.requested, remote.running), sample.at)
+            return window
+        found = self._look_for_room(self._wanted(remote.requested, remote.running), window.at)
         if found is None:
-            return remote
-        return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
+            return window
+        return window.with_pools(
+            remote=replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
+        )
 
     def _look_for_room(self, wanted: RoomWanted, at: float) -> RoomFound | None:
         assert self._room is not None
@@ -281,7 +284,8 @@ class Tuner:
         is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S
         if self._room is None or not self._limits.remote or not looks or not is_due:
             return
-        requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
+        far = [look.reading.remote for look in looks]
+        requested, running = sum(pool.requested for pool in far), sum(pool.running for pool in far)
         self._look_for_room(self._wanted(requested, running), self._elapsed_s())
 
     def _wanted(self, requested: int, running: int) -> RoomWanted:
@@ -292,19 +296,19 @@ class Tuner:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _step(self, look: EngineLook, sample: Sample) -> None:
-        if self._learn(look):
+    def _step(self, looks: Sequence[EngineLook], window: Reading) -> None:
+        if any(self._learn(look) for look in looks):
             return
         law = self._law
-        decision = law.step(sample)
+        decision = law.step(window)
         if decision is not None:
             self._carry_out(decision, law)
-        self._windows.go_on(sample, self.config.interval_s, is_changed=decision is not None)
+        self._windows.go_on(window, self.config.interval_s, is_changed=decision is not None)
 
     def _learn(self, look: EngineLook) -> bool:
         """Take in limits that were met; return True if another law decides now."""
         if look.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
-            local, why = look.settings.local, f"there can be no remote workers: {look.refused}"
+            local, why = look.reading.settings.local, f"there can be no remote workers: {look.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
             return True
         if look.most_local is not None and self._is_news(look.most_local[0]):

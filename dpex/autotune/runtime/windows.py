@@ -1,4 +1,4 @@
-"""The start, the end and the sample of a window of measurements, for the tuner. Pure except `kernel_queues`.
+"""The start and the end of a window of measurements, for the tuner. Pure except `look_at_machine`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
 (`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from threading import Lock
 
 from dpex.autotune.constants import (
@@ -30,114 +29,68 @@ from dpex.autotune.constants import (
     WINDOW_BATCHES_IF_STARVING,
     WINDOW_PATIENCE,
 )
-from dpex.autotune.types import Sample
-from dpex.measure.consumer_time import EngineLook
-from dpex.measure.readable import remainder
-from dpex.measure.samples import PoolSample
-from dpex.schedule.prefetch import Settings
-from dpex.system import run_queue
-from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
+from dpex.measure.batch_times import RECENT
+from dpex.measure.reading import EngineLook, Reading
+from dpex.system import meter
+from dpex.system.meter import MachineLook
 
 
 @dataclass(frozen=True)
 class WindowMark:
-    """A reading of an engine, with this process's CPU seconds and times on run queues."""
+    """A reading of an engine, and what the kernel counts at that time."""
 
-    look: EngineLook
-    cpu_s: float
-    queued: run_queue.Queued
+    reading: Reading
+    machine: MachineLook
 
-    def seconds_to(self, look: EngineLook) -> float:
+    def seconds_to(self, reading: Reading) -> float:
         """The consumer's, until then."""
-        return look.times.seconds - self.look.times.seconds
+        return reading.seconds - self.reading.seconds
 
-    def batches_to(self, look: EngineLook) -> int:
+    def batches_to(self, reading: Reading) -> int:
         """Batches that the consumer got until then."""
-        return look.times.batches - self.look.times.batches
+        return reading.later_batches - self.reading.later_batches
 
-    def progress_to(self, look: EngineLook) -> tuple[int, float]:
+    def progress_to(self, reading: Reading) -> tuple[int, float]:
         """Batches and seconds until then."""
-        return self.batches_to(look), self.seconds_to(look)
+        return self.batches_to(reading), self.seconds_to(reading)
 
-    def is_slower_to(self, look: EngineLook, base: WindowMark) -> bool:
+    def is_slower_to(self, reading: Reading, base: WindowMark) -> bool:
         """Return True if all batches that local workers made until then took far longer than those since ``base``."""
-        before, since = self.look.local.since(base.look.local), look.local.since(self.look.local)
-        mean_s = before.busy_s / max(1, before.tickets)
-        return len(since.services_s) > 1 and min(since.services_s) > CONSTANTS.apart * mean_s > 0.0
+        first, then, now = base.reading.local, self.reading.local, reading.local
+        made = min(RECENT, now.tickets - then.tickets)
+        mean_s = (then.busy_s - first.busy_s) / max(1, then.tickets - first.tickets)
+        return made > 1 and min(now.services_s[-made:], default=0.0) > CONSTANTS.apart * mean_s > 0.0
 
-    def waited_to(self, look: EngineLook) -> float:
+    def waited_to(self, reading: Reading) -> float:
         """Share of its time until then that the consumer waited; 0 to 1."""
-        return (look.times.wait_s - self.look.times.wait_s) / max(1e-9, self.seconds_to(look))
+        return (reading.blocked_s - self.reading.blocked_s) / max(1e-9, self.seconds_to(reading))
 
 
-@dataclass(frozen=True)
-class Window:
-    """The two ends of a window."""
-
-    before: WindowMark
-    after: WindowMark
-
-    @cached_property
-    def ran(self) -> RunQueueGrowth:
-        """Times on a CPU, and on run queues, within the window."""
-        return self.after.queued.since(self.before.queued)
-
-    @property
-    def trainer_cpu_s(self) -> float:
-        """CPU time of this process, without the part that fell between two passes."""
-        base, look = self.before.look, self.after.look
-        part = min(1.0, (look.times.seconds - base.times.seconds) / max(1e-6, look.at - base.at))
-        return remainder(self.after.cpu_s, self.before.cpu_s) * max(0.0, part)
-
-    @property
-    def trainer_queued_s(self) -> float | None:
-        """Seconds of the training thread on run queues, or None if the kernel does not report them."""
-        return None if self.ran.trainer is None else self.ran.trainer.queued_s
-
-    def sample(self, began_at: float, settings: Settings) -> Sample:
-        """Return the window under settings that began at ``began_at``, without machine, cluster and GPU."""
-        base, look = self.before.look, self.after.look
-        loop = look.times.since(base.times)
-        return loop.narrowed(
-            Sample,
-            at=look.at - began_at,
-            settings=replace(settings, local=look.settings.local, remote=look.settings.remote),
-            epoch=look.epoch,
-            ready=look.ready,
-            in_flight=look.in_flight,
-            batch_bytes=look.batch_bytes,
-            pass_batches=look.pass_batches,
-            start_s=look.start_s,
-            starts_anew=look.starts_anew,
-            lanes=look.lanes,
-            gpu_stall_s=None if look.gpu_stall_s is None else remainder(look.gpu_stall_s, base.gpu_stall_s or 0.0),
-            gpu_steps=max(0, look.gpu_steps - base.gpu_steps),
-            gpu_step_s=remainder(look.gpu_step_s, base.gpu_step_s),
-            feed_wait_s=remainder(look.feed_wait_s, base.feed_wait_s),
-            local=with_queue(look.local.since(base.local), self.ran.workers),
-            remote=look.remote.since(base.remote),
-        )
+def between(before: WindowMark, after: WindowMark) -> Reading:
+    """Return the window between two marks, without memory, cluster, GPU and other programs."""
+    window = after.reading.since(before.reading)
+    window = replace(window, seconds=window.blocked_s + window.next_busy_s + window.stepping_s)
+    # before the first batch of a pass the training thread waits and is on no run queue: only its CPU time is divided
+    part = after.machine.part(before.machine, before.seconds_to(after.reading))
+    window = after.machine.completed(window, before.machine, part)
+    # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
+    return window.with_pools(remote=replace(window.remote, queued_s=0.0, queue_known_s=0.0))
 
 
-def with_queue(pool: PoolSample, ran: RunQueueTimes | None) -> PoolSample:
-    """The pool with the time its batches were on run queues, by what those who make them had to wait for a CPU."""
-    return pool if ran is None or not pool.tickets else replace(pool, queued_s=pool.cpu_s * ran.delay)
-
-
-def kernel_queues(look: EngineLook) -> run_queue.Queued:
-    """Return the run queues of an engine's processes and of the training thread."""
-    return run_queue.look(look.pids, look.thread)
+def look_at_machine(reading: Reading) -> MachineLook:
+    """Return the kernel's counts of an engine's processes and of the training thread."""
+    return meter.look(reading.pids, reading.thread)
 
 
 class MeasurementWindows:
     """The windows of several engines: all begin and end with the one that got on most. The caller numbers engines.
 
-    May be used from several threads. length_s: how long the present one is to be. queues: asked at each end of one.
+    May be used from several threads. length_s: how long the present one is to be. machine: asked at each end of one.
     """
 
-    def __init__(self, queues: Callable[[EngineLook], run_queue.Queued] = kernel_queues) -> None:
+    def __init__(self, machine: Callable[[Reading], MachineLook] = look_at_machine) -> None:
         self.length_s: float = SHORTEST_WINDOW_S
-        self._queues = queues
+        self._machine = machine
         self._bases: dict[int, WindowMark] = {}
         self._glances: dict[int, WindowMark] = {}
         self._away: dict[int, int] = {}
@@ -154,13 +107,13 @@ class MeasurementWindows:
         """Double the length of the next window, up to ``longest_s``."""
         self.length_s = min(longest_s, 2 * self.length_s)
 
-    def go_on(self, sample: Sample, longest_s: float, *, is_changed: bool) -> None:
-        """Set the length of the window after ``sample``: short after a change, and the same while workers start."""
-        running = sample.local.running + sample.remote.running
-        coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
+    def go_on(self, window: Reading, longest_s: float, *, is_changed: bool) -> None:
+        """Set the length of the window after ``window``: short after a change, and the same while workers start."""
+        running = window.local.running + window.remote.running
+        coming = window.local.requested + window.remote.requested - window.remote.unplaced
         if is_changed:
             self.shorten()
-        elif running == coming or running >= sample.settings.workers:
+        elif running == coming or running >= window.settings.workers:
             self.lengthen(longest_s)
 
     @property
@@ -181,87 +134,85 @@ class MeasurementWindows:
         """
         self._ended.append(number)
 
-    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
-        """After a look at each engine: the window that ends with it, or seconds until the next look.
-
-        cpu_s: CPU time of this process so far.
-        """
+    def turn(self, looks: Iterable[tuple[int, EngineLook]]) -> Reading | float:
+        """After a look at each engine: the window that ends with it, or seconds until the next look."""
         with self._lock:
             while self._ended:
                 number = self._ended.popleft()
                 for known in (self._bases, self._glances, self._away):
                     known.pop(number, None)
-            return self._turn(list(looks), cpu_s)
+            return self._turn(list(looks))
 
-    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> Window | float:
+    def _turn(self, looks: list[tuple[int, EngineLook]]) -> Reading | float:
         there = {number for number, _ in looks}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
-        moved = [(number, look) for number, look in looks if self._has_base(number, look, cpu_s)]
+        moved = [(number, look.reading) for number, look in looks if self._has_base(number, look)]
         if not moved:
             return self.length_s
-        number, look = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
-        if self._starves_suddenly(looks, cpu_s):
+        number, reading = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
+        if self._starves_suddenly(looks):
             return self.length_s
         base = self._bases[number]
-        seconds, waiting = base.seconds_to(look), base.waited_to(look)
+        seconds, waiting = base.seconds_to(reading), base.waited_to(reading)
         if seconds < 0.98 * self.length_s:
             return min(GLANCE_S, max(SHORTEST_WINDOW_S / 5, self.length_s - seconds))
         least = WINDOW_BATCHES_IF_STARVING if waiting > SUDDEN else WINDOW_BATCHES
-        few = base.batches_to(look) < least and seconds < max(1.0, WINDOW_PATIENCE * self.length_s)
-        if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(look)):
+        few = base.batches_to(reading) < least and seconds < max(1.0, WINDOW_PATIENCE * self.length_s)
+        if few or reading.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(reading)):
             return min(GLANCE_S, max(SHORTEST_WINDOW_S / 2, self.length_s / 4))
         for other, its_look in looks:
-            self._bases[other] = self._mark(its_look, cpu_s)
+            self._bases[other] = self._mark(its_look.reading)
         self._waited = waiting
-        return Window(base, self._bases[number])
+        return between(base, self._bases[number])
 
-    def _mark(self, look: EngineLook, cpu_s: float) -> WindowMark:
-        return WindowMark(look, cpu_s, self._queues(look))
+    def _mark(self, reading: Reading) -> WindowMark:
+        return WindowMark(reading, self._machine(reading))
 
-    def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]], cpu_s: float) -> bool:
+    def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]]) -> bool:
         """Begin a window and return True if since the last glance the consumer waits, or batches take far longer."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
-        if any(look.at - self._glances[n].look.at < GLANCE_S / 2 for n, look in looks if n in self._glances):
+        now = [(number, look.reading) for number, look in looks]
+        if any(found.at - self._glances[n].reading.at < GLANCE_S / 2 for n, found in now if n in self._glances):
             return False
-        before, self._glances = self._glances, {number: self._mark(look, cpu_s) for number, look in looks}
-        known = [(before[number], self._bases[number], look) for number, look in looks if number in before]
-        if not any(then.waited_to(look) > SUDDEN or then.is_slower_to(look, base) for then, base, look in known):
+        before, self._glances = self._glances, {number: self._mark(found) for number, found in now}
+        known = [(before[number], self._bases[number], found) for number, found in now if number in before]
+        if not any(then.waited_to(found) > SUDDEN or then.is_slower_to(found, base) for then, base, found in known):
             return False
         for number in self._glances:
             if number in before:
-                self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.look.at)
+                self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.reading.at)
         self._waited, self.length_s = 1.0, SHORTEST_WINDOW_S
         return True
 
-    def _has_base(self, number: int, look: EngineLook, cpu_s: float) -> bool:
+    def _has_base(self, number: int, look: EngineLook) -> bool:
         """Return True if a window of that engine is open; open one where it is missing or would mislead."""
-        entry = self._bases.get(number)
-        if entry is not None and entry.progress_to(look) < (0, 0.0):
+        entry, reading = self._bases.get(number), look.reading
+        if entry is not None and entry.progress_to(reading) < (0, 0.0):
             entry = None  # a number that is used again, for another engine
-        if entry is None or look.resizing or self._is_away(number, look, entry.look):
-            self._bases[number] = self._mark(look, cpu_s)
+        if entry is None or look.resizing or self._is_away(number, reading, entry.reading):
+            self._bases[number] = self._mark(reading)
             self._glances.pop(number, None)
             return False
         return True
 
-    def _is_away(self, number: int, look: EngineLook, base: EngineLook) -> bool:
+    def _is_away(self, number: int, reading: Reading, base: Reading) -> bool:
         """Return True if the consumer does, or did until now, something else than training."""
         left_at = self._away.get(number)
-        if left_at is not None and look.times.batches == left_at:
+        if left_at is not None and reading.later_batches == left_at:
             return True
-        if left_at is not None and base.times.batches == left_at:
+        if left_at is not None and base.later_batches == left_at:
             return True  # it has just come back
-        seldom = left_at is None or look.times.batches - left_at >= AWAY_APART
-        if seldom and look.away_s > max(AWAY_S, AWAY_STEPS * _step_s(look)):
-            self._away[number] = look.times.batches
+        seldom = left_at is None or reading.later_batches - left_at >= AWAY_APART
+        if seldom and reading.away_s > max(AWAY_S, AWAY_STEPS * _step_s(reading)):
+            self._away[number] = reading.later_batches
             return True
         return False
 
 
-def _step_s(look: EngineLook) -> float:
+def _step_s(reading: Reading) -> float:
     """Return the mean seconds of a step so far, without the present one."""
-    steps = look.times.batches
-    return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS
+    steps = reading.later_batches
+    return (reading.stepping_s - reading.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS

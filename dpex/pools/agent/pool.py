@@ -23,8 +23,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
-from dpex.measure.batch_times import PoolTimes, batch_times
-from dpex.measure.sums import LinkSums, NodeStats, node_sums
+from dpex.measure.batch_times import BatchTimes, PoolTimes, batch_times, made_on_node
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.settings import REMOTE
 from dpex.pools.agent.connection import AgentLink, Arrived, wake_nobody
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.forking import ProcessHandle
@@ -38,7 +39,6 @@ from dpex.schedule.events import (
     WorkerUp,
     event_of,
 )
-from dpex.schedule.names import REMOTE
 from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
@@ -83,7 +83,7 @@ class AgentReport(NamedTuple):
         events: Events of the pool, as plain tuples.
         failed: The reason why the agent cannot serve, or None.
         delay: Run-queue delay of the workers, in seconds per CPU second, or None.
-        traffic: Fields of `LinkSums`, or None.
+        traffic: Fields of `PoolReading` about the link, or None.
         shared: Count of results that another training received before.
         sharing_ranks: Count of the job's ranks that share the batches.
     """
@@ -406,7 +406,7 @@ class RemotePool:
         if report.results:
             self._made(agent, report, arrived.at)
         if report.traffic is not None:
-            counts = LinkSums(**report.traffic)
+            counts = PoolReading(**report.traffic)
             self._add(agent, counts, links=1, round_trip_s=counts.round_trip_s)
         for event in report.events:
             self._take(agent, event_of(*event))
@@ -417,7 +417,7 @@ class RemotePool:
     def _made(self, agent: AgentHandle, report: AgentReport, at: float) -> None:
         self.crashes = 0
         self.times.shared += report.shared
-        busy_s = cpu_all_s = 0.0
+        made: list[BatchTimes] = []
         first = agent.number * WORKERS_AN_AGENT
         for worker, epoch, number, kind, node, fields, places, here_s in report.results:
             times = batch_times(fields)
@@ -428,9 +428,12 @@ class RemotePool:
                 value = Result(partial(_arrived, slots), kind, node)
                 self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))
             self.times.count(times)
-            busy_s, cpu_all_s = busy_s + times.busy_s, cpu_all_s + times.cpu_s
+            made.append(times)
         agent.answered_at = at
-        self._add(agent, node_sums(busy_s, cpu_all_s, len(report.results), report.delay))
+        there = made_on_node(made, report.delay)
+        self.times.queued_s += there.queued_s
+        self.times.queue_known_s += there.queue_known_s
+        self._add(agent, there)
 
     def _take(self, agent: AgentHandle, event: PoolEvent) -> None:
         """Take in an event of an agent's pool, and pass it on with this pool's numbers of workers."""
@@ -461,10 +464,10 @@ class RemotePool:
         why = f"on node {agent.place}: {event.why}" if agent.place and not event.expected else event.why
         return replace(event, pool=self.name, worker=number, lost=lost, why=why)
 
-    def _add(self, agent: AgentHandle, more: LinkSums | NodeStats, **levels: Any) -> None:
+    def _add(self, agent: AgentHandle, more: PoolReading, **levels: Any) -> None:
         """Add to the sums of an agent's machine, if it is another one than this."""
         if agent.place:
-            known = self.times.nodes.get(agent.place, NodeStats()).plus(more)
+            known = self.times.nodes.get(agent.place, PoolReading()).plus(more)
             self.times.nodes[agent.place] = replace(known, **levels)
 
     # -- losses --------------------------------------------------------------------------------------------------
@@ -475,7 +478,7 @@ class RemotePool:
         agent.link.close()
         lost = tuple(agent.held)
         if agent.place in self.times.nodes:
-            self._add(agent, NodeStats(), links=0)
+            self._add(agent, PoolReading(), links=0)
         text = f"{agent.name} is lost: {why}"
         workers = [agent.number * WORKERS_AN_AGENT + worker for worker in sorted(agent.up)]
         self.crashes += bool(workers)

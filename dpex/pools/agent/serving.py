@@ -31,7 +31,7 @@ from dpex._torch import collate as torch_collate
 from dpex.cache.dataset import caches_in
 from dpex.cache.files import hold_all
 from dpex.errors import DpexError
-from dpex.measure.sums import LinkSums
+from dpex.measure.pool_reading import LINK, PoolReading
 from dpex.pools.local.fork_server import ForkStarter, in_common, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
@@ -209,7 +209,7 @@ class Agent:
     def _put(self, events: list[tuple[Any, ...]]) -> None:
         failed, delay = self._reported or (None, None)
         found = self._traffic.news()
-        traffic = None if found is None else vars(found)
+        traffic = None if found is None else {name: getattr(found, name) for name in LINK}
         header = ("report", self._number, self._results, events, failed, delay, traffic)
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
@@ -302,7 +302,7 @@ def _what_lacks(setup: WorkerSetup) -> bytes:
 # -- the network -------------------------------------------------------------------------------------------------------
 
 
-def tcp_counts(connection: socket.socket) -> LinkSums | None:
+def tcp_counts(connection: socket.socket) -> PoolReading | None:
     """Return the counts of a connection; None if it is no TCP connection, or the kernel does not count them."""
     try:
         found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
@@ -311,14 +311,14 @@ def tcp_counts(connection: socket.socket) -> LinkSums | None:
     return counts_in(found)
 
 
-def counts_in(found: bytes) -> LinkSums | None:
+def counts_in(found: bytes) -> PoolReading | None:
     """Return the counts in a ``struct tcp_info``, None if it ends before them."""
     if len(found) < _AT_RESENT + 8:
         return None
     acked, busy, resent = (struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_RESENT))
     latest, least = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT))
     round_trip = latest if least == _UNKNOWN_RTT else least
-    return LinkSums(
+    return PoolReading(
         links=1, sent_bytes=acked, resent_bytes=resent, sending_s=busy / _PER_S, round_trip_s=round_trip / _PER_S
     )
 
@@ -328,9 +328,9 @@ class TrafficMeter:
         self._connection = connection
         self._clock = clock
         self._looked_at = 0.0
-        self._counts = LinkSums()
+        self._counts = PoolReading()
 
-    def news(self) -> LinkSums | None:
+    def news(self) -> PoolReading | None:
         """Return the traffic since the last reading; None if it is too early, or the kernel does not count it."""
         now = self._clock()
         if now - self._looked_at < LOOK_EVERY_S:

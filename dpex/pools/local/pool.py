@@ -23,6 +23,7 @@ from itertools import count as numbers_from
 from typing import Any
 
 from dpex.measure.batch_times import PoolTimes, batch_times
+from dpex.measure.settings import LOCAL
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter, private_pair
 from dpex.pools.local.forking import ProcessHandle, require_descriptors
@@ -42,7 +43,6 @@ from dpex.pools.local.handles import (
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.schedule.events import Notice, PoolEvent, Snapshot, TicketMade, WorkerGone, WorkerUp, ticket_made_of
 from dpex.schedule.failures import CRASHES_IN_A_ROW
-from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
 from dpex.transport.codec import slots_of
 from dpex.worker.states import RngState

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpex.errors import ShareError
+from dpex.measure.settings import LOCAL
 from dpex.pools.local.forking import UNKNOWN_EXIT, forget_handlers, fork_helper
 from dpex.pools.share.meeting import Facts, MeetingPlace, facts_of
-from dpex.schedule.names import LOCAL
 from dpex.system.cpus import rank
 from dpex.transport.arena import forget_inherited
 

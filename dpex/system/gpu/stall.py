@@ -196,6 +196,16 @@ class GpuStall(Generic[Mark]):
         stall_s, start_s = self.stall_s, self.start_s
         return None if stall_s is None else stall_s + (start_s or 0.0)
 
+    def counts(self) -> dict[str, Any]:
+        """Return the fields of `Reading` about the stream. Any thread may call it."""
+        steps = self.steps
+        return {
+            "gpu_stall_s": self.total_s,
+            "gpu_running_stall_s": self.stall_s,
+            "gpu_steps": steps.number,
+            "gpu_steps_s": steps.seconds,
+        }
+
     def enter(self, *, starting: bool = False) -> Mark | None:
         """``next()`` is entered, ``starting``: for the first time in this pass. What this returns is for `leave`."""
         if self._has_failed:

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
-from dpex.measure.sums import PoolStats, Sums
-from dpex.schedule.names import REMOTE, WORKER_POOLS
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import REMOTE, WORKER_POOLS
 from dpex.telemetry.catalog import STATES
 
 LEVELS = ("wanted", "requested", "running", "in_flight")
 STAGES = STAGE_CAUSES[:4]
 """Stages that workers spend time in; the way from them to the trainer is not among them."""
-_NO_POOL = PoolStats()
+_NO_POOL = PoolReading()
 
 Frame = Mapping[str, Any]
 """The activity since the previous frame, by column.
@@ -35,12 +36,12 @@ Frame = Mapping[str, Any]
 """
 
 
-def of_pools(sums: Sums, name: str) -> Any:
+def of_pools(reading: Reading, name: str) -> Any:
     """Return the sum of a field over all pools."""
-    return sum(getattr(pool, name) for pool in sums.pools.values())
+    return sum(getattr(pool, name) for pool in reading.pools.values())
 
 
-def frame(number: int, at: float, seconds: float, new: Sums) -> Frame:
+def frame(number: int, at: float, seconds: float, new: Reading) -> Frame:
     """Return the frame of a window of so many seconds."""
     made = [by_stage(pool) for pool in new.pools.values()]
     return {
@@ -65,18 +66,17 @@ def frame(number: int, at: float, seconds: float, new: Sums) -> Frame:
     }
 
 
-COLUMNS = tuple(frame(0, 0.0, 0.0, Sums()))
+COLUMNS = tuple(frame(0, 0.0, 0.0, Reading()))
 
 
-def summary(seconds: float, new: Sums) -> Mapping[str, Any]:
+def summary(seconds: float, new: Reading) -> Mapping[str, Any]:
     """Return shares and rates in a window; None where the denominator is 0."""
-    spent_s = {state: getattr(new, f"{state}_s") for state in STATES}
-    total_s = sum(spent_s.values())
+    total_s = new.wall_s
     hits, misses = of_pools(new, "cache_hits"), of_pools(new, "cache_misses")
     stall_s = new.gpu_stall_s
     return {
         "seconds": round(seconds, 3),
-        **{f"{state}_ratio": _ratio(spent_s[state], total_s) for state in STATES},
+        "wait_ratio": round(new.wait_ratio, 4) if total_s else None,
         "gpu_stall_ratio": None if stall_s is None else _ratio(min(stall_s, total_s), total_s),
         "batches_per_second": _ratio(new.batches, seconds),
         "samples_per_second": _ratio(new.samples, seconds),
@@ -90,8 +90,8 @@ def _ratio(part: float, whole: float, *, digits: int = 4) -> float | None:
     return round(part / whole, digits) if whole else None
 
 
-def machines(seconds: float, new: Sums, sums: Sums) -> list[Mapping[str, Any]]:
-    """Return the traffic from each machine that measures it, in a window that ended with ``sums``.
+def machines(seconds: float, new: Reading, reading: Reading) -> list[Mapping[str, Any]]:
+    """Return the traffic from each machine that measures it, in a window that ended with ``reading``.
 
     * ``bytes_per_s``: Bytes received per second of the window.
     * ``bandwidth``: Bytes per second of sending, since the machine's first batch.
@@ -107,6 +107,6 @@ def machines(seconds: float, new: Sums, sums: Sums) -> list[Mapping[str, Any]]:
             "round_trip_s": round(one.round_trip_s, 6),
             "loss": round(one.loss, 6),
         }
-        for place, one in sums.pools.get(REMOTE, _NO_POOL).nodes.items()
+        for place, one in reading.pools.get(REMOTE, _NO_POOL).nodes.items()
         if one.links and seconds > 0
     ]

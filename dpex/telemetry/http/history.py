@@ -29,9 +29,8 @@ from dpex.diagnose import hot_calls, report
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.measure.readable import percent
-from dpex.measure.sums import Sums
-from dpex.schedule.names import INLINE, REMOTE, WORKER_POOLS
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading
+from dpex.measure.settings import INLINE, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, frame, machines, of_pools, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -123,9 +122,9 @@ class LoaderHistory:
 
     def __init__(self) -> None:
         self.case: DiagnosisSource | None = None
-        self._marks: deque[Sums] = deque(maxlen=KEEP // MARK_EVERY)
+        self._marks: deque[Reading] = deque(maxlen=KEEP // MARK_EVERY)
         self._frames: deque[tuple[int, str]] = deque(maxlen=KEEP)
-        self._readings: deque[tuple[float, Sums]] = deque(maxlen=NOW_READINGS)
+        self._readings: deque[tuple[float, Reading]] = deque(maxlen=NOW_READINGS)
         self._seen_at: dict[tuple[float, str], float] = {}
         self._decisions: Sequence[Decision] = ()
         self._ledger: LoaderMetrics | None = None
@@ -136,8 +135,8 @@ class LoaderHistory:
             since = self._readings[-1][0] if self._readings else now
             self._ledger, self._seen_at = ledger, {}
             self._readings.clear()
-            self._readings.append((since, Sums()))
-        self._readings.append((now, ledger.sums()))
+            self._readings.append((since, Reading()))
+        self._readings.append((now, ledger.reading()))
         one = frame(number, at, *self._window(-2))
         self._frames.append((number, _compact(tuple(one.values()))))
         self._decisions = () if ledger.tuner is None else ledger.tuner.decisions
@@ -145,10 +144,10 @@ class LoaderHistory:
             self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
         self.take_case()
 
-    def _window(self, first: int) -> tuple[float, Sums]:
+    def _window(self, first: int) -> tuple[float, Reading]:
         """Return the seconds and the counts from a reading to the latest."""
-        (then, before), (now, sums) = self._readings[first], self._readings[-1]
-        return now - then, sums.since(before)
+        (then, before), (now, reading) = self._readings[first], self._readings[-1]
+        return now - then, reading.since(before)
 
     def take_case(self) -> None:
         """Take what is diagnosed from the ledger, also between frames: a pass may have begun since the last one."""
@@ -170,7 +169,7 @@ class LoaderHistory:
             waits = account.batch_waits.counted()
             self._marks.append(replace(account, pools=pools, batch_waits=waits))  # times of batches are not subtracted
 
-    def recent(self, account: Sums) -> Sums:
+    def recent(self, account: Reading) -> Reading:
         """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
         marks = list(self._marks)
         for index in range(len(marks) - 1, -1, -1):
@@ -189,11 +188,11 @@ class LoaderHistory:
     def printed(self) -> list[str]:
         """Return the state of the loader in lines: rates, workers and queue now, and the latest decisions."""
         head = self._head_now()
-        now, sums, changes = head["now"], self._readings[-1][1], head["decisions"][-PRINTED_DECISIONS:]
-        pools = [(name, pool.running, pool.wanted) for name, pool in sums.pools.items() if name in WORKER_POOLS]
+        now, reading, changes = head["now"], self._readings[-1][1], head["decisions"][-PRINTED_DECISIONS:]
+        pools = [(name, pool.running, pool.wanted) for name, pool in reading.pools.items() if name in WORKER_POOLS]
         workers = [f"{run} {name}{f' ({want} wanted)' * (want != run)}" for name, run, want in pools if run or want]
         none = "the training process makes the batches" if head["in_process"] else "no worker runs"
-        queue = f"{sums.ready} batches ready, prefetch {sums.prefetch}"
+        queue = f"{reading.ready} batches ready, prefetch {reading.prefetch}"
         rate = now["batches_per_second"]
         speed = (
             "no batch is asked for" if rate is None else f"{rate:.1f} batches/s, wait {percent(now['wait_ratio'] or 0)}"
@@ -205,36 +204,36 @@ class LoaderHistory:
 
     def _head_now(self) -> Mapping[str, Any]:
         assert self._ledger is not None
-        ledger, sums = self._ledger, self._readings[-1][1]
+        ledger, reading = self._ledger, self._readings[-1][1]
         now = summary(*self._window(0))
         decisions = list(enumerate(self._decisions, 1))[-MOST_DECISIONS:]
         return {
             "name": ledger.name,
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
-            "state": "empty" if not sums.batches else "running" if now["wait_ratio"] is not None else "idle",
+            "state": "empty" if not reading.batches else "running" if now["wait_ratio"] is not None else "idle",
             "tuned": ledger.tuner is not None,
-            "in_process": sums.pools.keys() == {INLINE},
-            "batches": sums.batches,
-            "samples": sums.samples,
+            "in_process": reading.pools.keys() == {INLINE},
+            "batches": reading.batches,
+            "samples": reading.samples,
             "now": now,
-            "machines": machines(*self._window(-2), sums),
-            "excluded": sums.pools[REMOTE].nodes_excluded if REMOTE in sums.pools else 0,
-            "cache": _cache(sums),
+            "machines": machines(*self._window(-2), reading),
+            "excluded": reading.pools[REMOTE].nodes_excluded if REMOTE in reading.pools else 0,
+            "cache": _cache(reading),
             "decisions": [encoded(number, self._seen_at[one.at, one.text], one) for number, one in decisions],
         }
 
 
-def _cache(sums: Sums) -> Mapping[str, Any] | None:
+def _cache(reading: Reading) -> Mapping[str, Any] | None:
     """Return what a cache of samples has done and has; None if no sample came through one."""
-    hits, misses = of_pools(sums, "cache_hits"), of_pools(sums, "cache_misses")
+    hits, misses = of_pools(reading, "cache_hits"), of_pools(reading, "cache_misses")
     if not hits + misses:
         return None
     return {
         "hits": hits,
         "misses": misses,
-        "saved_s": round(of_pools(sums, "cache_saved_s"), 3),
-        "memory_bytes": sums.cache_memory_bytes,
-        "disk_bytes": sums.cache_disk_bytes,
+        "saved_s": round(of_pools(reading, "cache_saved_s"), 3),
+        "memory_bytes": reading.cache_memory_bytes,
+        "disk_bytes": reading.cache_disk_bytes,
     }
 
 
@@ -372,6 +371,6 @@ class HistorySampler:
         return TimedDiagnosis(name=name, stretch=stretch, diagnosis=found, is_whole=seen is account, at=self._wall())
 
 
-def _workers(account: Sums) -> dict[str, int]:
+def _workers(account: Reading) -> dict[str, int]:
     """Return the number of running workers of each pool."""
     return {name: pool.running for name, pool in account.pools.items()}

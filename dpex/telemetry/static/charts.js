@@ -20,6 +20,7 @@ function sums(values) {
   });
 }
 const over = (a, b) => a.map((v, i) => (v === null || !b[i] ? null : v / b[i]));
+const inNext = (c) => c.wait_s.map((v, i) => v + c.transfer_s[i]);
 const spent = (c) => sums(c.wait_s.map((v, i) => v + c.transfer_s[i] + c.work_s[i]));
 
 // always: is listed also while it is 0 throughout. stacked: series lie on top of each other.
@@ -27,7 +28,7 @@ const CHARTS = {
   wait: {
     format: percent, top: 0.2, most: 1,
     series: [
-      { label: "training loop", color: "orange", fill: true, always: true, values: (c) => over(sums(c.wait_s), spent(c)) },
+      { label: "training loop", color: "orange", fill: true, always: true, values: (c) => over(sums(inNext(c)), spent(c)) },
       { label: "GPU", color: "violet", values: (c) => over(sums(c.gpu_stall_s), spent(c)).map((v) => v && Math.min(1, v)) },
     ],
   },

@@ -3,14 +3,14 @@
 import pytest
 
 from dpex.autotune.law.evidence import Cusum, ServiceTimes, WorkEstimate
-from dpex.autotune.types import Sample
-from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 
-def window(queued_s: float) -> PoolSample:
+def window(queued_s: float) -> PoolReading:
     """Eight batches, each of 1 s in a worker and 0.25 s on a CPU."""
-    return PoolSample(running=2, requested=2, tickets=8, load_s=8.0, cpu_s=2.0, queued_s=queued_s)
+    return PoolReading(running=2, requested=2, tickets=8, load_s=8.0, load_cpu_s=2.0, queued_s=queued_s)
 
 
 def test_queueing_counted_in_another_window_is_subtracted() -> None:
@@ -30,7 +30,7 @@ def test_time_that_is_no_queueing_stays() -> None:
 
 def test_a_few_slow_batches_move_the_mean_and_not_the_median() -> None:
     times = ServiceTimes()
-    times.add(PoolSample(tickets=8, load_s=7 * 0.1 + 3.0, services_s=(0.1,) * 7 + (3.0,)))
+    times.add(PoolReading(tickets=8, load_s=7 * 0.1 + 3.0, services_s=(0.1,) * 7 + (3.0,)))
     assert (times.wall.value, times.median_s) == (pytest.approx(0.4625), pytest.approx(0.1))
 
 
@@ -40,11 +40,11 @@ def test_the_median_is_the_mean_where_single_batches_are_unknown() -> None:
     assert times.median_s == pytest.approx(1.0)
 
 
-def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Sample:
+def ended_steps(at: float, *, steps: int | None, queued_s: float = 0.0) -> Reading:
     """A window of 0.23 s: four batches, and four steps of 50 ms and a part of the fifth."""
-    machine = MachineSample(cpus=2.0, trainer_queued_s=queued_s)
-    given = {"batches": 4, "work_s": 0.2296, "busy_s": 0.0004, "steps": steps, "steps_s": 0.2 if steps else 0.0}
-    return Sample(at=at, seconds=0.23, settings=Settings(local=2), machine=machine, **given)
+    given = {"later_batches": 4, "stepping_s": 0.2296, "next_busy_s": 0.0004, "stepped_s": 0.2 if steps else 0.0}
+    given |= {"step_count": steps, "trainer_queued_s": queued_s}
+    return Reading(at=at, seconds=0.23, settings=Settings(local=2), cpus=2.0, **given)
 
 
 def test_a_step_counts_once_it_has_ended() -> None:
@@ -89,9 +89,11 @@ def test_batches_begun_under_other_settings_show_no_change() -> None:
             assert not seen.changes(made(0.1), is_steady=True)
         return tuple(name for _ in range(3) for name in seen.changes(made(0.4), is_steady=is_steady))
 
-    def made(service_s: float) -> Sample:
-        here = PoolSample(running=4, requested=4, tickets=8, load_s=8 * service_s)
-        return Sample(at=1.0, seconds=1.0, settings=Settings(local=4, prefetch=32), batches=8, work_s=1.0, local=here)
+    def made(service_s: float) -> Reading:
+        here = PoolReading(running=4, requested=4, tickets=8, load_s=8 * service_s)
+        settings = Settings(local=4, prefetch=32)
+        pools = {"local": here}
+        return Reading(at=1.0, seconds=1.0, settings=settings, later_batches=8, stepping_s=1.0, pools=pools)
 
     assert "local" in changes(is_steady=True)
     assert changes(is_steady=False) == ()
@@ -113,9 +115,10 @@ def test_batches_far_slower_than_the_growth_are_other_work(
 ) -> None:
     """Nine in ten of the batches before took at most 20 ms."""
 
-    def made(*services_s: float) -> Sample:
-        here = PoolSample(running=2, tickets=len(services_s), load_s=sum(services_s), services_s=services_s)
-        return Sample(at=1.0, seconds=1.0, settings=Settings(local=2), batches=len(services_s), local=here)
+    def made(*services_s: float) -> Reading:
+        here = PoolReading(running=2, tickets=len(services_s), load_s=sum(services_s), services_s=services_s)
+        count, pools = len(services_s), {"local": here}
+        return Reading(at=1.0, seconds=1.0, settings=Settings(local=2), later_batches=count, pools=pools)
 
     seen = WorkEstimate()
     seen.add(made(0.02, 0.02))

@@ -6,15 +6,17 @@ import pytest
 
 from dpex.autotune.constants import LOOK_S
 from dpex.autotune.measured import LossClock, by_events
-from dpex.autotune.types import Sample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 NOW = Settings(local=2, prefetch=4)
-WINDOW = Sample(at=1.0, seconds=1.0, settings=NOW, batches=10, wait_s=0.6, busy_s=0.1, work_s=0.3, straggler_s=0.2)
+WINDOW = Reading(
+    at=1.0, seconds=1.0, settings=NOW, later_batches=10, blocked_s=0.6, next_busy_s=0.1, stepping_s=0.3, straggler_s=0.2
+)
 
 
-def consumer(sample: Sample) -> tuple[float, float, float, float]:
-    return sample.wait_s, sample.busy_s, sample.work_s, sample.straggler_s
+def consumer(window: Reading) -> tuple[float, float, float, float]:
+    return window.blocked_s, window.next_busy_s, window.stepping_s, window.straggler_s
 
 
 def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
@@ -32,7 +34,7 @@ def test_without_a_gpu_a_window_is_what_the_training_loop_saw() -> None:
     ],
 )
 def test_by_events_the_gpu_loses_what_its_stream_waited(stall_s: float, step_s: float, felt: tuple[float, ...]) -> None:
-    window = replace(WINDOW, gpu_stall_s=stall_s, gpu_steps=10, gpu_step_s=step_s)
+    window = replace(WINDOW, gpu_running_stall_s=stall_s, gpu_steps=10, gpu_steps_s=step_s)
     found = LossClock().of(window)
     assert found == replace(by_events(window), signal="events")
     assert consumer(found) == pytest.approx(felt)
@@ -40,32 +42,34 @@ def test_by_events_the_gpu_loses_what_its_stream_waited(stall_s: float, step_s: 
 
 def test_waiting_for_copies_is_a_part_of_the_step() -> None:
     """Which the loop does not notice, and no worker shortens."""
-    window = replace(WINDOW, wait_s=0.0, busy_s=0.0, work_s=1.0, gpu_stall_s=0.0, gpu_steps=10, gpu_step_s=0.4)
+    window = replace(
+        WINDOW, blocked_s=0.0, next_busy_s=0.0, stepping_s=1.0, gpu_running_stall_s=0.0, gpu_steps=10, gpu_steps_s=0.4
+    )
     assert consumer(by_events(replace(window, feed_wait_s=0.6))) == (0.0, 0.0, 1.0, 0.0)
 
 
 def test_marks_the_stream_has_not_reached_mean_it_has_work() -> None:
-    assert consumer(by_events(replace(WINDOW, gpu_stall_s=0.0))) == (0.0, 0.0, 1.0, 0.0)
+    assert consumer(by_events(replace(WINDOW, gpu_running_stall_s=0.0))) == (0.0, 0.0, 1.0, 0.0)
 
 
 def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
-    stuck = replace(WINDOW, batches=0, wait_s=1.0, busy_s=0.0, work_s=0.0, gpu_stall_s=0.0)
+    stuck = replace(WINDOW, later_batches=0, blocked_s=1.0, next_busy_s=0.0, stepping_s=0.0, gpu_running_stall_s=0.0)
     assert by_events(stuck) == stuck
 
 
 @pytest.mark.parametrize(("busy", "lost"), [(0.0, 0.7), (0.3, 0.7), (0.6, 0.4), (1.0, 0.0)])
 def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) -> None:
-    felt, window = LossClock(), replace(WINDOW, gpu_busy=busy)
+    felt, window = LossClock(), replace(WINDOW, kernel_s=busy, kernel_seen_s=1.0)
     seen = [felt.of(window) for _ in range(2 + int(LOOK_S))]
     assert [found is not None for found in seen] == [False, False, True, True]
     last = seen[-1]
     assert last is not None
-    assert last.wait_s + last.busy_s == pytest.approx(lost)
-    assert (last.work_s, last.signal) == (pytest.approx(1.0 - lost), "nvml")
+    assert last.blocked_s + last.next_busy_s == pytest.approx(lost)
+    assert (last.stepping_s, last.signal) == (pytest.approx(1.0 - lost), "nvml")
 
 
 def test_after_a_change_nvml_tells_nothing_for_a_while() -> None:
-    felt, window = LossClock(), replace(WINDOW, gpu_busy=0.5, seconds=LOOK_S)
+    felt, window = LossClock(), replace(WINDOW, kernel_s=0.5 * LOOK_S, kernel_seen_s=LOOK_S, seconds=LOOK_S)
     known = [felt.of(window) for _ in range(2)]
     known.append(felt.of(replace(window, settings=replace(NOW, local=3))))
     assert [found is not None for found in known] == [False, True, False]

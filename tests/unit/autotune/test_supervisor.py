@@ -10,10 +10,11 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.trace import Header, Recorder
-from dpex.autotune.types import Decision, Reason, Sample
+from dpex.autotune.types import Decision, Reason
 from dpex.errors import OptionError
-from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Settings
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 FEW, MANY = Settings(local=2, prefetch=16), Settings(local=6, prefetch=48)
 Wish = tuple[Settings, Reason] | None
@@ -25,9 +26,9 @@ class Scripted:
     wishes: Sequence[Wish]
 
     def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
-        self.seen: list[Sample] = []
+        self.seen: list[Reading] = []
 
-    def observe(self, window: Sample, limits: Limits) -> Decision | None:
+    def observe(self, window: Reading, limits: Limits) -> Decision | None:
         self.seen.append(window)
         wish = self.wishes[len(self.seen) - 1] if len(self.seen) <= len(self.wishes) else None
         return None if wish is None else Decision.to(window, *wish)
@@ -41,8 +42,9 @@ def run(supervisor: Supervisor, windows: int, *, rate: int = 10, **changes: Any)
     """Windows of a second in which all wanted workers run; the settings after them."""
     now = supervisor.decisions[-1].new if supervisor.decisions else supervisor.begin()
     for number in range(windows):
-        pool = PoolSample(requested=now.local, running=now.local, tickets=rate, load_s=0.1 * rate)
-        window = Sample(at=number + 1.0, seconds=1.0, settings=now, batches=rate, wait_s=0.5, work_s=0.5, local=pool)
+        pool = PoolReading(requested=now.local, running=now.local, tickets=rate, load_s=0.1 * rate)
+        spent = {"seconds": 1.0, "blocked_s": 0.5, "stepping_s": 0.5}
+        window = Reading(at=number + 1.0, settings=now, later_batches=rate, pools={"local": pool}, **spent)
         decision = supervisor.step(replace(window, **changes))
         now = now if decision is None else decision.new
     return now
@@ -64,7 +66,7 @@ def test_each_decision_has_an_outcome_and_an_undo_marks_it() -> None:
 def test_an_outcome_leaves_out_the_window_in_which_workers_start() -> None:
     supervisor = Supervisor(AutotuneConfig(policy=scripted((MANY, "too few"))), FEW)
     run(supervisor, 1)
-    run(supervisor, 1, rate=1, local=PoolSample(requested=6, running=4, tickets=1, load_s=0.1))
+    run(supervisor, 1, rate=1, pools={"local": PoolReading(requested=6, running=4, tickets=1, load_s=0.1)})
     run(supervisor, 5, rate=30)
     assert supervisor.decisions[0].outcome is not None
     assert supervisor.decisions[0].outcome.rate == pytest.approx(30.0)
@@ -74,8 +76,7 @@ def test_a_wish_is_clipped_and_a_limit_is_met_without_the_policy() -> None:
     config = AutotuneConfig(policy=scripted((MANY, "too few")), max_local=4)
     supervisor = Supervisor(config, FEW)
     assert run(supervisor, 1).local == 4
-    full = MachineSample(memory_free=-(10**9), worker_bytes=1e9)
-    assert run(supervisor, 1, machine=full).local < 4
+    assert run(supervisor, 1, memory_free=-(10**9), worker_bytes=1e9).local < 4
     assert [decision.reason for decision in supervisor.decisions] == ["too few", "limit"]
     assert supervisor.decisions[0].outcome is not None
     assert len(supervisor.policy.seen) == 1  # type: ignore[attr-defined]
@@ -129,17 +130,17 @@ def test_a_policy_that_sees_nothing_is_announced_once() -> None:
 def test_all_decisions_and_their_outcomes_are_recorded() -> None:
     supervisor, lines = recorded(scripted((MANY, "too few"), None, (FEW, "undo")))
     run(supervisor, 8)
-    kinds = [line["kind"] for line in lines if line["kind"] != "sample"]
+    kinds = [line["kind"] for line in lines if line["kind"] != "window"]
     assert kinds == ["header", "decision", "outcome", "decision", "outcome"]
     assert [line["number"] for line in lines if line["kind"] == "outcome"] == [0, 1]
 
 
 def test_a_window_that_breaks_the_policy_is_the_last_line() -> None:
     class Broken(Scripted):
-        def observe(self, window: Sample, limits: Limits) -> Decision | None:
+        def observe(self, window: Reading, limits: Limits) -> Decision | None:
             raise ZeroDivisionError
 
     supervisor, lines = recorded(Broken)
     with pytest.raises(ZeroDivisionError):
         run(supervisor, 1)
-    assert lines[-1]["kind"] == "sample"
+    assert lines[-1]["kind"] == "window"

@@ -13,10 +13,11 @@ from benchmarks.simulation.replay import Trace, TraceError, read
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuned import Tuned
-from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, TraceOrigin, line, plain
-from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.trace import FORMAT, UNTOLD, VERSION, Header, Recorder, TraceOrigin, line, plain
+from dpex.autotune.types import Decision, Outcome
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 NOW_S = 1_800_000_000.25
 MACHINE = {"name": "here", "cpus": 8}
@@ -34,14 +35,18 @@ def complete(kind: type, **some: Any) -> Any:
     return st.builds(kind, **{field.name: ... for field in fields(kind)} | some)
 
 
-POOLS = complete(PoolSample)
+POOLS = complete(
+    PoolReading, **{name: st.just(getattr(PoolReading(), name)) for name in UNTOLD if name in PoolReading.declared()}
+)
 SETTINGS = complete(Settings)
-SAMPLES = complete(Sample, settings=SETTINGS, local=POOLS, remote=POOLS, machine=complete(MachineSample))
+EMPTY = {name: st.just(getattr(Reading(), name)) for name in UNTOLD if name in Reading.declared()}
+NAMED = st.fixed_dictionaries({"local": POOLS, "remote": POOLS})
+WINDOWS = complete(Reading, settings=SETTINGS, pools=NAMED, **EMPTY)
 DECISIONS = complete(Decision, old=SETTINGS, new=SETTINGS, outcome=st.none() | complete(Outcome))
 
 
-def sample(at: float, **changes: Any) -> Sample:
-    return Sample(**{"at": at, "seconds": 1.0, "settings": Settings(local=2, prefetch=4)} | changes)
+def window(at: float, **changes: Any) -> Reading:
+    return Reading(**{"at": at, "seconds": 1.0, "settings": Settings(local=2, prefetch=4)} | changes)
 
 
 def a_recorder() -> tuple[Recorder, list[bytes]]:
@@ -53,16 +58,16 @@ def a_recorder() -> tuple[Recorder, list[bytes]]:
 
 
 def a_trace() -> list[bytes]:
-    """Header, three samples, two decisions of which the first is judged, another law, a sample."""
+    """Header, three windows, two decisions of which the first is judged, another law, a window."""
     recorder, lines = a_recorder()
-    recorder.sample(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
+    recorder.window(window(1.0, pools={"local": PoolReading(services_s=(0.1, 0.2))}))
     recorder.decision(DECISION)
-    recorder.sample(sample(2.0))
+    recorder.window(window(2.0))
     recorder.outcome(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
-    recorder.sample(sample(3.0))
+    recorder.window(window(3.0))
     recorder.decision(DECISION)
     recorder.origin(replace(ORIGIN, why="local=3 is fixed by resize()"), 3.0)
-    recorder.sample(sample(4.0))
+    recorder.window(window(4.0))
     return lines
 
 
@@ -73,21 +78,21 @@ def strict(text: bytes) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-@given(st.lists(SAMPLES, min_size=1, max_size=3))
-def test_samples_come_back(samples: list[Sample]) -> None:
+@given(st.lists(WINDOWS, min_size=1, max_size=3))
+def test_windows_come_back(windows: list[Reading]) -> None:
     recorder, lines = a_recorder()
-    for each in samples:
-        recorder.sample(each)
+    for each in windows:
+        recorder.window(each)
     assert all(strict(text) for text in lines)
     trace = read(lines, "t")
-    assert plain(trace.samples) == plain(samples)
+    assert plain(trace.windows) == plain(windows)
     assert trace.decisions == ()
 
 
 @given(DECISIONS)
 def test_decisions_come_back(decision: Decision) -> None:
     recorder, lines = a_recorder()
-    recorder.sample(sample(1.0))
+    recorder.window(window(1.0))
     number = recorder.decision(decision)
     if decision.outcome is not None:
         recorder.outcome(number, decision.outcome)
@@ -98,16 +103,16 @@ def test_decisions_come_back(decision: Decision) -> None:
 def test_a_run_comes_back() -> None:
     lines = a_trace()
     kinds = [strict(text)["kind"] for text in lines]
-    assert kinds == ["header", "sample", "decision", "sample", "outcome", "sample", "decision", "renewed", "sample"]
+    assert kinds == ["header", "window", "decision", "window", "outcome", "window", "decision", "renewed", "window"]
     trace = read(lines, "t")
     assert (trace.header.dpex, trace.header.machine) == ("0.1.0", MACHINE)
-    assert trace.header.started_s == NOW_S - 1.0  # the first sample's ``at`` is 1 s later
+    assert trace.header.started_s == NOW_S - 1.0  # the first window's ``at`` is 1 s later
     first, second = trace.sections
     assert first.origin == ORIGIN
     assert [step.decision for step in first.steps] == [0, None, 1]
     assert second.origin == replace(ORIGIN, why="local=3 is fixed by resize()")
-    assert [sample.at for sample in trace.samples] == [1.0, 2.0, 3.0, 4.0]
-    assert trace.samples[0].local.services_s == (0.1, 0.2)
+    assert [one.at for one in trace.windows] == [1.0, 2.0, 3.0, 4.0]
+    assert trace.windows[0].local.services_s == (0.1, 0.2)
     assert [decision.outcome and decision.outcome.rate for decision in trace.decisions] == [1.5, None]
     assert not trace.is_torn
 
@@ -123,10 +128,10 @@ def test_a_start_from_another_run_is_read_as_it_was_given() -> None:
 def test_wherever_a_run_dies_what_is_whole_is_read() -> None:
     text = b"".join(a_trace())
     header = text.index(b"\n") + 1
-    whole = read(a_trace(), "t").samples
+    whole = read(a_trace(), "t").windows
     for end in range(header, len(text) + 1):
         trace = read(text[:end].splitlines(keepends=True), "t")
-        assert trace.samples == whole[: len(trace.samples)]
+        assert plain(trace.windows) == plain(whole[: len(trace.windows)])
         complete = text[:end].endswith((b"\n", b"}")) and text[end : end + 1] in (b"", b"\n")
         assert trace.is_torn == (not complete and not text[:end].endswith(b"\n"))
 
@@ -143,7 +148,7 @@ def test_a_broken_line_is_named() -> None:
     [
         ({"at": None}, "NoneType"),
         ({"settings": 3}, "Settings: 3 where an object"),
-        ({"local": {"services_s": {"a": 1}}}, "to float: 'a'"),
+        ({"pools": {"local": {"services_s": {"a": 1}}}}, "to float: 'a'"),
         ({"kind": "decision", "number": 7}, "decision 7 where 1 should be"),
         ({"kind": "outcome", "number": 7}, "outcome of decision 7, and there are 1"),
         ({"kind": "outcome", "number": -1}, "outcome of decision -1"),
@@ -166,7 +171,7 @@ def test_nonsense_is_named(change: dict[str, Any], message: str) -> None:
         *(([a_trace()[0], text], r"^t, line 2: broken \(no JSON object") for text in (b"1\n", b"[]\n", b'"x"\n')),
         *(
             ([text], "^t, line 1: .*DPEX_TRACE")
-            for text in (b"epoch,loss\n", b"{}\n", b'{"kind": "sample"}\n', b"\x80\x02}q\x00.", b"[" * 99_999)
+            for text in (b"epoch,loss\n", b"{}\n", b'{"kind": "window"}\n', b"\x80\x02}q\x00.", b"[" * 99_999)
         ),
     ],
 )
@@ -182,9 +187,9 @@ def with_header(**changes: Any) -> list[bytes]:
 
 def test_another_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        TraceError, match=r"t, line 1: a trace of version '3\.0', written by dpex 9\.1.*reads 2\.x: replay"
+        TraceError, match=r"t, line 1: a trace of version '4\.0', written by dpex 9\.1.*reads 3\.x: replay"
     ):
-        read(with_header(version="3.0", dpex="9.1", origin={"unknown": 1}), "t")
+        read(with_header(version="4.0", dpex="9.1", origin={"unknown": 1}), "t")
     with pytest.raises(TraceError, match="version 'None'"):
         read(with_header(version=None), "t")
 
@@ -193,11 +198,11 @@ def test_what_a_newer_minor_version_adds_is_passed_over() -> None:
     header, first, decision, *others = map(strict, a_trace())
     news = {"brand_new": [1, {"a": None}]}
     header |= {"version": f"{VERSION[0]}.{VERSION[1] + 1}", "origin": header["origin"] | news}
-    first |= {"local": first["local"] | news, **news}
+    first |= {"pools": {"local": first["pools"]["local"] | news}, **news}
     decision |= {"reason": "a new reason", "old": decision["old"] | news}
     newer = [header, first, {"kind": "weather", "rain": True}, decision, *others]
     trace, plain_one = read([line(record).encode() for record in newer], "t"), read(a_trace(), "t")
-    assert trace.samples == plain_one.samples
+    assert plain(trace.windows) == plain(plain_one.windows)
     assert trace.decisions[0] == replace(plain_one.decisions[0], reason="a new reason")
     assert trace.sections[0].origin == ORIGIN
 
@@ -207,13 +212,13 @@ def test_what_an_older_version_lacks_takes_defaults() -> None:
         {
             "kind": "header",
             "format": FORMAT,
-            "version": "2.0",
+            "version": "3.0",
             "dpex": "0.1",
             "started_s": 0,
             "origin": {"config": {}, "start": {"local": 1}},
         },
-        {"kind": "sample", "at": 1, "seconds": 1, "settings": {}},
+        {"kind": "window", "at": 1, "seconds": 1, "settings": {}},
     ]
     trace: Trace = read([line(record).encode() for record in old], "t")
-    assert trace.samples == [Sample(at=1, seconds=1, settings=Settings())]
+    assert plain(trace.windows) == plain([Reading(at=1, seconds=1, settings=Settings())])
     assert trace.sections[0].origin == TraceOrigin(config=AutotuneConfig(), start=Settings(local=1))

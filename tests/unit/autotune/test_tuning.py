@@ -16,10 +16,10 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, RoomFound, RoomWanted
-from dpex.measure.consumer_time import EngineLook, Times
-from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Settings
-from dpex.system.run_queue import Queued
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.settings import Settings
+from dpex.system.meter import MachineLook
 
 BATCH_BYTES = 1e6
 
@@ -30,8 +30,8 @@ class Machine:
     def __init__(self, **known: Any) -> None:
         self.known = {"cpus": 8.0, **known}
 
-    def sample(self, pids: object, trainer_cpu_s: float, running: int = 0, ranks: int = 1) -> MachineSample:
-        return MachineSample(trainer_cpu_s=trainer_cpu_s, **self.known)
+    def counts(self, pids: object, running: int = 0, ranks: int = 1) -> dict[str, Any]:
+        return {"memory_free": None, "worker_bytes": 0.0, **self.known}
 
 
 class Loader:
@@ -56,8 +56,8 @@ class Loader:
         self.requests: list[Settings] = []
         self.odd: dict[str, Any] = {}
         self.credit = self.away_s = 0.0
-        self.times = Times(steps=0)
-        self.pools = {"local": PoolSample(), "remote": PoolSample()}
+        self.loop = Reading(step_count=0)
+        self.pools = {"local": PoolReading(), "remote": PoolReading()}
 
     @property
     def workers(self) -> int:
@@ -69,23 +69,22 @@ class Loader:
 
     def look(self) -> EngineLook:
         busy = min(self.workers, self.prefetch)
-        look = EngineLook(
+        reading = replace(
+            self.loop,
             at=self.clock(),
-            epoch=0,
-            times=self.times,
             settings=self.settings,
-            resizing=False,
-            refused=None,
             away_s=self.away_s,
             ready=max(0, self.prefetch - busy) if self.rate >= 1.0 / self.step_s else 0,
             in_flight=busy,
             batch_bytes=BATCH_BYTES,
-            pids=(),
-            **{name: self._pool(name) for name in ("local", "remote")},
+            pools={name: self._pool(name) for name in ("local", "remote")},
         )
-        return replace(look, **self.odd)
+        odd = {name: value for name, value in self.odd.items() if name in Reading.declared()}
+        others = {name: value for name, value in self.odd.items() if name not in odd}
+        pools = {name: others.pop(name, pool) for name, pool in reading.pools.items()}
+        return EngineLook(replace(reading, pools=pools, **odd), **others)
 
-    def _pool(self, name: str) -> PoolSample:
+    def _pool(self, name: str) -> PoolReading:
         count = getattr(self.settings, name)
         return replace(self.pools[name], requested=count, running=count)
 
@@ -102,22 +101,26 @@ class Loader:
         self.clock.advance(seconds)
         self.credit += min(self.rate, 1.0 / self.step_s) * seconds
         batches, self.credit = int(self.credit), self.credit % 1.0
-        steps = batches + (self.times.batches == 0 < batches)  # the first batch of a pass is not counted, its step is
+        steps = batches + (
+            self.loop.later_batches == 0 < batches
+        )  # the first batch of a pass is not counted, its step is
         work_s = seconds if self.rate * self.step_s >= 1.0 else min(seconds, steps * self.step_s)
-        ended = Times(batches=batches, wait_s=seconds - work_s, work_s=work_s, steps=steps, steps_s=steps * self.step_s)
-        self.times = self.times.plus(ended)
+        self._spend(batches, seconds - work_s, work_s, steps, steps * self.step_s)
         each_s = max(self.service_s, self.workers / self.shared if math.isfinite(self.shared) else 0.0)
         for name, pool in self.pools.items():
             made = batches * getattr(self.settings, name) // max(1, self.workers)
-            times = {"load_s": pool.load_s + each_s * made, "cpu_s": pool.cpu_s + self.cpu_s * made}
+            times = {"load_s": pool.load_s + each_s * made, "load_cpu_s": pool.load_cpu_s + self.cpu_s * made}
             times["services_s"] = (*pool.services_s, *[each_s] * made)[-64:]
             self.pools[name] = replace(pool, tickets=pool.tickets + made, **times)
+
+    def _spend(self, batches: int, wait_s: float, work_s: float, steps: int, stepped_s: float) -> None:
+        spent = {"seconds": wait_s + work_s, "blocked_s": wait_s, "stepping_s": work_s, "stepped_s": stepped_s}
+        self.loop = self.loop.plus(Reading(**spent, later_batches=batches, step_count=steps))
 
     def work(self, batches: int, wait_s: float, work_s: float) -> None:
         """Let time pass in which the consumer gets batches, whatever the formulae say."""
         self.clock.advance(wait_s + work_s)
-        ended = Times(batches=batches, wait_s=wait_s, work_s=work_s, steps=batches, steps_s=work_s)
-        self.times = self.times.plus(ended)
+        self._spend(batches, wait_s, work_s, batches, work_s)
         self.away_s = 0.0 if batches or wait_s else self.away_s + work_s
         pool = self.pools["local"]
         self.pools["local"] = replace(pool, tickets=pool.tickets + batches, load_s=pool.load_s + 0.01 * batches)
@@ -151,7 +154,7 @@ class Listener:
 
     def __init__(self, config: AutotuneConfig, start: Settings, limits: Limits) -> None:
         self.limits = limits
-        self.samples: list[Any] = []
+        self.windows: list[Any] = []
         self.answers: list[Settings] = []
         self.useful: int | None = None
 
@@ -159,7 +162,7 @@ class Listener:
         return None if self.useful is None else min(self.useful, most)
 
     def observe(self, window: Any, limits: Limits) -> Decision | None:
-        self.samples.append(window)
+        self.windows.append(window)
         return Decision.to(window, self.answers.pop(), "too few") if self.answers else None
 
 
@@ -179,12 +182,12 @@ def test_windows_double_when_steady_and_shorten_after_a_change(parts: Any) -> No
     for _ in range(300):
         loader.work(1, 0.004, 0.006)
         tuner.turn()
-    lengths = [sample.seconds for sample in listener.samples]
+    lengths = [window.seconds for window in listener.windows]
     assert lengths[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0], rel=0.02)
     assert lengths[6:] == pytest.approx([1.0] * len(lengths[6:]), rel=0.02)
-    sample = listener.samples[3]
-    assert (sample.batches, sample.local.tickets) == (40, 40)
-    assert (sample.wait_s, sample.work_s) == (pytest.approx(0.16), pytest.approx(0.24))
+    window = listener.windows[3]
+    assert (window.later_batches, window.local.tickets) == (40, 40)
+    assert (window.blocked_s, window.stepping_s) == (pytest.approx(0.16), pytest.approx(0.24))
     listener.answers.append(Settings(local=5, prefetch=10))
     for _ in range(100):
         loader.work(1, 0.004, 0.006)
@@ -216,11 +219,11 @@ def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
     other = Loader(tuner.settings, clock=loader.clock)
     engines_of(tuner).append(other)
 
-    def queues(_: Any) -> Queued:
+    def look(_: Any) -> MachineLook:
         tuner.leave(other)
-        return Queued()
+        return MachineLook(at=0.0, cpu_s=0.0)
 
-    tuner._windows = MeasurementWindows(queues)
+    tuner._windows = MeasurementWindows(look)
     for _ in range(2):
         loader.work(4, 0.1, 0.1)
         tuner.turn()
@@ -232,12 +235,12 @@ def test_an_engine_that_replaces_another_has_its_own_windows(parts: Any) -> None
     tuner.turn()
     loader.work(1000, 5.0, 5.0)
     tuner.turn()
-    loader.times = Times()
+    loader.loop = Reading()
     for _ in range(20):
         loader.work(4, 0.05, 0.05)
         tuner.turn()
-    assert len(listener.samples) > 1
-    assert all(sample.batches > 0 and sample.seconds > 0 for sample in listener.samples)
+    assert len(listener.windows) > 1
+    assert all(window.later_batches > 0 and window.seconds > 0 for window in listener.windows)
 
 
 def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
@@ -249,19 +252,19 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
 
     tuner.turn()
     for number, stall_s in enumerate((None, 0.0, 0.5, 1.5)):
-        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number}
-        loader.odd = {"gpu_stall_s": stall_s, "feed_wait_s": 0.1 * number, "ready": number % 2, **steps}
+        steps = {"gpu_steps": 40 * number, "gpu_steps_s": 0.8 * number}
+        loader.odd = {"gpu_running_stall_s": stall_s, "feed_wait_s": 0.1 * number, "ready": number % 2, **steps}
         loader.work(40, 0.6, 0.6)
         tuner.turn()
         tuner._gpus = Gpus()
-    assert [sample.gpu_stall_s for sample in listener.samples] == [None, 0.0, 0.5, 1.0]
-    assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
-    assert [sample.gpu_steps for sample in listener.samples] == [0, 40, 40, 40]
-    assert [sample.gpu_step_s for sample in listener.samples] == pytest.approx([0.0, 0.8, 0.8, 0.8])
-    assert [sample.feed_wait_s for sample in listener.samples] == pytest.approx([0.0, 0.1, 0.1, 0.1])
-    use, known_s = tuner.gpu_use, sum(sample.seconds for sample in listener.samples[1:])
-    assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))
-    assert use.seconds == pytest.approx(known_s)
+    assert [window.gpu_running_stall_s for window in listener.windows] == [None, 0.0, 0.5, 1.0]
+    assert [window.kernel_ratio for window in listener.windows] == [None, 0.75, 0.75, 0.75]
+    assert [window.gpu_steps for window in listener.windows] == [0, 40, 40, 40]
+    assert [window.gpu_steps_s for window in listener.windows] == pytest.approx([0.0, 0.8, 0.8, 0.8])
+    assert [window.feed_wait_s for window in listener.windows] == pytest.approx([0.0, 0.1, 0.1, 0.1])
+    use, known_s = tuner.kernels, sum(window.seconds for window in listener.windows[1:])
+    assert (use.kernel_ratio, use.supplied_kernel_ratio) == pytest.approx((0.75, 0.75))
+    assert use.kernel_seen_s == pytest.approx(known_s)
     assert 0.0 < use.supplied_s < known_s
 
 
@@ -271,10 +274,10 @@ def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
     for _ in range(WINDOW_BATCHES - 1):
         loader.work(1, 0.0, 0.1)
         tuner.turn()
-    assert not listener.samples
+    assert not listener.windows
     loader.work(1, 0.0, 0.1)
     tuner.turn()
-    assert [sample.batches for sample in listener.samples] == [WINDOW_BATCHES]
+    assert [window.later_batches for window in listener.windows] == [WINDOW_BATCHES]
 
 
 def test_a_window_ends_without_batches_while_training_waits(parts: Any) -> None:
@@ -282,7 +285,7 @@ def test_a_window_ends_without_batches_while_training_waits(parts: Any) -> None:
     tuner.turn()
     loader.work(0, 1.2, 0.0)
     tuner.turn()
-    assert [(sample.batches, sample.wait_s) for sample in listener.samples] == [(0, pytest.approx(1.2))]
+    assert [(window.later_batches, window.blocked_s) for window in listener.windows] == [(0, pytest.approx(1.2))]
 
 
 def steadily(tuner: Any, loader: Any, count: int) -> None:
@@ -296,29 +299,29 @@ def test_sudden_starvation_soon_gets_a_window_of_new_work_alone(parts: Any, unti
     tuner, loader, listener = parts
     tuner.turn()
     steadily(tuner, loader, 200)
-    before = len(listener.samples)
+    before = len(listener.windows)
     loader.work(1, 0.0, 0.02 + until_then_s)
     began = loader.clock()
     for turn in range(60):
         loader.work(int(turn % 4 == 3), 0.03, 0.0 if turn % 4 < 3 else 0.01)
         tuner.turn()
-        if len(listener.samples) > before:
+        if len(listener.windows) > before:
             break
-    sample = listener.samples[before]
+    window = listener.windows[before]
     assert loader.clock() - began < 0.5
-    assert sample.batches >= WINDOW_BATCHES_IF_STARVING
-    assert sample.wait_s / sample.seconds > 0.7
+    assert window.later_batches >= WINDOW_BATCHES_IF_STARVING
+    assert window.blocked_s / window.seconds > 0.7
 
 
 def test_a_single_late_batch_in_steady_work_ends_no_window(parts: Any) -> None:
     tuner, loader, listener = parts
     tuner.turn()
     steadily(tuner, loader, 500)
-    before = len(listener.samples)
+    before = len(listener.windows)
     loader.work(1, 0.04, 0.02)
     tuner.turn()
     steadily(tuner, loader, 20)
-    assert len(listener.samples) == before
+    assert len(listener.windows) == before
 
 
 def test_a_validation_is_no_slow_step(parts: Any) -> None:
@@ -333,14 +336,14 @@ def test_a_validation_is_no_slow_step(parts: Any) -> None:
     for _ in range(200):
         loader.work(1, 0.0, 0.01)
         tuner.turn()
-    assert max(sample.work_s / sample.batches for sample in listener.samples) == pytest.approx(0.01)
-    assert len(listener.samples) == 5
+    assert max(window.stepping_s / window.later_batches for window in listener.windows) == pytest.approx(0.01)
+    assert len(listener.windows) == 5
 
 
 def test_steps_of_many_seconds_are_steps(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tuner, loader, _ = parts
-    samples: list[Any] = []
-    monkeypatch.setattr(tuner._law, "step", samples.append)
+    windows: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", windows.append)
     tuner.turn()
     for _ in range(60):
         for _ in range(4):
@@ -348,7 +351,7 @@ def test_steps_of_many_seconds_are_steps(parts: Any, monkeypatch: pytest.MonkeyP
             tuner.turn()
         loader.work(1, 0.0, 2.0)
         tuner.turn()
-    assert sum(s.work_s for s in samples) / sum(s.batches for s in samples) == pytest.approx(10, rel=0.3)
+    assert sum(s.stepping_s for s in windows) / sum(s.later_batches for s in windows) == pytest.approx(10, rel=0.3)
 
 
 def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None:
@@ -357,7 +360,7 @@ def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None
     for _ in range(20):
         loader.work(1, 0.0, 0.05)
         tuner.turn()
-    assert not listener.samples
+    assert not listener.windows
 
 
 def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> None:
@@ -369,7 +372,7 @@ def test_the_active_iterator_is_measured_and_both_are_resized(parts: Any) -> Non
     for _ in range(10):
         loader.work(1, 0.0, 0.01)
         tuner.turn()
-    assert listener.samples[0].batches == 5
+    assert listener.windows[0].later_batches == 5
     assert [request.local for request in loader.requests + idle.requests] == [3, 3]
 
 
@@ -397,7 +400,7 @@ def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatc
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
-    assert seen[0].machine.memory_free == pytest.approx(free, abs=1e3)
+    assert seen[0].memory_free == pytest.approx(free, abs=1e3)
 
 
 def test_a_failure_of_tuning_reverts_an_unjudged_setting(parts: Any) -> None:
@@ -532,14 +535,14 @@ def test_room_is_requested_only_if_remote_workers_are_possible(parts: Any, monke
     assert parts[0]._law.limits.remote == 0
     cluster = Cluster(RoomFound(more=7, unplaced=2, granted=9))
     tuner, loader = tuned(LISTENING, room=cluster)
-    loader.odd = {"remote": PoolSample(requested=5, running=3)}
-    samples: list[Any] = []
-    monkeypatch.setattr(tuner._law, "step", samples.append)
+    loader.odd = {"remote": PoolReading(requested=5, running=3)}
+    windows: list[Any] = []
+    monkeypatch.setattr(tuner._law, "step", windows.append)
     tuner.turn()
     loader.work(9, 0.0, 0.09)
     tuner.turn()
     assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in cluster.told] == [(5, 3, False)]
-    seen = samples[0].remote
+    seen = windows[0].remote
     assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
     assert tuner._law.limits.remote == MOST_WORKERS
     loader.odd = {"refused": "the dataset cannot travel"}
@@ -576,10 +579,10 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
         {"start_s": math.nan, "starts_anew": True, "pass_batches": 3},
         {"start_s": math.inf, "starts_anew": True, "pass_batches": 3},
         {"ready": -4},
-        {"gpu_stall_s": math.nan, "gpu_steps": 5},
-        {"local": PoolSample(requested=2, running=2, tickets=9, load_s=math.nan)},
-        {"local": PoolSample(requested=2, running=2, tickets=9, load_s=-1.0, cpu_s=math.inf)},
-        {"times": Times(batches=50, wait_s=math.nan, work_s=1.0)},
+        {"gpu_running_stall_s": math.nan, "gpu_steps": 5},
+        {"local": PoolReading(requested=2, running=2, tickets=9, load_s=math.nan)},
+        {"local": PoolReading(requested=2, running=2, tickets=9, load_s=-1.0, load_cpu_s=math.inf)},
+        {"later_batches": 50, "blocked_s": math.nan, "stepping_s": 1.0},
     ],
     ids=repr,
 )

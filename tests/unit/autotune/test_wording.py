@@ -9,15 +9,16 @@ from decisions import a_decision
 
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.wording import brought, decided, described, measured
-from dpex.autotune.types import Outcome, Sample
-from dpex.measure.samples import MachineSample, PoolSample
-from dpex.schedule.prefetch import Settings
+from dpex.autotune.types import Outcome
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 
 OLD, NEW = Settings(local=1, prefetch=2), Settings(local=20, prefetch=60)
 EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02}
 EVIDENCE |= {"cpus": 4.0, "others": 0.5, "expected_step_s": 0.02}
 GROWTH = a_decision(old=OLD, new=NEW, evidence=EVIDENCE, predicted_rate=48.0, predicted_wait=0.04)
-WINDOW = Sample(at=1.0, seconds=1.0, settings=OLD, batches=12, wait_s=0.63, work_s=0.37)
+WINDOW = Reading(at=1.0, seconds=1.0, settings=OLD, later_batches=12, blocked_s=0.63, stepping_s=0.37)
 FAILED = replace(GROWTH, outcome=Outcome(rate=11.0, wait=0.66, kept=False, at=2.0))
 
 
@@ -53,7 +54,7 @@ def test_what_is_undone_says_what_it_brought() -> None:
 )
 def test_a_limit_is_named(remote: dict[str, Any], machine: dict[str, Any], new: Settings, why: str) -> None:
     old = Settings(remote=4, prefetch=8)
-    window = replace(WINDOW, remote=PoolSample(**remote), machine=MachineSample(**machine))
+    window = replace(WINDOW, pools={"remote": PoolReading(**remote)}, **machine)
     assert f"because {why}" in decided(replace(GROWTH, old=old, new=new, reason="limit"), window)
 
 
@@ -95,17 +96,18 @@ def test_the_outcome_is_told() -> None:
 
 
 def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
-    record, window = SettingStats(), replace(WINDOW, local=PoolSample(tickets=12, load_s=0.96))
+    record, window = SettingStats(), WINDOW.with_pools(local=PoolReading(tickets=12, load_s=0.96))
     assert measured(record, window) == {"rate": 12.0, "wait": 0.63}
-    record.add(replace(window, batches=20, wait_s=0.5, work_s=0.5), 0.01)
+    record.add(replace(window, later_batches=20, blocked_s=0.5, stepping_s=0.5), 0.01)
     assert measured(record, window) == {"rate": 20.0, "wait": 0.5}
 
 
 def test_a_window_of_batches_made_earlier_has_no_rate() -> None:
     """Eight workers that take 1.27 s make 6.3 batches a second, and finish their first ones at about the same time."""
     record = SettingStats()
-    burst = replace(WINDOW, seconds=0.34, batches=8, wait_s=0.2, work_s=0.14, local=PoolSample(tickets=8, load_s=10.16))
-    pause = replace(burst, seconds=0.93, batches=0, wait_s=0.93, work_s=0.0, local=PoolSample())
+    made = WINDOW.with_pools(local=PoolReading(tickets=8, load_s=10.16))
+    burst = replace(made, seconds=0.34, later_batches=8, blocked_s=0.2, stepping_s=0.14)
+    pause = replace(burst, seconds=0.93, later_batches=0, blocked_s=0.93, stepping_s=0.0, pools={})
     for window in (burst, pause, burst, pause, burst):
         assert "rate" not in measured(record, window)
         record.add(window, 0.01)

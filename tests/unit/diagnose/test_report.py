@@ -18,8 +18,8 @@ from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.report import COLUMNS, sections, text
 from dpex.diagnose.report import full as full_text
+from dpex.measure.pool_reading import CallSums, PoolReading
 from dpex.measure.sampling import FailedSample, SlowIndex
-from dpex.measure.sums import CallSums, PoolStats
 from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"
@@ -80,7 +80,7 @@ def test_text_and_data_of_every_verdict(name: str) -> None:
     assert ("What would change it" in text) == (is_to_change and bool(diagnosis.predictions))
     assert "First: " in text
     data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
-    assert data["version"] == 5
+    assert data["version"] == 6
     assert data["verdict"]["cause"] == diagnosis.verdict.cause
     assert data["facts"]["batches"] == diagnosis.facts.batches
     assert len(data["predictions"]) == len(diagnosis.predictions)
@@ -126,7 +126,7 @@ def test_what_failed_is_on_the_screen_even_where_nothing_is_slow() -> None:
     facts = PLANTED["consumer"][2]
     assert "Warning" not in str(diagnose(facts))
     latest = (FailedSample("7", "OSError: gone"), FailedSample("8", "OSError: torn"))
-    pools = {**facts.pools, "remote": PoolStats(failed_nodes=("node a gets no workers", "node b too"))}
+    pools = {**facts.pools, "remote": PoolReading(failed_nodes=("node a gets no workers", "node b too"))}
     failed = replace(facts, failed_samples=3, latest_failed=latest, pools=pools)
     text = str(diagnose(failed))
     assert "Warning: 3 samples could not be loaded, and other samples have the places. The latest is index 8:" in text

@@ -12,16 +12,17 @@ from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import SURE, Verdict
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.samples import GpuUse
-from dpex.measure.sums import PoolStats, Sums
+from dpex.measure.pool_reading import STAGES, PoolReading
+from dpex.measure.reading import Reading
 
 N = 400
 
 
-def pool(*, queued_s: float | None = 0.0, **changes: Any) -> PoolStats:
+def pool(*, queued_s: float | None = 0.0, **changes: Any) -> PoolReading:
     """Four workers that were busy for 10 s each; queued_s: None where the kernel does not tell."""
-    known = {} if queued_s is None else {"queued_s": queued_s, "queue_known_s": changes.get("load_s", 0.0)}
-    return PoolStats(**{"tickets": N, "running": 4, "services_s": (0.1,) * 64, **known, **changes})
+    busy_s = sum(changes.get(f"{stage}_s", 0.0) for stage in STAGES)
+    known = {} if queued_s is None else {"queued_s": queued_s, "queue_known_s": busy_s}
+    return PoolReading(**{"tickets": N, "running": 4, "services_s": (0.1,) * 64, **known, **changes})
 
 
 READING = pool(load_s=40.0, load_cpu_s=0.4)
@@ -32,7 +33,7 @@ def judge(measured: Facts) -> Verdict:
     return diagnose(measured).verdict
 
 
-def facts(causes: dict[str, float], local: PoolStats | None = None, **changes: Any) -> Facts:
+def facts(causes: dict[str, float], local: PoolReading | None = None, **changes: Any) -> Facts:
     """A run of 10 s, of which the consumer worked what it did not wait."""
     values: dict[str, Any] = {
         "batches": N,
@@ -48,10 +49,11 @@ def facts(causes: dict[str, float], local: PoolStats | None = None, **changes: A
         "trainer_queued_s": 0.0,
         "others_over_s": 10.0,
     }
-    return Facts(**values | changes)
+    values |= changes
+    return Facts(**{"later_batches": values["batches"] - values["passes"]} | values)
 
 
-HERE = PoolStats(tickets=N, load_s=6.0, load_cpu_s=5.9)
+HERE = PoolReading(tickets=N, load_s=6.0, load_cpu_s=5.9)
 QUEUEING = pool(load_s=40.0, load_cpu_s=10.0, queued_s=29.0)
 COLLATING = pool(load_s=4.0, load_cpu_s=4.0, collate_s=36.0, collate_cpu_s=35.0)
 SENDING = pool(load_s=4.0, load_cpu_s=4.0, transit_s=36.0)
@@ -247,7 +249,7 @@ def test_workers_counts_starting_local_and_serving_remote_ones(
     pool_name: str, running: int, requested: int, workers: int
 ) -> None:
     """A script that looks at one batch ends the pass before all serve. On a cluster there may be no room for more."""
-    sums = Sums(batches=1, pools={pool_name: PoolStats(running=running, requested=requested)})
+    sums = Reading(batches=1, pools={pool_name: PoolReading(running=running, requested=requested)})
     assert facts_of(sums, Subject()).workers == workers
 
 
@@ -286,8 +288,9 @@ def test_transfer_is_no_cause_when_copies_are_in_time() -> None:
 
 
 def test_a_gpu_idle_while_batches_are_ready_is_no_loader_stall() -> None:
-    found = diagnose(on_gpu(gpu_use=GpuUse.of_window(1.0, 0.4, is_supplied=True)))
+    seen = {"kernel_seen_s": 1.0, "supplied_s": 1.0}
+    found = diagnose(on_gpu(kernel_s=0.4, kernel_supplied_s=0.4, **seen))
     assert found.verdict.cause == "consumer"
     assert "While batches are ready the GPU runs kernels for 40 % of the time by NVML" in found.verdict.sentence
-    assert found.to_dict()["facts"]["gpu_use"]["supplied_s"] == 1.0
-    assert "NVML" not in judge(on_gpu(gpu_use=GpuUse.of_window(1.0, 0.97, is_supplied=True))).sentence
+    assert found.to_dict()["facts"]["supplied_s"] == 1.0
+    assert "NVML" not in judge(on_gpu(kernel_s=0.97, kernel_supplied_s=0.97, **seen)).sentence

@@ -15,8 +15,8 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.what_if import WORTH, Prediction, recommended
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.sums import CallSums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.pool_reading import CallSums
+from dpex.measure.settings import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
 from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 
@@ -158,7 +158,7 @@ def test_the_rate_of_waiting_workers_scales_with_their_number() -> None:
 def test_the_present_setting_is_predicted_as_it_was_measured(name: str) -> None:
     measured = PLANTED[name][2]
     found = diagnose(measured).predict(
-        Settings(local=measured.local, remote=measured.remote, prefetch=measured.prefetch)
+        Settings(local=measured.local_workers, remote=measured.remote_workers, prefetch=measured.prefetch)
     )
     assert found is not None
     assert found.wait == pytest.approx(measured.wait_ratio, abs=0.02)
@@ -335,7 +335,7 @@ def test_advised_workers_do_not_exceed_the_cpus_under_any_load(
     workers: int, others: float, queued_s: float | None
 ) -> None:
     made = replace(saturated().pools["local"], queued_s=queued_s or 0.0, running=workers)
-    made = replace(made, queue_known_s=0.0 if queued_s is None else made.load_s)
+    made = replace(made, queue_known_s=0.0 if queued_s is None else made.busy_s)
     for one in diagnose(saturated(others_s=10.0 * others, pools={"local": made})).predictions:
         assert one.settings.local <= max(18, workers)
 
@@ -512,10 +512,7 @@ def test_a_program_is_blamed_for_its_part_of_the_cpus_only() -> None:
 
 
 def test_a_gpu_that_is_busy_all_the_same_lacks_no_cpu() -> None:
-    from dpex.measure.samples import GpuUse
-
-    busy = GpuUse.of_window(1.0, 0.97, is_supplied=True)
-    assert diagnose(held(gpu_use=busy)).verdict.cause == "consumer"
+    assert diagnose(held(kernel_s=0.97, kernel_seen_s=1.0)).verdict.cause == "consumer"
 
 
 @pytest.mark.parametrize(

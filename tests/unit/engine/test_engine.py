@@ -14,9 +14,8 @@ from dpex.engine.draws import Draws
 from dpex.engine.engine import Engine, EnginePlan
 from dpex.engine.snapshots import EngineView
 from dpex.errors import BatchTimeoutError, ClusterError, WorkerDiedError
+from dpex.measure.settings import REMOTE, Settings
 from dpex.schedule.events import TicketMade, WorkerGone
-from dpex.schedule.names import REMOTE
-from dpex.schedule.prefetch import Settings
 
 
 def taken(engine: Engine) -> Any:
@@ -154,7 +153,7 @@ def test_free_lanes_of_workers_count_as_idle(
 
 
 def errors(engine: Engine) -> dict[str, int]:
-    return dict(engine.sums().errors)
+    return dict(engine.reading().errors)
 
 
 @pytest.mark.filterwarnings("ignore:it was killed:RuntimeWarning")
@@ -245,7 +244,7 @@ def test_no_request_is_lost_whenever_it_comes(engine: Engine) -> None:
     finally:
         sys.settrace(before)
     assert len(lines) > 5
-    assert engine.look().settings == latest
+    assert engine.reading().settings == latest
 
 
 def test_stats_may_be_read_while_a_pool_joins(engine: Engine, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:

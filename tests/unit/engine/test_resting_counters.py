@@ -5,7 +5,9 @@ from waiting import ManualClock
 
 from dpex.engine import snapshots
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.sums import Sums
+from dpex.measure.reading import Reading
+from dpex.system import meter
+from dpex.system.machine import CpuUse
 from dpex.system.run_queue import Queued, RunQueueTimes
 
 
@@ -15,15 +17,16 @@ class Training:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.cpu_s, self.in_passes_s = ManualClock(100.0), 7.0, 0.0
         monkeypatch.setattr(snapshots, "monotonic", self.clock)
-        monkeypatch.setattr(snapshots.time, "process_time", lambda: self.cpu_s)
-        monkeypatch.setattr(snapshots.run_queue, "look", self._look)
-        monkeypatch.setattr(snapshots, "_used", lambda pids: (2 * self.cpu_s, self.cpu_s))
+        monkeypatch.setattr(meter, "monotonic", self.clock)
+        monkeypatch.setattr(meter.time, "process_time", lambda: self.cpu_s)
+        monkeypatch.setattr(meter.run_queue, "look", self._look)
+        monkeypatch.setattr(meter, "cpu_used", lambda pids: CpuUse(2 * self.cpu_s, self.cpu_s))
 
     def _look(self, pids: tuple[int, ...], thread: int) -> Queued:
         return Queued(trainer=RunQueueTimes(self.cpu_s, 0.1 * self.cpu_s))
 
-    def sums(self) -> Sums:
-        return Sums(batches=1, work_s=self.in_passes_s)
+    def reading(self) -> Reading:
+        return Reading(batches=1, work_s=self.in_passes_s)
 
     def train(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -60,6 +63,6 @@ def test_a_short_pass_is_not_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> No
     training, counters = Training(monkeypatch), LoaderCounters()
     counters.open(training)
     training.train(0.5)
-    monkeypatch.setattr(snapshots.run_queue, "look", None)
+    monkeypatch.setattr(meter.run_queue, "look", None)
     counters.rest()
     counters.wake()

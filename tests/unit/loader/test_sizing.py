@@ -18,8 +18,8 @@ from dpex.errors import ClusterError, OptionError
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing
 from dpex.loader.split_iterator import _decoding, _reading
 from dpex.loader.streams import Streams
+from dpex.measure.settings import Settings
 from dpex.options import DeviceConfig, WorkerConfig
-from dpex.schedule.prefetch import Settings
 from dpex.worker.decoded_stream import decode_in_workers
 
 PLAIN: dict[str, Any] = {

@@ -8,13 +8,14 @@ from decisions import a_decision
 
 from dpex.autotune.types import Outcome
 from dpex.measure.consumer_time import CAUSES
-from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
-from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, readings_of
+from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, values_of
 
-NOTHING = Sums(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
+NOTHING = Reading(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
 
 
 class Engine:
@@ -23,7 +24,7 @@ class Engine:
     def __init__(self, **changes: Any) -> None:
         self.now = replace(NOTHING, **changes)
 
-    def sums(self) -> Sums:
+    def reading(self) -> Reading:
         return self.now
 
 
@@ -85,8 +86,8 @@ def test_a_count_read_during_a_change_does_not_shrink() -> None:
 
 
 def test_network_metrics_have_seven_machines_and_the_others() -> None:
-    machines = {f"m{number}": NodeStats(links=1, sent_bytes=number, round_trip_s=0.1) for number in range(12)}
-    found = readings_of(Sums(pools={"remote": PoolStats(sent_bytes=66, nodes=machines), "local": PoolStats()}))
+    machines = {f"m{number}": PoolReading(links=1, sent_bytes=number, round_trip_s=0.1) for number in range(12)}
+    found = values_of(Reading(pools={"remote": PoolReading(sent_bytes=66, nodes=machines), "local": PoolReading()}))
     sent = {key[2]: value for key, value in found.counters.items() if key[0] == "dpex_network_sent_bytes_total"}
     assert sent == {**{f"m{number}": number for number in range(1, 8)}, "others": 8 + 9 + 10 + 11}
     assert found.gauges["dpex_network_round_trip_seconds", "remote", "m1"] == 0.1
@@ -155,7 +156,7 @@ def test_a_source_that_fails_is_logged_and_the_rest_is_there(caplog: pytest.LogC
             raise RuntimeError("the driver is gone")
 
     ledger = LoaderMetrics("a", ("D", "4", "batch"))
-    ledger.watch(Engine(batches=3, pools={"local": PoolStats(services=(0,) * 14, running=2)}))
+    ledger.watch(Engine(batches=3, pools={"local": PoolReading(services=(0,) * 14, running=2)}))
     collector = Collector(lambda: [ledger], Broken())
     for _ in range(2):
         assert samples(collector)["dpex_batches_total", frozenset({("loader", "a")})] == 3

@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.types import Sample
 from dpex.diagnose.facts import CallFacts
 from dpex.measure.batch_times import RECENT, SUMMED, BatchTimes, PoolTimes
-from dpex.measure.consumer_time import Times
+from dpex.measure.pool_reading import STAGES, CallSums, PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
-from dpex.measure.samples import GpuUse, PoolSample
-from dpex.measure.sums import CallSums, NodeStats, PoolStats, StageSums, Sums
-from dpex.telemetry.catalog import BY_NAME, STAGES
+from dpex.telemetry.catalog import BY_NAME
 
-RECORDS = (Sums, PoolStats, NodeStats, CallSums, StageSums, Times, PoolSample, GpuUse)
+RECORDS = (Reading, PoolReading, CallSums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,7 @@ def test_every_field_says_what_it_is_and_units_are_in_names(record: type[Record]
         assert (quantity.unit == "seconds") >= name.endswith("_s")
 
 
-@pytest.mark.parametrize("record", [Sums, PoolStats])
+@pytest.mark.parametrize("record", [Reading, PoolReading])
 def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> None:
     for quantity in record.declared().values():
         if not quantity.metric:
@@ -122,17 +120,9 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
             assert quantity.stage in STAGES
 
 
-@pytest.mark.parametrize(
-    ("smaller", "larger", "own"),
-    [
-        (PoolSample, PoolStats, {"room", "unplaced", "granted"}),
-        (CallFacts, CallSums, {"name", "all_wall_s", "all_cpu_s"}),
-        (Times, Sample, set()),
-    ],
-)
-def test_a_smaller_value_keeps_the_field_names_of_the_record(smaller: Any, larger: Any, own: set[str]) -> None:
-    known = {one.name for one in fields(larger)} | {name for name in dir(larger) if not name.startswith("_")}
-    assert {one.name for one in fields(smaller)} - known == own
+def test_the_calls_of_a_diagnosis_keep_the_names_of_the_counts() -> None:
+    known = {one.name for one in fields(CallSums)}
+    assert {one.name for one in fields(CallFacts)} - known == {"name", "all_wall_s", "all_cpu_s"}
 
 
 def test_what_a_pool_counts_is_told() -> None:
@@ -140,15 +130,16 @@ def test_what_a_pool_counts_is_told() -> None:
     first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, calls=(("load", 3, 0.5, 0.25, 1),))
     times.count(BatchTimes(*first.encoded(0.25, 0.5, 100, 3.0)))
     times.count(BatchTimes(4, 1.0, calls=(("load", 1, 0.5, 0.25, 1),)))
-    pool = times.sums(running=2)
+    pool = times.reading(running=2)
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
     assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
     assert pool.calls == {"load": CallSums(calls=4, wall_s=1.0, cpu_s=0.5, drawing=2)}
     assert (pool.running, sum(pool.services), pool.services_s) == (2, 2, (1.75, 1.0))
 
 
-def test_every_sum_of_stages_is_a_field_of_a_batch() -> None:
-    assert set(SUMMED) == set(StageSums.declared()) - {"tickets"}
+def test_the_times_of_a_batch_add_up_to_those_of_its_pool() -> None:
+    stages = {f"{stage}{kind}" for stage in STAGES for kind in ("_s", "_cpu_s")}
+    assert set(SUMMED) == stages | {"transit_s", "cache_hits", "cache_misses", "cache_saved_s"}
 
 
 @pytest.mark.parametrize("count", [1, RECENT - 1, RECENT, RECENT + 1, 3 * RECENT])
@@ -156,7 +147,7 @@ def test_all_batches_are_in_the_sums(count: int) -> None:
     times = PoolTimes()
     for number in range(count):
         times.count(BatchTimes(load_s=1.0, transit_s=0.5, nbytes=number))
-    found = times.stages()
+    found = times.reading()
     assert (found.tickets, found.load_s, found.transit_s) == (count, count, 0.5 * count)
     assert (times.nbytes, len(times.services_s)) == (count * (count - 1) // 2, count)
 
@@ -166,7 +157,7 @@ def test_another_thread_reads_sums_of_the_same_batches() -> None:
     times, seen = PoolTimes(), []
 
     def look(frame: FrameType, event: str, _: Any) -> Any:
-        seen.append(times.stages())
+        seen.append(times.reading())
         return look if frame.f_code is PoolTimes.count.__code__ else None
 
     before = sys.gettrace()

@@ -68,12 +68,12 @@ def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.Monke
     assert lock.read(lambda: "whole") == "whole"
 
 
-@pytest.mark.parametrize(("part", "seconds"), [("work_s", 9.0 + 88.0), ("busy_s", 1.0)])
+@pytest.mark.parametrize(("part", "seconds"), [("stepping_s", 9.0 + 88.0), ("next_busy_s", 1.0)])
 def test_no_second_is_counted_twice_by_who_reads_as_a_call_ends(
     monkeypatch: pytest.MonkeyPatch, part: str, seconds: float
 ) -> None:
     monkeypatch.setattr(ledger, "MOST_TRIES", 10**6)
-    reader = Reader(lambda: getattr(tally.times(100.0), part), monkeypatch)
+    reader = Reader(lambda: tally.counts(100.0)[part], monkeypatch)
     asked = []
 
     def queued() -> float:

@@ -1,10 +1,12 @@
 """How long batches were on their way from a remote worker, by the trainer's clock alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dpex.measure.sums import NodeStats, node_sums
+from dpex.measure.batch_times import BatchTimes, made_on_node
+from dpex.measure.pool_reading import PoolReading
 from dpex.pools.agent.pool import AgentHandle
 from dpex.schedule.schedule import Ticket
 
@@ -70,6 +72,7 @@ def test_what_is_lost_with_a_worker_is_what_it_was_sent_itself(agent: AgentHandl
 
 def test_what_an_answer_adds_to_its_machine() -> None:
     """Run queues count for the batches that they were asked of."""
-    known = node_sums(2.0, 1.0, 2, delay=0.5)
-    assert known == NodeStats(tickets=2, busy_s=2.0, cpu_s=1.0, queued_s=0.5, asked_s=2.0)
-    assert node_sums(2.0, 1.0, 2, delay=None) == NodeStats(tickets=2, busy_s=2.0, cpu_s=1.0)
+    batches = [BatchTimes(load_s=0.75, load_cpu_s=0.5, encode_s=0.25)] * 2
+    unknown = PoolReading(tickets=2, load_s=1.5, load_cpu_s=1.0, encode_s=0.5)
+    assert made_on_node(batches, delay=None) == unknown
+    assert made_on_node(batches, delay=0.5) == replace(unknown, queued_s=0.5, queue_known_s=2.0)

@@ -27,7 +27,8 @@ from dpex.measure.consumer_time import (
     by_stage,
     split,
 )
-from dpex.measure.sums import STEP_BUCKETS, WAIT_BUCKETS
+from dpex.measure.pool_reading import STEP_BUCKETS
+from dpex.measure.reading import WAIT_BUCKETS, Reading
 
 MAKING = BatchTimes(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
 seconds = st.floats(0.0, 100.0)
@@ -74,13 +75,16 @@ class Consumer:
         self.tally.leave(None, self.clock(), over=True)
 
     @property
+    def reading(self) -> Reading:
+        return Reading(**self.tally.counts(self.clock()))
+
+    @property
     def causes(self) -> dict[int, float]:
-        sums = self.tally.sums(self.clock())
-        return {CAUSES.index(name): value for name, value in sums.causes.items() if value > 1e-12}
+        return {CAUSES.index(name): value for name, value in self.reading.causes.items() if value > 1e-12}
 
     @property
     def accounted_s(self) -> float:
-        return self.tally.sums(self.clock()).wall_s
+        return self.reading.wall_s
 
 
 def test_a_wait_is_split_in_proportion_to_the_batchs_stages() -> None:
@@ -154,7 +158,7 @@ def test_drawing_and_dispatch_in_a_wait_have_causes_of_their_own() -> None:
     tally.unblock(clock())
     tally.leave(0.0, clock(), over=False)
     assert consumer.causes == {STARTUP: 1.0, SAMPLER: 1.0, DISPATCH: 1.0, STRAGGLER: 1.0, UNKNOWN: 1.0}
-    assert tally.sums(clock()).work_s == 1.0
+    assert tally.counts(clock())["work_s"] == 1.0
 
 
 def test_a_draw_behind_the_opening_of_a_batch_counts_once() -> None:
@@ -168,7 +172,7 @@ def test_a_draw_behind_the_opening_of_a_batch_counts_once() -> None:
     tally.busy(SAMPLER, began, clock())
     tally.leave(0.25, clock(), over=False)
     assert consumer.causes == {SAMPLER: 2.0}
-    assert tally.sums(clock()).transfer_s == 0.25
+    assert tally.counts(clock())["transfer_s"] == 0.25
 
 
 def test_a_long_wait_is_put_down_as_it_lasts_by_the_batch_before() -> None:
@@ -190,7 +194,7 @@ def test_a_start_a_step_and_a_caused_wait_count_while_they_last() -> None:
     assert consumer.causes == {STARTUP: 5.0}
     consumer.tally.leave(0.0, consumer.clock(), over=False)
     consumer.step(0.75)
-    assert consumer.tally.sums(consumer.clock()).work_s == 0.75
+    assert consumer.reading.work_s == 0.75
     assert consumer.causes == {STARTUP: 5.0}
     consumer.tally.enter(consumer.clock())
     consumer.tally.block(consumer.clock(), STRAGGLER)
@@ -215,14 +219,14 @@ def test_a_broken_off_epoch_caps_its_last_step_and_shrinks_none() -> None:
         consumer.call()
         consumer.step(0.5)
     consumer.step(100.0)  # a validation, after `break`
-    worked_s = consumer.tally.sums(consumer.clock()).work_s
+    worked_s = consumer.reading.work_s
     assert worked_s == 1.5 + 10 * 1.5 / 4
     consumer.tally.begin_pass(consumer.clock())
     consumer.step(100.0)
-    assert consumer.tally.sums(consumer.clock()).work_s == worked_s
+    assert consumer.reading.work_s == worked_s
     consumer.call((4.0, NONE_YET))
     assert consumer.causes == {STARTUP: 4.0}
-    assert consumer.tally.sums(consumer.clock()).work_s == worked_s
+    assert consumer.reading.work_s == worked_s
 
 
 calls = st.lists(
@@ -246,7 +250,7 @@ def test_whatever_happens_every_second_is_counted_once(calls: list[Any]) -> None
         if number:
             consumer.step(work_s)
         consumer.call(*waits, making=making, busy_s=busy_s, decode_s=decode_s)
-        now = consumer.tally.sums(consumer.clock()).causes
+        now = consumer.reading.causes
         assert all(now[name] >= earlier - 1e-9 for name, earlier in seen.items())
         seen = dict(now)
     assert consumer.accounted_s == pytest.approx(consumer.clock() - consumer.began)
@@ -276,7 +280,7 @@ def test_steps_count_once_they_have_ended() -> None:
     for _ in range(3):
         consumer.call(busy_s=0.001)
         consumer.step(0.05)
-    times = consumer.tally.times(consumer.clock())
-    assert (times.batches, times.steps) == (2, 2)
-    assert (times.steps_s, times.work_s) == (pytest.approx(0.1), pytest.approx(0.15))
-    assert times.since(times).steps == 0
+    reading = consumer.reading
+    assert (reading.later_batches, reading.step_count) == (2, 2)
+    assert (reading.stepped_s, reading.stepping_s) == (pytest.approx(0.1), pytest.approx(0.15))
+    assert reading.since(reading).step_count == 0

@@ -6,8 +6,9 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 
 from dpex import AsyncDataset
+from dpex.measure.settings import Settings
 from dpex.schedule.names import is_asynchronous, lanes
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 
 
 class Plain:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dpex.errors import WorkerDiedError
+from dpex.measure.settings import Settings
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import (
     Adopt,
@@ -21,7 +22,7 @@ from dpex.schedule.events import (
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.logical_workers import CROWD_AFTER_S
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules, Settings
+from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import START
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dpex.schedule.prefetch import LARGEST_GROUP, REMOTE_BYTES, REMOTE_PREFETCH, PrefetchRules, Settings
+from dpex.measure.settings import Settings
+from dpex.schedule.prefetch import LARGEST_GROUP, REMOTE_BYTES, REMOTE_PREFETCH, PrefetchRules
 
 MB = 1 << 20
 

@@ -3,14 +3,13 @@
 import os
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dpex.autotune.runtime.windows import with_queue
-from dpex.measure.samples import PoolSample
+from dpex.measure.pool_reading import PoolReading
 from dpex.system import run_queue
+from dpex.system.meter import with_queue
 from dpex.system.run_queue import RunQueueTimes
 
 
@@ -53,10 +52,10 @@ def test_workers_that_began_in_between_are_known(tmp_path: Path) -> None:
 
 def test_queueing_is_that_of_the_batches_whose_results_came() -> None:
     """In a short window results come of batches that began before it, and what these queued then is not seen in it."""
-    made = PoolSample(running=2, tickets=4, load_s=2.0, cpu_s=0.8)
+    made = PoolReading(running=2, tickets=4, load_s=2.0, load_cpu_s=0.8)
     assert with_queue(made, RunQueueTimes(0.04, 0.06)).queued_s == pytest.approx(1.2)
-    assert with_queue(made, None).queued_s is None
-    assert with_queue(replace(made, tickets=0), RunQueueTimes(0.04, 0.06)).queued_s is None
+    assert with_queue(made, RunQueueTimes(0.04, 0.06)).queue_known_s == made.busy_s
+    assert with_queue(made, None).queue_known_s == 0.0
 
 
 def test_a_thread_asks_for_its_own_time_on_run_queues(tmp_path: Path) -> None:

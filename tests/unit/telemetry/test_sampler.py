@@ -13,8 +13,10 @@ from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
-from dpex.measure.sums import NodeStats, PoolStats, Sums
-from dpex.schedule.prefetch import Settings
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import Settings
+from dpex.stats import LoaderStats
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.history import HistorySampler, Stretch, TimedDiagnosis
 from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -45,15 +47,15 @@ class World:
         """A second in which that happened, and its frame."""
         self.now += 1.0
         now = self.engine.now
-        more = Sums(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
+        more = Reading(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
         self.engine.now = now.plus(more)
         self.sampler.turn()
 
     def seconds(self, count: int, *, wait_s: float, workers: int = 2, batches: int = 10, cause: int = READ) -> None:
         """So many seconds in which the loop waited for so much of each."""
         for _ in range(count):
-            made = PoolStats(running=workers, tickets=batches, load_s=1.0)
-            pool = self.engine.now.pools.get("local", PoolStats()).then(made)
+            made = PoolReading(running=workers, tickets=batches, load_s=1.0)
+            pool = self.engine.now.pools.get("local", PoolReading()).then(made)
             self.engine.now = replace(self.engine.now, pools={"local": pool})
             self.second(wait_s=wait_s, cause=cause, work_s=1.0 - wait_s, batches=batches)
 
@@ -98,8 +100,24 @@ def test_frames_are_differences(world: World) -> None:
     ] * 3
     assert [row["at"] for row in rows(state)] == [1e9 + 100, 1e9 + 101, 1e9 + 102, 1e9 + 103]
     now = state["loaders"][0]["now"]
-    assert (now["wait_ratio"], now["work_ratio"], now["transfer_ratio"]) == (0.4, 0.6, 0.0)
+    assert now["wait_ratio"] == 0.4
     assert (now["batches_per_second"], now["samples_per_second"]) == (10.0, 160.0)
+
+
+def test_the_wait_is_one_number_wherever_it_is_told(world: World) -> None:
+    """On the page, in `dpex top`, in the report above its line, and in ``stats()``: taking in is part of the wait."""
+    for _ in range(5):
+        world.engine.now = world.engine.now.plus(Reading(transfer_s=0.1))
+        world.second(wait_s=0.27, work_s=0.63, batches=10)
+    reading, wait = world.engine.now, pytest.approx(0.37)
+    assert reading.wait_ratio == wait
+    assert LoaderStats.of(reading, busy_s=0.0, first_batch_s=0.0).wait_ratio == wait
+    assert world.loader()["now"]["wait_ratio"] == wait
+    told = world.told("run")
+    assert told.diagnosis.facts.wait_ratio == wait
+    report, now = world.sampler.text([told], is_whole=True).split("Now: ")
+    assert "37 %" in report
+    assert "wait 37 %" in now
 
 
 def test_now_is_five_seconds(world: World) -> None:
@@ -114,8 +132,8 @@ def test_now_is_five_seconds(world: World) -> None:
 def test_the_way_from_each_machine_is_told(world: World) -> None:
     assert (world.loader()["machines"], world.loader()["excluded"]) == ([], 0)
     for sent in (1000, 3500):
-        node = NodeStats(links=1, sent_bytes=sent, resent_bytes=1500, sending_s=0.5, round_trip_s=0.02)
-        remote = PoolStats(nodes={"a": node, "here": NodeStats(tickets=3)}, nodes_excluded=2)
+        node = PoolReading(links=1, sent_bytes=sent, resent_bytes=1500, sending_s=0.5, round_trip_s=0.02)
+        remote = PoolReading(nodes={"a": node, "here": PoolReading(tickets=3)}, nodes_excluded=2)
         world.engine.now = replace(world.engine.now, pools={"remote": remote})
         world.now += 1.0
         world.sampler.turn()
@@ -134,7 +152,7 @@ def test_empty_running_and_idle(world: World) -> None:
 
 def test_batches_made_in_the_process_are_not_those_of_workers(world: World) -> None:
     for pool, is_in_process in (("inline", True), ("local", False)):
-        world.engine.now = replace(world.engine.now, pools={pool: PoolStats()})
+        world.engine.now = replace(world.engine.now, pools={pool: PoolReading()})
         world.second()
         assert world.loader()["in_process"] is is_in_process
 
@@ -155,7 +173,7 @@ def test_ten_minutes_are_kept(world: World) -> None:
 
 
 def test_reading_is_what_took_no_cpu(world: World) -> None:
-    pool = PoolStats(load_s=3.0, load_cpu_s=1.0, collate_s=0.5, encode_s=0.25, tickets=10, running=2, wanted=3)
+    pool = PoolReading(load_s=3.0, load_cpu_s=1.0, collate_s=0.5, encode_s=0.25, tickets=10, running=2, wanted=3)
     world.engine.now = replace(NOTHING, pools={"local": pool}, ready=4, prefetch=9, batches=1)
     world.second(work_s=1.0)
     row = rows(world.state())[-1]

@@ -11,7 +11,7 @@ from dpex.autotune.law.law import start
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 from tests.unit.autotune.test_tuning import Loader, Machine, run, tuned
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
-from dpex.schedule.prefetch import Settings
+from dpex.measure.settings import Settings
 
 ANYTHING = Limits(local=64, remote=0)
 

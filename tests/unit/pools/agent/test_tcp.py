@@ -4,7 +4,7 @@ import socket
 import struct
 from dataclasses import replace
 
-from dpex.measure.sums import LinkSums
+from dpex.measure.pool_reading import PoolReading
 from dpex.pools.agent.serving import LOOK_EVERY_S, TrafficMeter, counts_in, tcp_counts
 
 
@@ -21,7 +21,7 @@ def test_the_fields_are_those_of_linux() -> None:
         struct.pack_into("@Q", whole, at, value)
     struct.pack_into("@I", whole, 68, 5000)
     struct.pack_into("@I", whole, 148, 4000)
-    counts = LinkSums(links=1, sent_bytes=1000, resent_bytes=200, sending_s=2.0, round_trip_s=0.004)
+    counts = PoolReading(links=1, sent_bytes=1000, resent_bytes=200, sending_s=2.0, round_trip_s=0.004)
     assert counts_in(bytes(whole)) == counts
     struct.pack_into("@I", whole, 148, 0xFFFFFFFF)
     assert counts_in(bytes(whole)) == replace(counts, round_trip_s=0.005)
