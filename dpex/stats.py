@@ -41,7 +41,7 @@ class LoaderStats:
         ready: Count of finished batches that wait for the training loop.
         batch_bytes: The mean size of a batch.
         ready_bytes: The size of the ready batches, estimated from the mean.
-        wait_s: Wall seconds that the training loop spent inside ``next()``.
+        wait_s: Wall seconds that the training loop spent inside ``next()``, and in the starts of passes.
         busy_s: The part of ``wait_s`` in which it was not blocked but busy: decoding, handing out work, making batches.
         straggler_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
         work_s: Wall seconds between two calls of ``next()``. They are the training loop's, not the GPU's.
