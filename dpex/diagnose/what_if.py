@@ -312,13 +312,14 @@ class Run:
     def _alone(self, others: float, held_s: float, saved_s: float) -> Prediction:
         """Predict a machine without other programs.
 
-        Where workers lack CPUs, other programs explain the time that the model does not. The kernel's run queues show
-        only a part of the time that other programs take on a full machine. So the range begins with the present error
-        of the model, and it ends with steps and batches that take only their CPU time.
+        Where workers lack CPUs, other programs explain the time that the model does not, except for waits of a stream's
+        readers. The kernel's run queues show only a part of the time that other programs take. So the range begins with
+        the model's present error, and ends with steps and batches that take only their CPU time.
         """
         facts, model = self.facts, self.model
         text = f"without the other programs, which use {others:.2g} CPUs"
-        most_s = saved_s + (max(0.0, self._off_s) if model.lacks_cpus else 0.0)
+        waits_s = work.stream_s(facts) * (1.0 - _part(facts.read_cpu_s, facts.read_s))
+        most_s = saved_s + (max(0.0, self._off_s - waits_s) if model.lacks_cpus else 0.0)
         likely = self.predicted("free", text, model=model.alone(), held_s=held_s, saved_s=most_s)
         same = self.predicted("free", text, model=model.alone(keeps_factor=True), held_s=held_s, saved_s=saved_s)
         bounds = [likely, same]
