@@ -158,7 +158,7 @@ def test_large_arrays_are_shared_on_a_node_and_written_privately():
     assert dataset.array[7] == dataset.tensor[7] == 0
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python writes the count of each object that is read")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="needs Python 3.12, which shares objects")
 def test_workers_of_a_node_share_the_datasets_objects():
     dataset = Rows(20_000)
     with Driver(dataset, 2, collate_fn=same, auto_collation=False, shares_objects=True) as driver:
