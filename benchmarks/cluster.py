@@ -31,14 +31,14 @@ def raylets(cpus: Sequence[int], store_bytes: int | None = None) -> Iterator[str
 
 
 @contextmanager
-def connected(cpus: Sequence[int]) -> Iterator[None]:
-    """Make a cluster with a further node for each of `cpus` and `join` it; do nothing if there are none."""
+def connected(cpus: Sequence[int], store_bytes: int | None = None) -> Iterator[None]:
+    """Make a cluster of `raylets` with these arguments and `join` it; do nothing if there are no `cpus`."""
     if not cpus:
         yield
         return
     import ray
 
-    with raylets(cpus) as address:
+    with raylets(cpus, store_bytes) as address:
         join(address)
         try:
             yield

@@ -13,7 +13,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.cluster import connected, join, raylets
+from benchmarks.cluster import connected
 from benchmarks.machine import process_tree, tree_bytes
 from benchmarks.scale.course import BATCH, BatchWaits
 from dpex import DpexDataLoader
@@ -74,18 +74,12 @@ def alive(who: str, count: int = 100) -> dict[str, Any]:
 
 def send(who: str) -> dict[str, Any]:
     """Return the seconds until each of four nodes has made a batch of a dataset of a gigabyte, or has a copy of it."""
-    import ray
-
-    with raylets([1] * NODES, store_bytes=3 * GIGABYTE // 2) as address:
-        join(address)
-        try:
-            time.sleep(3.0)
-            data, began = Held(), time.perf_counter()
-            came = (time.perf_counter() - began for _ in (copies if who == "Ray tasks" else new_workers)(data))
-            seen = list(islice(came, NODES))
-            return {"first_s": seen[0], "all_s": seen[-1]}
-        finally:
-            ray.shutdown()
+    with connected([1] * NODES, store_bytes=3 * GIGABYTE // 2):
+        time.sleep(3.0)
+        data, began = Held(), time.perf_counter()
+        came = (time.perf_counter() - began for _ in (copies if who == "Ray tasks" else new_workers)(data))
+        seen = list(islice(came, NODES))
+        return {"first_s": seen[0], "all_s": seen[-1]}
 
 
 def new_workers(data: Held) -> Iterator[int]:

@@ -26,7 +26,7 @@ class BaseLoader(LoaderOptions, DataLoader[T_co]):
         in_order: As in torch, also before torch 2.6.
     """
 
-    local_pool: ClassVar[MakesPool | None] = None
+    local_pool: ClassVar[MakesPool | None]
     in_order: bool
     _begun: BaseDataLoaderIter | None = None
     """An iterator that `state_dict` has made, and that the next ``iter()`` returns."""

@@ -92,8 +92,8 @@ def stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any
         torchs = {name: value for name, value in settings.items() if workers or name not in OF_WORKERS}
         behind = ProxyLoader(loader.dataset, num_workers=workers, **torchs, **options.loader_options(workers))
         known = vars(loader)[BELOW_RUN] = StandIn(loader, behind, made_for)
-    behind_it: DpexDataLoader[Any] = known.behind
-    return behind_it
+    made: DpexDataLoader[Any] = known.behind
+    return made
 
 
 def _hint(loader: DataLoader[Any]) -> None:
