@@ -24,7 +24,7 @@ from dpex.measure.settings import LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import meter
 from dpex.system.clock import monotonic
-from dpex.system.meter import MachineLook
+from dpex.system.meter import MachineCounts
 
 if TYPE_CHECKING:
     from dpex.engine.plan import EnginePlan
@@ -82,7 +82,7 @@ class EngineView:
         )
 
     def reading(self, thread: int, read: Reading) -> Reading:
-        """Return all counts. ``read``: those of the engine whose samples this one decodes."""
+        """Return all counts. ``read``: the counts of the engine whose samples this engine decodes."""
         now, readers = monotonic(), list(read.pools.values())
         plan, state, tally, pools = self._plan, self._state, self._tally, dict(self._pools.by_name)
         schedule = state.schedule
@@ -140,7 +140,7 @@ class CounterSource(Protocol):
 class _Baseline(NamedTuple):
     """The start of the machine's counts. past: those until then. is_resting: they do not grow."""
 
-    look: MachineLook
+    look: MachineCounts
     wall_s: float
     past: Reading = Reading()
     is_resting: bool = False
@@ -184,13 +184,17 @@ class IteratorCounters(LastReading[Reading]):
 
     def _baseline(self, found: Reading) -> _Baseline:
         """Begin the machine's counts. The run queues of workers count from their own start on."""
-        return _Baseline(meter.look((), found.thread or self._thread, found.pids), found.wall_s)
+        return _Baseline(meter.read_machine((), found.thread or self._thread, found.pids), found.wall_s)
 
     def _measured(self, source: CounterSource) -> Reading:
-        """Return the counts, with those of the machine."""
+        """Return the counts, and the counts of the machine."""
         found, base = source.reading(), self._from
         is_short = not base.is_resting and monotonic() - base.look.at < SHORT_S
-        look = meter.cpu_look() if is_short else meter.look(found.pids, found.thread or self._thread, found.pids)
+        look = (
+            meter.read_own_cpu()
+            if is_short
+            else meter.read_machine(found.pids, found.thread or self._thread, found.pids)
+        )
         part = look.part(base.look, found.wall_s - base.wall_s)  # the time between two passes is left out in proportion
         found = look.completed(found, base.look, part, part)
         past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
@@ -229,5 +233,5 @@ class LoaderCounters:
 
 
 def _one_after_the_other(past: Reading, counters: Reading) -> Reading:
-    """Levels are those of the latest iterator that got a batch."""
+    """Add up counts. The latest iterator that got a batch determines the levels."""
     return past.then(counters) if counters.batches else counters.then(past)

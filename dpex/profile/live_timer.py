@@ -26,7 +26,10 @@ def is_switched_on(environ: Any) -> bool:
 
 
 class TicketTimer:
-    """See the module. Around a batch that began at ``due`` or later: `begin`, `collating` and, in any case, `end`."""
+    """See the module.
+
+    For a batch that begins at ``due`` or later, call `start_batch`, `timed_collate` and, in any case, `stop_batch`.
+    """
 
     def __init__(self, *, is_on: bool = True, draws_of: Callable[[Any], Draws] | None = None) -> None:
         self._draws_of, self._occasions = draws_of, SamplingSchedule()
@@ -36,7 +39,7 @@ class TicketTimer:
         self._is_whole = False
         self.due: float = 0.0 if is_on else math.inf
 
-    def begin(self, now: float, dataset: Any, load_s: float) -> bool:
+    def start_batch(self, now: float, dataset: Any, load_s: float) -> bool:
         """Return True if the batch that begins now is timed. ``load_s``: seconds of loading the batch before."""
         if not self._occasions.comes(now):
             self.due = self._occasions.due
@@ -48,10 +51,10 @@ class TicketTimer:
         self.due, self._began_s = math.inf, monotonic() - now
         is_started = recorder.start(self._roots[0], COST_RATIO * load_s)
         if not is_started:
-            self.end()
+            self.stop_batch()
         return is_started
 
-    def collating(self, collate_fn: Callable[[Any], Any], data: Any) -> Any:
+    def timed_collate(self, collate_fn: Callable[[Any], Any], data: Any) -> Any:
         """Return ``collate_fn(data)``, with its calls in a tree of its own."""
         recorder, began = self._recorder, monotonic()
         assert recorder is not None
@@ -64,7 +67,7 @@ class TicketTimer:
             recorder.stop()
             self._collate_cost_s = monotonic() - began - sum(node.wall_s for node in self._roots[1].below())
 
-    def end(self) -> None:
+    def stop_batch(self) -> None:
         """End a batch that was made or has failed; idempotent."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
@@ -73,7 +76,7 @@ class TicketTimer:
             self._occasions.took(monotonic(), self._began_s + recorder.cost_s)
             self.due = self._occasions.due
 
-    def finished(self, times: BatchTimes) -> BatchTimes:
+    def with_calls(self, times: BatchTimes) -> BatchTimes:
         """Return the times of the batch that was timed last, less the cost of recording, and with its calls."""
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(

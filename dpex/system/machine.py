@@ -81,7 +81,7 @@ class MachineMeter:
         return max(0.5, self._usable / self._parts)
 
     def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
-        """Return the fields of `Reading` about the machine, those of other programs since the reading before.
+        """Return the fields of `Reading` about the machine. Other programs count since the previous reading.
 
         ``pids``: The processes of the local workers, which may outnumber ``workers``.
         """

@@ -1,7 +1,7 @@
-"""What this process, its workers and other programs took of the machine's CPUs between two moments.
+"""CPU time of this process, its workers and other programs between two moments.
 
-The windows of the tuner and the counts of a diagnosis are measured by the same code: a `MachineLook` at each end, and
-`MachineLook.completed` of the reading between them.
+The windows of the tuner and the counts of a diagnosis are measured by the same code: a `MachineCounts` at each end, and
+`MachineCounts.completed` of the reading between them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,28 @@ from dpex.system import run_queue
 from dpex.system.clock import monotonic
 from dpex.system.cpus import parts_of_machine
 from dpex.system.machine import CpuUse, cpu_used, others_s
-from dpex.system.run_queue import Queued, RunQueueTimes
+from dpex.system.run_queue import QueueTimes, RunQueueTimes
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineLook:
-    """The kernel's counts at one moment.
-
-    Attributes:
-        at: When, in seconds.
-        cpu_s: CPU seconds of this process.
-        queued: Times of threads on a CPU, and on run queues.
-        used: CPU seconds of all programs, and of this process with its workers; None: not asked, or unknown.
-    """
+class MachineCounts:
+    """The kernel's counts at one moment."""
 
     at: float
+    """Time of the counts, in seconds."""
     cpu_s: float
-    queued: Queued = field(default_factory=Queued)
+    """CPU seconds of this process."""
+    queued: QueueTimes = field(default_factory=QueueTimes)
+    """Times of threads on a CPU, and on run queues."""
     used: CpuUse | None = None
+    """CPU seconds of all programs, and of this process with its workers; None: not asked, or unknown."""
 
-    def part(self, since: MachineLook, seconds: float) -> float:
-        """Return ``seconds`` as a part of the time since another look, 0 to 1."""
+    def part(self, since: MachineCounts, seconds: float) -> float:
+        """Return ``seconds`` as a part of the time since earlier counts, 0 to 1."""
         return min(1.0, max(0.0, seconds) / max(1e-6, self.at - since.at))
 
-    def completed(self, found: Reading, since: MachineLook, cpu_part: float, queued_part: float = 1.0) -> Reading:
-        """Return ``found``, the counts between two looks, with what the machine did meanwhile.
+    def completed(self, found: Reading, since: MachineCounts, cpu_part: float, queued_part: float = 1.0) -> Reading:
+        """Return ``found``, the reading between these counts and earlier ones, with the CPU time of that period.
 
         ``cpu_part``, ``queued_part``: The parts of this process's CPU time, and of the training thread's time on run
         queues, that belong to passes.
@@ -63,12 +60,12 @@ class MachineLook:
         )
 
 
-def cpu_look() -> MachineLook:
+def read_own_cpu() -> MachineCounts:
     """Return the CPU time of this process alone."""
-    return MachineLook(at=monotonic(), cpu_s=time.process_time())
+    return MachineCounts(at=monotonic(), cpu_s=time.process_time())
 
 
-def look(pids: Collection[int], thread: int, own: Collection[int] | None = None) -> MachineLook:
+def read_machine(pids: Collection[int], thread: int, own: Collection[int] | None = None) -> MachineCounts:
     """Return the counts now.
 
     Args:
@@ -76,10 +73,10 @@ def look(pids: Collection[int], thread: int, own: Collection[int] | None = None)
         thread: The native id of the training thread; 0: unknown.
         own: The local workers, which are no other programs; None: other programs are not asked for.
     """
-    queued = run_queue.look(pids, thread)
-    return replace(cpu_look(), queued=queued, used=None if own is None else cpu_used(own))
+    queued = run_queue.read_queue_times(pids, thread)
+    return replace(read_own_cpu(), queued=queued, used=None if own is None else cpu_used(own))
 
 
 def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
-    """Return the pool with the time that its batches were on run queues, by the delay of those who make them."""
+    """Return the pool with the time that its batches spent on run queues, by the delay of their workers."""
     return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)

@@ -51,7 +51,7 @@ NOTHING = RunQueueTimes()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queued:
+class QueueTimes:
     """Times of threads since each began: of worker processes by process and native id, of this process, and of its
     training thread. None: not known."""
 
@@ -59,14 +59,14 @@ class Queued:
     here: Mapping[int, RunQueueTimes] | None = None
     trainer: RunQueueTimes | None = None
 
-    def since(self, then: Queued) -> RunQueueGrowth:
+    def since(self, then: QueueTimes) -> RunQueueGrowth:
         """Return the times between two looks. Threads that have ended in between are left out.
 
         Processes that were not read before count with all their times. In the first window of workers there are no
         others, and decisions rest on it.
         """
         known = [_grown(then.by_pid.get(pid, {}), threads) for pid, threads in self.by_pid.items()]
-        workers = total(known) if known else None
+        workers = total_times(known) if known else None
         here = None if self.here is None or then.here is None else _grown(then.here, self.here)
         trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
         return RunQueueGrowth(workers, here, trainer)
@@ -74,7 +74,7 @@ class Queued:
     @property
     def workers(self) -> RunQueueTimes | None:
         """Times of the workers' threads since each began; None: not known."""
-        return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
+        return total_times(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
 
 
 class RunQueueGrowth(NamedTuple):
@@ -87,10 +87,10 @@ class RunQueueGrowth(NamedTuple):
 
 
 def _grown(then: Mapping[int, RunQueueTimes], now: Mapping[int, RunQueueTimes]) -> RunQueueTimes:
-    return total(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
+    return total_times(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
 
 
-def total(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
+def total_times(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
     return reduce(RunQueueTimes.plus, rans, NOTHING)
 
 
@@ -99,17 +99,17 @@ def parse_schedstat(text: str) -> RunQueueTimes:
     return RunQueueTimes(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
 
 
-def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
+def read_queue_times(pids: Collection[int], thread: int, proc: Path = _PROC) -> QueueTimes:
     """Read the times; ``thread`` is the training thread's native id, 0 if unknown."""
     step = max(1, len(pids) // _ASKED)
     by_pid = {}
     for pid in sorted(pids)[::step][:_ASKED]:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            by_pid[pid] = _process(proc / str(pid) / "task")
+            by_pid[pid] = _process_threads(proc / str(pid) / "task")
     here = None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        here = _process(proc / "self" / "task")
-    return Queued(by_pid=by_pid, here=here, trainer=here.get(thread) if here is not None else None)
+        here = _process_threads(proc / "self" / "task")
+    return QueueTimes(by_pid=by_pid, here=here, trainer=here.get(thread) if here is not None else None)
 
 
 def own_queue_s(file: str = "/proc/thread-self/schedstat") -> float | None:
@@ -119,7 +119,7 @@ def own_queue_s(file: str = "/proc/thread-self/schedstat") -> float | None:
     return None
 
 
-def _process(tasks: Path) -> dict[int, RunQueueTimes]:
+def _process_threads(tasks: Path) -> dict[int, RunQueueTimes]:
     """Return the times by thread. Threads of libraries come and go, so one may end before it is read."""
     found = {}
     for task in islice(tasks.iterdir(), _THREADS_ASKED):
@@ -137,14 +137,14 @@ class DelayMeter:
     def __init__(self) -> None:
         self._delay: float | None = None
         self._looked_at = 0.0
-        self._queued = Queued()
+        self._queued = QueueTimes()
 
-    def of(self, pids: Callable[[], Collection[int]]) -> float | None:
+    def delay_of(self, pids: Callable[[], Collection[int]]) -> float | None:
         """Return the recent seconds on run queues per CPU second, or None if the kernel does not report them."""
         now = monotonic()
         if now - self._looked_at > LOOK_EVERY_S:
             self._looked_at = now
-            queued = look(pids(), 0)
+            queued = read_queue_times(pids(), 0)
             ran, self._queued = queued.since(self._queued).workers, queued
             self._delay = None if ran is None else round(ran.delay, 3)
         return self._delay

@@ -50,7 +50,7 @@ def pair_offset() -> int | None:
 
 
 class KeptStates:
-    """The global generators, and those of a dataset, as they are now, to be put back later in this process.
+    """The present states of the global generators and the dataset's generators, to be restored later in this process.
 
     It includes NumPy's bit generator, which `seed_ticket` and datasets may replace.
     """

@@ -42,16 +42,16 @@ def all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 class AlwaysTimer(TicketTimer):
     """Times each batch, as a whole."""
 
-    def begin(self, now: float, dataset: Any, load_s: float) -> bool:
+    def start_batch(self, now: float, dataset: Any, load_s: float) -> bool:
         self._occasions.due, self._occasions._began, self._occasions._pass_by = 0.0, 0.0, 0
-        return super().begin(now, dataset, 1e9)
+        return super().start_batch(now, dataset, 1e9)
 
-    def end(self) -> None:
-        super().end()
+    def stop_batch(self) -> None:
+        super().stop_batch()
         self.due = 0.0
 
-    def finished(self, times: Any) -> Any:
-        found = super().finished(times)
+    def with_calls(self, times: Any) -> Any:
+        found = super().with_calls(times)
         self.due = 0.0
         return found
 
