@@ -47,7 +47,7 @@ def test_the_command_prints_it_without_importing_torch() -> None:
     done = dpex("--about")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("dpex ")
-    code = "import sys; from dpex.cli.about import about; about({}); sys.exit('torch' in sys.modules)"
+    code = "import sys; from dpex.cli.about import about_text; about_text({}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
