@@ -66,5 +66,5 @@ def test_what_is_kept_can_be_quoted() -> None:
 @pytest.mark.parametrize("run", report.quoted_first(keep.kept_runs()), ids=lambda run: str(run.commit)[:8])
 def test_figures_that_readers_see_first_are_recent(run: keep.Kept) -> None:
     """The README and the first table of the benchmarks' page."""
-    since = report.commits_since(run)
+    since = report.commits_since(run.commit, run.until)
     assert since is None or since <= report.MOST_SINCE, f"measure again: {report.age(run)}"
