@@ -19,7 +19,7 @@ class Line:
 
 
 def shown_rate(result: RowResult, rate: float) -> str:
-    """A rate for people; of the time to the first batch, that time."""
+    """Show a rate, or the time to the first batch in rows that measure it."""
     if result.row.kind == "start":
         return f"{1000 / rate:,.0f} ms"
     return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
@@ -33,7 +33,7 @@ def shown_ratio(spread: Spread | None) -> str:
 
 
 def rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True, part: Part = "whole") -> str:
-    """Somebody's rate and setting, and what the loop waited where it has a step."""
+    """Show the rate and the setting of a contestant, and under a step the share of time spent waiting."""
     if contestant is None:
         return NOTHING
     shown = shown_rate(result, result.rate(contestant, part).median)
@@ -48,7 +48,7 @@ def ratio_cells(*ratios: Spread | None) -> list[str]:
 
 
 def named_cell(result: RowResult, contestant: Contestant | None, part: Part = "whole") -> str:
-    """Somebody's rate, and who it is."""
+    """Show a rate with the name of its contestant."""
     return f"{rate_cell(result, contestant, count=False, part=part)}, {contestant.label}" if contestant else NOTHING
 
 

@@ -17,7 +17,7 @@ NODES_KEPT = ROOT / "benchmarks/results/scale/readme.json"
 NODES, NODES_S = 4, 30.0
 """Nodes of these courses, and seconds of one."""
 FIXED, TUNED, PEER = "dpex", "auto", "Ray Data, actors"
-"""Who takes part, by the names of `benchmarks.scale.nodes`."""
+"""The contestants of these courses, named as in `benchmarks.scale.nodes`."""
 
 
 def readme_table(rows: Sequence[RowResult], nodes: Path = NODES_KEPT) -> str:
@@ -71,7 +71,7 @@ def _rate(found: dict[str, Any], who: str) -> float:
 
 
 def nodes_origin(nodes: Path = NODES_KEPT) -> str:
-    """Say what the rows on nodes are."""
+    """Describe the nodes, the commit and the rounds of the row on nodes."""
     found = json.loads(nodes.read_text())
     rounds = len({key.rpartition(", ")[2] for key in found["nodes"]})
     return (

@@ -1,9 +1,9 @@
 """Write the tables of README.md, docs/benchmarks.md and docs/scale.md: `python -m benchmarks.report`. A row as text.
 
 The tables of `benchmarks.scale` and `benchmarks.origin` are made there. All others stand between `<!-- bench:NAME -->`
-and `<!-- /bench -->` and are made of the kept runs alone. A test fails where they differ. The figures of a row are
-those of the newest run with rows of its kind. Rows in which dpex is slower come first, but where each loader has a line
-the fastest comes first.
+and `<!-- /bench -->` and are made of the kept runs alone. A test fails where they differ. A row has the
+figures of the newest run with rows of its kind. Rows in which dpex is slower come first, but where each loader has a
+line the fastest comes first.
 """
 
 import argparse
@@ -53,7 +53,7 @@ MOST_SINCE = 100
 
 
 def same_count(result: RowResult, seeding: Seeding | None) -> Spread | None:
-    """dpex over torch, both with as many workers as there are cores."""
+    """Return the ratio of dpex to torch, both with one worker per core."""
     return result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
 
 
@@ -232,7 +232,7 @@ def _percent(share: Spread | None) -> str:
 
 
 def origin_text(runs: Sequence[Kept], kind: Kind) -> str:
-    """What the rows of a kind were measured on."""
+    """Name the machine, the versions and the commit of the rows of a kind."""
     if (run := _newest(runs, kind)) is None:
         return NOT_MEASURED
     machine, versions = run.machine, run.versions
@@ -298,7 +298,7 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
 
 
 def row_text(result: RowResult) -> str:
-    """Every contestant, then what they come to."""
+    """Show a line for each contestant, then the ratios."""
     lines = [result.row.title, *(_measured(result, contestant) for contestant in result.courses)]
     lines += [f"    {name:<46}{shown_ratio(spread):>14}" for name, spread in _figures(result) if spread is not None]
     return "\n".join(lines + [f"    {one.label}: failed: {why.splitlines()[-1]}" for one, why in result.failed.items()])
@@ -336,9 +336,10 @@ def parts_tables() -> dict[str, str]:
     return page.tables(json.loads(scale.KEPT.read_text())) | origin.tables(json.loads(origin.KEPT.read_text()))
 
 
-def commits_since(commit: str | None, until: str, root: Path = ROOT) -> int | None:
+def commits_since(commit: str | None, until: str | None = None, root: Path = ROOT) -> int | None:
     """Return how many commits have changed `MEASURED` since a commit, or since a time; None if git cannot tell."""
-    for since in ([f"{commit}..HEAD"], [f"--since={until}", "HEAD"]):  # a clone may not have the commit
+    times = [[f"--since={until}", "HEAD"]] if until else []  # a clone may not have the commit
+    for since in ([f"{commit}..HEAD"], *times):
         command = ["git", "rev-list", "--count", "--no-merges", *since, "--", *MEASURED]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -360,7 +361,7 @@ def age(kept: Kept, root: Path = ROOT) -> str:
     return _age(rows, kept.commit, kept.until, root)
 
 
-def _age(what: str, commit: str | None, until: str, root: Path = ROOT) -> str:
+def _age(what: str, commit: str | None, until: str | None = None, root: Path = ROOT) -> str:
     since = commits_since(commit, until, root)
     known = "unknown here" if since is None else f"{since} commits to {', '.join(MEASURED)} since"
     again = ": measure again" if since is not None and since > MOST_SINCE else ""
@@ -368,16 +369,16 @@ def _age(what: str, commit: str | None, until: str, root: Path = ROOT) -> str:
 
 
 def parts_ages() -> Iterator[str]:
-    """Yield a line on each file of results that is not a run: of the scale, of README's nodes, and of the origin."""
+    """Yield a line for the results of `benchmarks.scale`, of the row on nodes, and of `benchmarks.origin`."""
     for path in (scale.KEPT, NODES_KEPT, origin.KEPT):
         sha, _ = json.loads(path.read_text())["commit"]
-        yield _age(str(path.relative_to(ROOT)), sha, "now")
+        yield _age(str(path.relative_to(ROOT)), sha)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the tables of all documents are those of the kept runs now. Where one cannot be made, none is written."""
+    """Write the tables of all documents; return 0. Where one cannot be made, write none and return 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("documents", type=Path, nargs="*", metavar="FILE", help="whose tables (those of all documents)")
+    parser.add_argument("documents", type=Path, nargs="*", metavar="FILE", help="to write (all documents)")
     parser.add_argument("--print", action="store_true", help="only print every table")
     options = parser.parse_args(arguments)
     runs = kept_runs()
