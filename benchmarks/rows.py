@@ -244,19 +244,19 @@ ROWS = (
     ),
     Row(
         key="readme-rows",
-        title="a table in memory: one row of 5 numbers per batch, without preprocessing",
+        title="a table in memory, one row of 5 numbers per batch",
         work="floats",
         kind="readme",
     ),
     Row(
         key="readme-photographs",
-        title="photographs of 500x375: decode JPEG, crop at random, normalise; batches of 64",
+        title="photographs, decoded, cropped and normalised, batches of 64",
         work="jpeg",
         kind="readme",
     ),
     Row(
         key="readme-http",
-        title="objects of 64 KB over HTTP, 12 ms to the answer; batches of 16",
+        title="objects of 64 KB over HTTP, batches of 16",
         work="http",
         kind="readme",
         waits=True,
@@ -264,7 +264,7 @@ ROWS = (
     ),
     Row(
         key="readme-text",
-        title="English text into tokens (Hugging Face `tokenizers`); batches of 128 KB",
+        title="English text into tokens, batches of 128 KB",
         work="tokens",
         kind="readme",
     ),
