@@ -16,7 +16,7 @@ from benchmarks.__main__ import main as measure_rows
 from benchmarks.journal import Settings
 from benchmarks.machine import commit
 from benchmarks.parts import Parts
-from benchmarks.process import ROOT
+from benchmarks.process import ROOT, MeasurementError
 from benchmarks.readme_table import FIXED, NODES, NODES_KEPT, NODES_S, PEER, TUNED
 from benchmarks.rows import ROWS
 
@@ -25,13 +25,18 @@ LIMIT_S = 180.0
 """Seconds in which a course on nodes has to end."""
 
 
-def measure_nodes(parts: Parts, rounds: int, seconds: float) -> None:
-    """Measure each loader on Ray nodes, in turns."""
-    who = (FIXED, TUNED, PEER)
+def measure_nodes(parts: Parts, rounds: int, seconds: float) -> bool:
+    """Measure each loader on Ray nodes, in turns. Return False if a course failed; the others are kept."""
+    who, failed = (FIXED, TUNED, PEER), 0
     for turn in range(rounds):
         for one in who[:: -1 if turn % 2 else 1]:
             argument = json.dumps([one, NODES, seconds])
-            parts.measure("nodes", f"{one}, {turn}", "benchmarks.scale.nodes", argument, LIMIT_S)
+            try:
+                parts.measure("nodes", f"{one}, {turn}", "benchmarks.scale.nodes", argument, LIMIT_S)
+            except MeasurementError as error:
+                print(f"nodes, {one}, {turn}: {error}", file=sys.stderr)
+                failed += 1
+    return not failed
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     length = ["--quick"] if quick else []
     if status := measure_rows(["--rows", *KEYS, "--results", str(journal), *length]):
         return status
-    measure_nodes(parts, 1 if quick else Settings().rounds, NODES_S / 2 if quick else NODES_S)
+    if not measure_nodes(parts, 1 if quick else Settings().rounds, NODES_S / 2 if quick else NODES_S):
+        return 1
     if quick:
         return 0
     if status := keep.main([str(journal), f"readme-{len(os.sched_getaffinity(0))}-cores"]):
