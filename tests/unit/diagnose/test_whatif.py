@@ -12,7 +12,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
 from dpex.diagnose.facts import Facts, Subject
-from dpex.diagnose.what_if import INLINE_S, WORTH, Prediction, recommended
+from dpex.diagnose.findings import recommended
+from dpex.diagnose.what_if import INLINE_S, WORTH, Prediction
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.consumer_time import CAUSES
 from dpex.measure.pool_reading import CallSums
