@@ -211,7 +211,8 @@ class Run:
     def _without_workers(self) -> Iterator[Prediction]:
         """Batches made in the training process, without dispatch and encoding: ``1 / (service + step)`` per second.
 
-        This formula leaves out coroutines, the streams of a dataset, other nodes and page-locked memory.
+        It is a lower bound: a batch takes longer in a worker, which other processes keep from the caches of its CPU.
+        The formula leaves out coroutines, the streams of a dataset, other nodes and page-locked memory.
         """
         facts, now, pool = self.facts, self.model.now, self.facts.local
         travels = now.remote or facts.causes.get("transit") or facts.causes.get("h2d")
