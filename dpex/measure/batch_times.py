@@ -35,7 +35,8 @@ class BatchTimes(NamedTuple):
         calls: Calls of the dataset and of the collate function, if dpex timed them in this batch; 64 at most.
         slowest: Seconds and position of the slowest sample, or empty.
         failed: Index and error text of each sample that failed to load.
-        encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative.
+        encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative. Before encoding,
+            minus the CPU seconds that recording calls took, else 0.
         nbytes: Bytes of the batch's buffers.
         ended_at: Monotonic time of the end of encoding or of the arrival here.
     """
@@ -74,7 +75,10 @@ class BatchTimes(NamedTuple):
             nbytes: Bytes of its buffers.
             ended_at: When it was encoded.
         """
-        return (*self[:-_ENCODED], encode_s, cpu_s - self.load_cpu_s - self.collate_cpu_s, nbytes, 0.0, ended_at)
+        encode_cpu_s = cpu_s - self.load_cpu_s - self.collate_cpu_s
+        if self.encode_cpu_s:
+            encode_cpu_s = max(0.0, encode_cpu_s + self.encode_cpu_s)
+        return (*self[:-_ENCODED], encode_s, encode_cpu_s, nbytes, 0.0, ended_at)
 
 
 batch_times: Callable[[tuple[Any, ...]], BatchTimes] = partial(tuple.__new__, BatchTimes)

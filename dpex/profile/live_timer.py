@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpex.measure.batch_times import COLLATE, LOAD, BatchTimes
-from dpex.measure.sampling import REST, SamplingSchedule
+from dpex.measure.sampling import APART_S, MOST_APART_S, REST, SamplingSchedule
 from dpex.profile.call_rows import rows_of
 from dpex.profile.call_tree import CallNode, CallRecorder, Draws
 from dpex.system.clock import monotonic
@@ -29,10 +29,12 @@ class TicketTimer:
     """See the module.
 
     For a batch that begins at ``due`` or later, call `start_batch`, `timed_collate` and, in any case, `stop_batch`.
+
+    ``worker``: the number of the worker. Each worker takes its first timing later than the worker before it.
     """
 
-    def __init__(self, *, is_on: bool = True, draws_of: Callable[[Any], Draws] | None = None) -> None:
-        self._draws_of, self._occasions = draws_of, SamplingSchedule()
+    def __init__(self, *, is_on: bool = True, draws_of: Callable[[Any], Draws] | None = None, worker: int = 0) -> None:
+        self._draws_of, self._occasions = draws_of, SamplingSchedule(min(MOST_APART_S, APART_S * worker))
         self._recorder: CallRecorder | None = None
         self._roots = CallNode(LOAD), CallNode(COLLATE)
         self._began_s = self._load_cost_s = self._collate_cost_s = 0.0
@@ -77,7 +79,10 @@ class TicketTimer:
             self.due = self._occasions.due
 
     def with_calls(self, times: BatchTimes) -> BatchTimes:
-        """Return the times of the batch that was timed last, less the cost of recording, and with its calls."""
+        """Return the times of the batch that was timed last, less the cost of recording, and with its calls.
+
+        ``encode_cpu_s`` is minus the CPU seconds that the batch's clock counts beside these (`BatchTimes.encoded`).
+        """
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(
             load_s=max(0.0, times.load_s - load_cost_s),
@@ -89,5 +94,6 @@ class TicketTimer:
         load, collate = self._roots
         load.calls, collate.calls = times.samples, 1
         rows = (*rows_of(load, load_ratio), *rows_of(collate, 1.0 - load_ratio)) if self._is_whole else ()
-        self.due = self._occasions.due = self.due + REST * (monotonic() - began)
-        return times._replace(calls=rows)
+        own_s = monotonic() - began
+        self.due = self._occasions.due = self.due + REST * own_s
+        return times._replace(calls=rows, encode_cpu_s=-(self._began_s + load_cost_s + collate_cost_s + own_s))

@@ -181,7 +181,7 @@ class LocalWorker:
         self._arena = Arena(self._announce)
         self._encoder = Encoder(self._arena, dump_remote if plan.remote else dump_batch)
         self._dump_error = partial(cloud_dumps, remote=True) if plan.remote else dump_error
-        self.core: WorkerCore = WorkerCore(plan.setup)
+        self.core: WorkerCore = WorkerCore(plan.setup, worker)
         self._shared_queue = plan.shared_queue
         self.collate: ArenaCollate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
