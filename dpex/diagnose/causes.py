@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import INLINE
@@ -189,7 +189,7 @@ def queueing_parts(facts: Facts) -> tuple[float, float]:
 
 def _queued(facts: Facts, name: str, pool: PoolReading) -> float:
     """A pool's seconds on run queues, 0 if unknown; of the training thread's, what falls on batches made there."""
-    queued_s = queueing_s(pool)
+    queued_s = pool.queueing_s
     if queued_s is not None or name != INLINE or facts.trainer_queued_s is None:
         return queued_s or 0.0
     total_s = pool.busy_s + facts.work_s

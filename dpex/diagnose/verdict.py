@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from dpex.diagnose import work
 from dpex.diagnose.causes import CAUSES, STREAM, WAITS, LostTime, is_tiny
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import HotCall, is_blocking, of_cause
 from dpex.measure.readable import duration, percent, rounded
 
@@ -144,7 +144,7 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
     clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT))
-    if work.is_full(facts) and any(pool.tickets and queueing_s(pool) is None for pool in facts.pools.values()):
+    if work.is_full(facts) and any(pool.tickets and pool.queueing_s is None for pool in facts.pools.values()):
         clear *= 0.5  # workers may have waited for a CPU without a report by the kernel
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]

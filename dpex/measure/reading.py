@@ -22,6 +22,8 @@ FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of waits, seconds."""
+_MOST_HELD = 0.95
+"""The largest share of the steps that can be waiting for a CPU, because both are measured with errors."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 
@@ -243,6 +245,41 @@ class Reading(Record):
         """The pool of the cluster."""
         return self.pools.get(REMOTE, _NO_POOL)
 
+    @property
+    def local_workers(self) -> int:
+        """Workers on this machine, running or starting."""
+        return max(self.local.running, self.local.requested)  # a pass may end before its workers have started
+
+    @property
+    def remote_workers(self) -> int:
+        """Running workers on the cluster."""
+        return self.remote.running
+
+    @property
+    def workers(self) -> int:
+        """Workers of both pools."""
+        return self.local_workers + self.remote_workers
+
+    @property
+    def at_once(self) -> int:
+        """Batches that all workers can make at the same time."""
+        return self.lanes * self.workers
+
+    @property
+    def tickets(self) -> int:
+        """Batches made in all pools."""
+        return sum(pool.tickets for pool in self.pools.values())
+
+    @property
+    def busy_s(self) -> float:
+        """Wall seconds in which workers made batches."""
+        return sum(pool.busy_s for pool in self.pools.values())
+
+    @property
+    def services_s(self) -> tuple[float, ...]:
+        """Wall seconds of the latest batches, one by one."""
+        return tuple(seconds for pool in self.pools.values() for seconds in pool.services_s)
+
     def with_pools(self, **pools: PoolReading) -> Reading:
         """Return the reading with other pools in place of those of the same names."""
         return replace(self, pools={**self.pools, **pools})
@@ -297,6 +334,71 @@ class Reading(Record):
     def wait_ratio(self) -> float:
         """The wait, as all of dpex reports it: see `wait_ratio`."""
         return wait_ratio(self.next_s, self.work_s)
+
+    @property
+    def running_s(self) -> float:
+        """Wall time without the start of each pass."""
+        return self.wall_s - self.causes.get("startup", 0.0)
+
+    @property
+    def running_wait_ratio(self) -> float:
+        """The wait without the start of each pass, whose weight falls as a run goes on."""
+        return (self.running_s - self.work_s) / self.running_s if self.running_s > 0 else 0.0
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of the training step in which the training thread could have run and had no CPU.
+
+        Queueing that was not seen in ``next()`` is divided between ``next()`` and the step by their wall times, because
+        a wait in ``next()`` ends on a run queue, too.
+        """
+        if self.trainer_queued_s is None or self.wall_s <= 0:
+            return 0.0
+        queued_s = max(0.0, self.trainer_queued_s - self.loop_queued_s) * self.work_s / self.wall_s
+        return min(_MOST_HELD * self.work_s, queued_s)
+
+    @property
+    def held_ratio(self) -> float:
+        """Share of wall time that the training step waited for a CPU, 0 to 1. It is no part of the wait."""
+        return self.held_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def gpu_stall_ratio(self) -> float | None:
+        """Share of wall time in which the GPU's stream waited for data, starts left out; None if it was not timed."""
+        stall_s = self.gpu_running_stall_s
+        return None if stall_s is None or self.wall_s <= 0 else stall_s / self.wall_s
+
+    @property
+    def copies_ratio(self) -> float:
+        """Share of wall time in which the training stream waited for finished batches to reach the device.
+
+        At most 1: a loop that does not synchronise may be over before the device is.
+        """
+        return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds in which workers made batches."""
+        return sum(pool.cpu_s for pool in self.pools.values())
+
+    @property
+    def sample_s(self) -> float:
+        """Wall seconds of the mean sample, 0 if none was made."""
+        made = self.tickets * self.samples / max(1, self.batches)
+        return sum(pool.load_s for pool in self.pools.values()) / made if made else 0.0
+
+    @property
+    def nodes(self) -> dict[str, PoolReading]:
+        """The cluster's machines, and this machine if it makes batches beside them."""
+        found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
+        if found and self.local.tickets:
+            found["this machine"] = self.local
+        return found
+
+    @property
+    def failed_nodes(self) -> tuple[str, ...]:
+        """The reasons why dpex excluded nodes of the cluster for a while."""
+        return tuple(why for pool in self.pools.values() for why in pool.failed_nodes)
 
 
 class EngineLook(NamedTuple):
