@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import Model, PoolCost, Start, net_s
+from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
@@ -14,6 +14,7 @@ from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
+from dpex.measure.views import without_queueing
 
 FULL = 0.9
 """Busy part of the CPUs from which more workers that compute only take CPUs from each other."""
@@ -106,7 +107,7 @@ def _free_step_s(facts: Facts) -> float:
     """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
     waited for page-locked memory, which no worker makes shorter."""
     busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in (*OWN, "h2d"))
-    loop_s = facts.work_s - facts.held_s + net_s(busy_s, 0.0, facts.loop_queued_s)
+    loop_s = facts.work_s - facts.held_s + without_queueing(busy_s, 0.0, facts.loop_queued_s)
     if facts.gpu_running_stall_s is None:
         return loop_s
     return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
@@ -120,7 +121,7 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
     if queued_s is None:
         computes = known.cpu_s > _COMPUTES * known.busy_s
         queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
-    made_s = net_s(known.busy_s, known.cpu_s, queued_s)
+    made_s = without_queueing(known.busy_s, known.cpu_s, queued_s)
     service_s = made_s + (known.transit_s if name == REMOTE else 0.0)
     return PoolCost(
         service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(made_s, known.cpu_s) / known.tickets)

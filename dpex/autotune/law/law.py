@@ -20,6 +20,7 @@ from dpex.autotune.types import Decision, Reason
 from dpex.measure.pool_reading import STAGES
 from dpex.measure.reading import Reading, Signal
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
+from dpex.measure.views import mean_s, median_s, net_mean_s, step_times
 
 _ROUNDING_S = 1e-9
 
@@ -84,7 +85,7 @@ class Law:
         self._reason: Reason | None = None
         """Of the latest decision."""
         self.model: Model | None = None
-        self._watched: defaultdict[str, Cusum] = defaultdict(Cusum)
+        self._cusums: defaultdict[str, Cusum] = defaultdict(Cusum)
         self._forget()
         self._is_fresh = config.start is None  # the start of another run is not left for batches of starting workers
 
@@ -131,9 +132,9 @@ class Law:
         which needs no windows to compare with."""
         if self._trial is not None:
             return None
-        made = sum(pool.times.count for pool in self._work.pools.values())
+        made = self._work.sum.tickets
         waits = window.blocked_s > self.config.wait_goal * window.seconds
-        is_known = self._work.step.count and made >= min(CONSTANTS.enough_batches, self._running)
+        is_known = step_times(self._work.sum).count and made >= min(CONSTANTS.enough_batches, self._running)
         if not self._is_fresh or not waits or not is_known:
             return None
         self.model = self._known(window)
@@ -143,7 +144,7 @@ class Law:
 
     def _forget(self) -> None:
         """The work is another: keep the setting only."""
-        self._work = WorkEstimate(self._watched)
+        self._work = WorkEstimate(self._cusums)
         self._record = SettingStats()
         self._trial: Trial | None = None
         self._is_fresh = True
@@ -169,23 +170,24 @@ class Law:
 
     def _known(self, window: Reading) -> Model:
         """The model as of this window."""
-        seen, record = self._work, self._record
+        known, record = self._work.sum, self._record
         local, remote = (self._pool_cost(name) for name in WORKER_POOLS)
-        made = seen.pools[LOCAL if seen.pools[LOCAL].times.count else REMOTE].sum
-        rate, error = record.rate()
+        made = known.local if known.local.tickets else known.remote
+        step, (rate, error) = step_times(known), record.rate()
+        step_s = max(1e-6, step.net_s / step.count)
         waits = record.wait > self.config.wait_goal
         return Model(
             now=window.settings,
             local=local,
             remote=remote,
-            step_s=max(1e-6, seen.step.value),
-            step_cpu_s=min(seen.trainer_cpu.value, max(1e-6, seen.step.value)),
-            step_queued_s=seen.step_queued.value,
+            step_s=step_s,
+            step_cpu_s=min(known.trainer_cpu_s / max(1, known.later_batches), step_s),
+            step_queued_s=step.queued_s / step.count,
             cpus=window.cpus,
-            others=seen.others,
+            others=self._work.others,
             limits=self._hard,
             lanes=window.lanes,
-            unevenness=seen.unevenness,
+            unevenness=self._work.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
             start=self._start_of(window),
@@ -201,17 +203,15 @@ class Law:
         return Start(seconds=window.start_s, workers=self._started, batches=window.pass_batches)
 
     def _pool_cost(self, name: str) -> PoolCost:
-        pool = self._work.pools[name]
+        own, other = (getattr(self._work.sum, place) for place in (name, REMOTE if name == LOCAL else LOCAL))
+        known = own if own.tickets else other
         service_s = self._work.service_s(name)
-        other = self._work.pools[REMOTE if name == LOCAL else LOCAL]
-        known = (pool if pool.times.count else other).times
-        share = known.cpu.value / max(1e-9, known.net_s)
-        return PoolCost(service_s=service_s, cpu_s=min(1.0, share) * service_s)
+        return PoolCost(service_s=service_s, cpu_s=min(service_s, known.cpu_s / known.tickets))
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _decide(self, window: Reading) -> Decision | None:
-        if not self._work.service_s(LOCAL) or not self._work.step.count:
+        if not self._work.service_s(LOCAL) or not step_times(self._work.sum).count:
             return None
         self.model = self._known(window)
         if self._trial is not None:
@@ -338,10 +338,10 @@ class Law:
     def _has_changed_instead(self, trial: Trial) -> bool:
         """Return True if batches are as slow after growth was taken back: not the growth but the work made them so."""
         record, grown, k = self._record, trial.reverted, CONSTANTS
-        if grown is None or len(record) < k.enough_windows or record.times.count < 2 * k.enough_batches:
+        if grown is None or len(record) < k.enough_windows or record.made.tickets < 2 * k.enough_batches:
             return False
         ratio = trial.old.workers / max(1, grown.old.workers)
-        return bool(record.times.median_s > ratio**k.exponent * grown.median_s)
+        return bool(median_s(record.made) > ratio**k.exponent * grown.median_s)
 
     def _result(self, window: Reading, trial: Trial) -> TrialResult:
         """Judge a change by the windows so far.
@@ -349,6 +349,7 @@ class Law:
         Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it, or if
         the median batch takes longer by less than that root. A probe must gain, and any other change must not lose.
         """
+        assert self.model is not None
         k, record, now, own = CONSTANTS, self._record, window.settings, self.config
         if not len(record):
             return TrialResult(is_sure=False)
@@ -356,16 +357,16 @@ class Law:
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
         rate0 = min(rate0, own.headroom * trial.old.workers / trial.service_s)  # more were only taken from before
         if not rate0:  # by Little's law, of a few batches
-            rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._work.step.value)), 0.0
+            rate0, error0 = min(trial.old.workers / trial.wall_s, self.model.demand), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
         least, is_free = (k.equal_rates if trial.kind == PROBE else -k.equal_rates), False
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
-            least = min(ratio, max(1.0, 1.0 / max(1e-9, self._work.step.value * rate0))) ** k.exponent - 1.0
-            slower, bound = record.times.median_s / trial.median_s, ratio**k.exponent
-            is_free = slower < bound and record.times.count >= now.workers and now.remote <= trial.old.remote
+            least = min(ratio, max(1.0, self.model.demand / rate0)) ** k.exponent - 1.0
+            slower, bound = median_s(record.made) / trial.median_s, ratio**k.exponent
+            is_free = slower < bound and record.made.tickets >= now.workers and now.remote <= trial.old.remote
         has_windows = len(record) >= k.enough_windows
-        is_enough = has_windows and record.times.count >= k.enough_batches
+        is_enough = has_windows and record.made.tickets >= k.enough_batches
         is_fine = has_windows and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
         return TrialResult(
             gain=gain,
@@ -404,7 +405,7 @@ class Law:
     ) -> Decision | None:
         """Other numbers of workers, with the prefetch for them; of the prefetch alone only if it is worth it."""
         assert self.model is not None
-        k, now, model = CONSTANTS, window.settings, self.model
+        k, now, model, made = CONSTANTS, window.settings, self.model, self._record.made
         depth = max(self._depth, min(k.depth_by_slowest * model.unevenness, k.most_depth))
         wanted = Settings(local=local, remote=remote, prefetch=model.prefetch(local, remote, depth))
         new = self.limits.clip_change(window, wanted)
@@ -421,9 +422,9 @@ class Law:
                 old=now,
                 new=new,
                 before=self._record,
-                service_s=self._record.times.net_s or model.local.service_s,
-                wall_s=self._record.times.wall.value or model.local.service_s,
-                median_s=self._record.times.median_s or self._work.median_s or model.local.service_s,
+                service_s=net_mean_s(made, made.queued_s) or model.local.service_s,
+                wall_s=mean_s(made) or model.local.service_s,
+                median_s=median_s(made) or self._work.median_s or model.local.service_s,
                 reverted=reverted,
             )
         if self._reason == "too many" and new.workers > now.workers:

@@ -23,15 +23,6 @@ from dpex.measure.settings import Settings
 _TINY = 1e-9
 
 
-def net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
-    """Return the part of ``wall_s`` without queueing for a CPU, at least its CPU time.
-
-    Both are measured with errors, so no more than `Constants.most_queued` of it counts as queueing.
-    """
-    least_s = max(min(cpu_s, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
-    return max(wall_s - queued_s, least_s)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PoolCost:
     """The cost of a batch in a worker pool.
