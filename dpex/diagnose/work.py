@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import Model, PoolCost, Start
+from dpex.autotune.law.model import Model, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.pool_reading import PoolReading
-from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
+from dpex.measure.settings import INLINE, LOCAL, Settings
 from dpex.measure.views import without_queueing
 
 FULL = 0.9
@@ -80,27 +82,25 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
     """Return the law's model of the work and the machine; None: too little was seen."""
     if facts.tickets < 8 or not facts.later_batches or facts.work_s <= 0:
         return None
-    count, now, here = facts.later_batches, present(facts), _pool_cost(facts, LOCAL)
-    step_s = max(1e-6, _free_step_s(facts) / count)
-    inline = facts.pools.get(INLINE, PoolReading())
+    count, now = facts.later_batches, present(facts)
     makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"] - stream_s(facts)
     load = min(1.0, (facts.others or 0.0) / facts.cpus)
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
-    return Model(
+    model = Model.of(
+        facts,
         now=now,
-        local=here,
-        remote=_pool_cost(facts, REMOTE),
-        step_s=step_s,
-        step_cpu_s=min(step_s, max(0.0, facts.trainer_cpu_s - inline.cpu_s) / count),
-        cpus=facts.cpus,
+        step_s=_free_step_s(facts) / count,
         others=facts.others or 0.0,
-        limits=_limits(facts, now, here),
+        limits=Limits(),
         unevenness=_unevenness(facts),
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),
+        queued_s=partial(_queued_s, facts),
+        has_transit=True,
         start=_start(facts, now),
         stages=_stages(facts),
     )
+    return replace(model, limits=_limits(facts, model))
 
 
 def _free_step_s(facts: Facts) -> float:
@@ -113,23 +113,17 @@ def _free_step_s(facts: Facts) -> float:
     return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
 
 
-def _pool_cost(facts: Facts, name: str) -> PoolCost:
-    """Return the measured cost of a batch in a pool. A pool without batches takes the cost of another."""
-    names = (name, LOCAL, REMOTE, INLINE)
-    known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
-    queued_s = known.queueing_s
-    if queued_s is None:
-        computes = known.cpu_s > _COMPUTES * known.busy_s
-        queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
-    made_s = without_queueing(known.busy_s, known.cpu_s, queued_s)
-    service_s = made_s + (known.transit_s if name == REMOTE else 0.0)
-    return PoolCost(
-        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(made_s, known.cpu_s) / known.tickets)
-    )
+def _queued_s(facts: Facts, pool: PoolReading) -> float:
+    """Return the seconds of a pool's workers on run queues. Where the kernel reports none and the CPUs are full, all
+    time of workers that compute beyond their CPU time counts."""
+    if pool.queueing_s is not None:
+        return pool.queueing_s
+    return pool.busy_s - pool.cpu_s if pool.cpu_s > _COMPUTES * pool.busy_s and is_full(facts) else 0.0
 
 
-def _limits(facts: Facts, now: Settings, here: PoolCost) -> Limits:
+def _limits(facts: Facts, model: Model) -> Limits:
     """Return the limits of advice: one jump of the tuner, on this machine or on the cluster."""
+    now, here = model.now, model.local
     soon = int(max(CONSTANTS.jump_floor, CONSTANTS.jump * now.workers))
     most = min(facts.config.max_waiting, soon)
     local = 0 if now.remote and not now.local else most

@@ -14,7 +14,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
-from dpex.autotune.law.model import Model, PoolCost, Start
+from dpex.autotune.law.model import Model, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Reason
 from dpex.measure.pool_reading import STAGES
@@ -171,25 +171,20 @@ class Law:
     def _known(self, window: Reading) -> Model:
         """The model as of this window."""
         known, record = self._work.sum, self._record
-        local, remote = (self._pool_cost(name) for name in WORKER_POOLS)
         made = known.local if known.local.tickets else known.remote
         step, (rate, error) = step_times(known), record.rate()
-        step_s = max(1e-6, step.net_s / step.count)
         waits = record.wait > self.config.wait_goal
-        return Model(
+        return Model.of(
+            known,
             now=window.settings,
-            local=local,
-            remote=remote,
-            step_s=step_s,
-            step_cpu_s=min(known.trainer_cpu_s / max(1, known.later_batches), step_s),
+            step_s=step.net_s / step.count,
             step_queued_s=step.queued_s / step.count,
-            cpus=window.cpus,
             others=self._work.others,
             limits=self._hard,
-            lanes=window.lanes,
             unevenness=self._work.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
+            queued_s=lambda pool: pool.queued_s,
             start=self._start_of(window),
             stages={name: getattr(made, f"{name}_s") / made.busy_s for name in STAGES} if made.busy_s else {},
         )
@@ -201,12 +196,6 @@ class Law:
         if self._pass != (window.epoch, window.start_s):
             self._pass, self._started = (window.epoch, window.start_s), max(1, window.settings.local)
         return Start(seconds=window.start_s, workers=self._started, batches=window.pass_batches)
-
-    def _pool_cost(self, name: str) -> PoolCost:
-        own, other = (getattr(self._work.sum, place) for place in (name, REMOTE if name == LOCAL else LOCAL))
-        known = own if own.tickets else other
-        service_s = self._work.service_s(name)
-        return PoolCost(service_s=service_s, cpu_s=min(service_s, known.cpu_s / known.tickets))
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 

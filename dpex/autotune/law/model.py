@@ -13,14 +13,19 @@ rate to the predicted rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.limits import Limits
-from dpex.measure.settings import Settings
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
+from dpex.measure.views import net_mean_s
 
 _TINY = 1e-9
+_LEAST_STEP_S = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,63 @@ class Model:
     error: float = 0.05
     start: Start | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        work: Reading,
+        *,
+        now: Settings,
+        step_s: float,
+        limits: Limits,
+        others: float,
+        unevenness: float,
+        measured_rate: float | None,
+        error: float,
+        queued_s: Callable[[PoolReading], float],
+        has_transit: bool = False,
+        step_queued_s: float = 0.0,
+        start: Start | None = None,
+        stages: Mapping[str, float] = MappingProxyType({}),
+    ) -> Model:
+        """Return the model of measured work, which has at least one batch and one step. Others see `Model`.
+
+        A pool without batches takes the cost of another.
+
+        Args:
+            work: The counts of the work.
+            queued_s: Returns the seconds of a pool's workers on run queues.
+            has_transit: Whether the time on the way from a remote worker counts as its own.
+        """
+
+        def cost(name: str) -> PoolCost:
+            pools = (work.pools.get(place, PoolReading()) for place in (name, LOCAL, REMOTE, INLINE))
+            known = next(pool for pool in pools if pool.tickets)
+            service_s = net_mean_s(known, queued_s(known))
+            transit_s = known.transit_s / known.tickets if has_transit and name == REMOTE else 0.0
+            cpu_s = min(service_s, known.cpu_s / known.tickets)
+            return PoolCost(service_s=max(_TINY, service_s + transit_s), cpu_s=max(_TINY, cpu_s))
+
+        step_s = max(_LEAST_STEP_S, step_s)
+        inline_s = work.pools.get(INLINE, PoolReading()).cpu_s
+        trainer_cpu_s = max(0.0, work.trainer_cpu_s - inline_s) / max(1, work.later_batches)
+        return cls(
+            now=now,
+            local=cost(LOCAL),
+            remote=cost(REMOTE),
+            step_s=step_s,
+            step_cpu_s=min(step_s, trainer_cpu_s),
+            step_queued_s=step_queued_s,
+            cpus=work.cpus,
+            others=others,
+            limits=limits,
+            lanes=work.lanes,
+            unevenness=unevenness,
+            measured_rate=measured_rate,
+            error=error,
+            start=start,
+            stages=stages,
+        )
 
     # -- what a setting gives ------------------------------------------------------------------------------------------
 
