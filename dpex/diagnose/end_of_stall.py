@@ -7,6 +7,7 @@ import math
 from dpex.autotune.law.model import EndOfStall, Model
 from dpex.diagnose.causes import CAUSES, LostTime
 from dpex.diagnose.facts import Facts
+from dpex.diagnose.work import costliest
 from dpex.measure.readable import percent, plural, rounded
 
 MATTERS = 0.05
@@ -43,9 +44,8 @@ def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
         return ""
     who = "training loop" if facts.gpu_running_stall_s is None else "GPU"
     told = f"The {who} could take {rounded(end.rate)} batches/s. {needs}"
-    if end.stage is None:
-        return told
-    return f"{told} The costliest part is {stage_name(end.stage[0])} ({percent(end.stage[1])})."
+    stage = costliest(facts)
+    return told if stage is None else f"{told} The costliest part is {stage_name(stage[0])} ({percent(stage[1])})."
 
 
 def _cpus(facts: Facts, end: EndOfStall) -> str:

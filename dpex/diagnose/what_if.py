@@ -337,7 +337,7 @@ class Run:
 
     def _cheaper(self) -> Iterator[Prediction]:
         """The costliest call, or else part of a batch, at half its cost, and samples that need not be waited for."""
-        facts, stage = self.facts, self.model.to_end_stall().stage
+        facts, stage = self.facts, work.costliest(self.facts)
         hot = next(iter(hot_calls(facts)), None)
         if hot is not None:
             change = f"{hot.title}, which waits for {hot.waits_for}, at half its wait"

@@ -14,7 +14,7 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
-from dpex.measure.pool_reading import PoolReading
+from dpex.measure.pool_reading import STAGES, PoolReading
 from dpex.measure.settings import INLINE, LOCAL, Settings
 from dpex.measure.views import without_queueing
 
@@ -98,7 +98,6 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         queued_s=partial(_queued_s, facts),
         has_transit=True,
         start=_start(facts, now),
-        stages=_stages(facts),
     )
     return replace(model, limits=_limits(facts, model))
 
@@ -148,13 +147,17 @@ def _start(facts: Facts, now: Settings) -> Start | None:
     return Start(seconds=startup_s / facts.passes, workers=max(1, now.local), batches=batches)
 
 
-def _stages(facts: Facts) -> Mapping[str, float]:
-    """Parts of the time of a batch: its stages, and apart from them the calls that are known to cost most."""
+def costliest(facts: Facts) -> tuple[str, float] | None:
+    """Return the costliest stage of a batch, or call, with its share of the batch's time; None without a batch.
+
+    The time of a call that is known to cost much is no part of its stage.
+    """
     pools = facts.pools.values()
-    seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in ("load", "collate", "encode")}
+    seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in STAGES}
     for one in hot_calls(facts):
         stage = "collate" if one.is_collating else "load"
         seconds[stage] = max(0.0, seconds[stage] - one.wall_s)
         seconds[one.title] = seconds.get(one.title, 0.0) + one.wall_s
     total = sum(seconds.values())
-    return {name: each / total for name, each in seconds.items()} if total > 0 else {}
+    name = max(seconds, key=lambda one: seconds[one])
+    return (name, seconds[name] / total) if total > 0 else None

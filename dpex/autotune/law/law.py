@@ -17,7 +17,6 @@ from dpex.autotune.law.evidence import Cusum, SettingStats, WorkEstimate
 from dpex.autotune.law.model import Model, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Reason
-from dpex.measure.pool_reading import STAGES
 from dpex.measure.reading import Reading, Signal
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.measure.views import mean_s, median_s, net_mean_s, step_times
@@ -171,7 +170,6 @@ class Law:
     def _known(self, window: Reading) -> Model:
         """The model as of this window."""
         known, record = self._work.sum, self._record
-        made = known.local if known.local.tickets else known.remote
         step, (rate, error) = step_times(known), record.rate()
         waits = record.wait > self.config.wait_goal
         return Model.of(
@@ -186,7 +184,6 @@ class Law:
             error=min(1.0, error / rate) if rate else 1.0,
             queued_s=lambda pool: pool.queued_s,
             start=self._start_of(window),
-            stages={name: getattr(made, f"{name}_s") / made.busy_s for name in STAGES} if made.busy_s else {},
         )
 
     def _start_of(self, window: Reading) -> Start | None:

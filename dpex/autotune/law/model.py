@@ -13,9 +13,8 @@ rate to the predicted rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.limits import Limits
@@ -60,7 +59,6 @@ class EndOfStall:
         more_cpus: CPUs that this machine lacks and other nodes can provide.
         cost: Share of a batch's CPU time for which this machine's CPUs suffice.
         workers: Required workers.
-        stage: The costliest stage of a batch, with its share.
     """
 
     rate: float
@@ -68,7 +66,6 @@ class EndOfStall:
     more_cpus: float
     cost: float
     workers: int
-    stage: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +103,6 @@ class Model:
         measured_rate: Batches per second under ``now`` if the loop waited, else None.
         error: The relative standard error of ``measured_rate``.
         start: The cost of a start; None if workers persist.
-        stages: Shares of a batch's time in a worker, by name, which sum to 1.
         limits: Limits of memory, configuration and cluster.
         lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch over ``lanes``.
     """
@@ -125,7 +121,6 @@ class Model:
     measured_rate: float | None = None
     error: float = 0.05
     start: Start | None = None
-    stages: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -143,7 +138,6 @@ class Model:
         has_transit: bool = False,
         step_queued_s: float = 0.0,
         start: Start | None = None,
-        stages: Mapping[str, float] = MappingProxyType({}),
     ) -> Model:
         """Return the model of measured work, which has at least one batch and one step. Others see `Model`.
 
@@ -181,7 +175,6 @@ class Model:
             measured_rate=measured_rate,
             error=error,
             start=start,
-            stages=stages,
         )
 
     # -- what a setting gives ------------------------------------------------------------------------------------------
@@ -303,14 +296,12 @@ class Model:
         workers = math.ceil(self.local.service_s * self.demand)
         free = self.free_cpus(workers)
         spare = free - self.step_cpu_s * self.demand
-        stage = max(self.stages.items(), key=lambda pair: pair[1], default=None)
         return EndOfStall(
             rate=self.demand,
             cpus=cpus,
             more_cpus=max(0.0, cpus - free),
             cost=min(1.0, max(0.0, spare / max(_TINY, self.local.cpu_s * self.demand))),
             workers=workers,
-            stage=stage,
         )
 
     def costing(self, local: PoolCost, remote: PoolCost) -> Model:
