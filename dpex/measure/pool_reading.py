@@ -23,6 +23,9 @@ LINK: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     "round_trip_s": max,
 }
 """Fields about the way from machines of the cluster, and how those of several machines become one."""
+MOST_QUEUED = 0.9
+"""The largest share of a time that can be queueing for a CPU, because both are measured with errors. Without this limit
+the law's mean regret in 60 simulated worlds was 2.4 % instead of 2.1 %."""
 _KNOWN = 0.5
 """The smallest share of the work with known run queues that stands for all of the work."""
 _WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from dpex.measure.pool_reading import STEP_BUCKETS, PoolReading
+from dpex.measure.pool_reading import MOST_QUEUED, STEP_BUCKETS, PoolReading
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
 from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
 from dpex.measure.settings import LOCAL, REMOTE, Settings
@@ -22,8 +22,6 @@ FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of waits, seconds."""
-_MOST_HELD = 0.95
-"""The largest share of the steps that can be waiting for a CPU, because both are measured with errors."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 
@@ -355,7 +353,7 @@ class Reading(Record):
         if self.trainer_queued_s is None or self.wall_s <= 0:
             return 0.0
         queued_s = max(0.0, self.trainer_queued_s - self.loop_queued_s) * self.work_s / self.wall_s
-        return min(_MOST_HELD * self.work_s, queued_s)
+        return min(MOST_QUEUED * self.work_s, queued_s)
 
     @property
     def held_ratio(self) -> float:
