@@ -20,7 +20,7 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Steering
 from benchmarks.simulation.world import World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.law.law import start as law_start
+from dpex.autotune.law.law import initial_settings
 from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision
@@ -45,7 +45,8 @@ _GRAIN_S = 0.1
 
 def cold_start(world: World, config: AutotuneConfig | None = None) -> Settings:
     """What a loader begins with when nothing is known yet, within its limits."""
-    return law_start(Limits.of(config or AutotuneConfig()), world.cpus / world.ranks, memory=world.memory / world.ranks)
+    limits, memory = Limits.of(config or AutotuneConfig()), world.memory / world.ranks
+    return initial_settings(limits, world.cpus / world.ranks, memory=memory)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -320,11 +320,12 @@ class Run:
         text = f"without the other programs, which use {others:.2g} CPUs"
         waits_s = work.stream_s(facts) * (1.0 - _part(facts.read_cpu_s, facts.read_s))
         most_s = saved_s + (max(0.0, self._off_s - waits_s) if model.lacks_cpus else 0.0)
-        likely = self.predicted("free", text, model=model.alone(), held_s=held_s, saved_s=most_s)
-        same = self.predicted("free", text, model=model.alone(keeps_factor=True), held_s=held_s, saved_s=saved_s)
+        likely = self.predicted("free", text, model=model.without_others(), held_s=held_s, saved_s=most_s)
+        kept = model.without_others(keeps_factor=True)
+        same = self.predicted("free", text, model=kept, held_s=held_s, saved_s=saved_s)
         bounds = [likely, same]
         if work.is_full(facts) and facts.gpu_running_stall_s is None:
-            quick, step_s = model.alone(only_cpu=True), facts.work_s - facts.held_s
+            quick, step_s = model.without_others(only_cpu=True), facts.work_s - facts.held_s
             shorter_s = max(0.0, step_s - facts.trainer_cpu_s)
             bounds.append(self.predicted("free", text, model=quick, held_s=0.0, shorter_s=shorter_s, saved_s=most_s))
         return replace(
@@ -436,7 +437,7 @@ class Run:
         def scaled(pool: PoolCost) -> PoolCost:
             return replace(pool, service_s=pool.service_s * wall, cpu_s=pool.cpu_s * cpu)
 
-        return model.costing(scaled(model.local), scaled(model.remote))
+        return model.with_costs(scaled(model.local), scaled(model.remote))
 
 
 def _part(part: float, whole: float) -> float:

@@ -34,18 +34,18 @@ class RecentSum(Generic[_R]):
 
 
 class Cusum:
-    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `forget`."""
+    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `reset`."""
 
     def __init__(self) -> None:
         self._variance, self._seen = 0.0, 0
         self._sums: dict[object, tuple[int, float, float, float]] = {}
 
-    def forget(self) -> None:
-        """Begin anew, with another mean."""
+    def reset(self) -> None:
+        """Start again with another mean."""
         self._sums = {}
 
     def add(self, seconds: float, under: object = None) -> bool:
-        """Take in a window's mean; True if it is no longer what it was under this condition."""
+        """Take in a window's mean. Return True if the mean under this condition has changed."""
         if seconds <= 0:
             return False
         k, x = CONSTANTS, math.log(seconds)
@@ -75,7 +75,7 @@ class WorkEstimate:
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
         self._cusums = defaultdict(Cusum) if cusums is None else cusums
         for each in self._cusums.values():
-            each.forget()
+            each.reset()
 
     def add(self, window: Reading) -> None:
         """Take in a window."""
@@ -125,7 +125,7 @@ class WorkEstimate:
         return any(is_other(getattr(window, name), pool.sum) for name, pool in self._pools.items())
 
     def service_s(self, name: str) -> float:
-        """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
+        """Return the mean seconds of a batch without queueing. A pool without batches has those of the other."""
         pools = self._pools[name].sum, *(self._pools[other].sum for other in WORKER_POOLS)
         return next((net_mean_s(pool, pool.queued_s) for pool in pools if pool.tickets), 0.0)
 

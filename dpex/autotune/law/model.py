@@ -1,7 +1,7 @@
 """The model of a loader: rate and wait of a setting, the best setting, and the end of the stall.
 
 PURE. ``W`` workers take ``s`` seconds and ``c`` CPU seconds for a batch. Other programs use ``o`` of ``C`` CPUs. A step
-takes ``t`` seconds, and ``k`` CPU seconds of the training process::
+takes ``t`` seconds, and ``k`` CPU seconds of the training process. So::
 
     rate(W) = min(W / s, F / (c + k), 1 / t, limit of memory),   F = max(C - o, C W / (W + o))
 
@@ -98,7 +98,8 @@ class Model:
         step_s: Time of the training loop for a batch without a wait.
         step_cpu_s: CPU time of the training process in ``step_s``.
         step_queued_s: Time of the training thread on run queues in a step, beyond ``step_s``.
-        cpus: CPUs that this job may use; ``others``: CPUs of these that other programs use.
+        cpus: CPUs that this job may use.
+        others: The part of ``cpus`` that other programs use.
         unevenness: The slowest batch over the mean.
         measured_rate: Batches per second under ``now`` if the loop waited, else None.
         error: The relative standard error of ``measured_rate``.
@@ -177,7 +178,7 @@ class Model:
             start=start,
         )
 
-    # -- what a setting gives ------------------------------------------------------------------------------------------
+    # -- the rate of a setting -----------------------------------------------------------------------------------------
 
     def rate(self, settings: Settings) -> Range:
         """Batches per second."""
@@ -200,8 +201,10 @@ class Model:
         return 1.0 / max(_TINY, self.step_s)
 
     def free_cpus(self, local: int) -> float:
-        """CPUs that ``local`` workers can have: those that other programs leave, or an equal part for each thread that
-        wants one, as a kernel gives it, if that is more."""
+        """Return the CPUs that ``local`` workers can have.
+
+        Other programs leave some CPUs. A kernel gives each thread an equal part, which may be more.
+        """
         return max(self.cpus - self.others, self.cpus * local / max(_TINY, local + self.others))
 
     @property
@@ -212,8 +215,8 @@ class Model:
     def _capacity(self, settings: Settings) -> float:
         """Batches per second that workers make, as far as the CPUs let them.
 
-        Remote batches cost this machine only what the training process does for them: with ``x`` from local workers
-        and ``y`` from remote ones, ``c x + k (x + y)`` CPUs are needed.
+        Remote batches cost this machine only the CPU time of the training process. So ``x`` batches from local workers
+        and ``y`` batches from remote workers need ``c x + k (x + y)`` CPUs.
         """
         far = settings.remote / max(_TINY, self.remote.service_s)
         near = settings.local / max(_TINY, self.local.service_s)
@@ -238,10 +241,10 @@ class Model:
             return 1.0
         return min(2.0, max(0.5, self.measured_rate / min(self.demand, self._capacity(self.now))))
 
-    # -- which setting -------------------------------------------------------------------------------------------------
+    # -- the best setting ----------------------------------------------------------------------------------------------
 
-    def filling(self, *, spared: float | None = None) -> int:
-        """Local workers that keep the CPUs busy, without those that the training process uses at the possible rate.
+    def workers_to_fill(self, *, spared: float | None = None) -> int:
+        """Return the local workers that keep all CPUs busy except the CPUs of the training process.
 
         There is one more for each worker that waits, and one for each CPU that other programs use, since the kernel
         divides the CPUs equally. ``spared``: CPUs that stay idle instead.
@@ -254,13 +257,15 @@ class Model:
         return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
     def best(self, headroom: float, limits: Limits | None = None) -> tuple[int, int]:
-        """The fewest workers of each pool that make ``headroom`` times what the training loop takes, or what comes
-        nearest to that: local ones first, as they take no other machine."""
+        """Return the fewest workers of each pool whose rate is ``headroom`` times the demand, or nearest to it.
+
+        Local workers come first, because they need no other machine.
+        """
         limits = limits or self.limits
         most = min(limits.most_local(self.unevenness), limits.local, limits.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
         spared = 1.0 if limits.remote else None
-        local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
+        local = min(most, self.workers_to_fill(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus(local) / max(_TINY, self._cpu_s))
         far = max(0.0, headroom * self.demand - near) * self.remote.service_s
         remote = min(limits.remote, math.ceil(far - _TINY), max(0, limits.most_prefetch(local) - local))
@@ -283,15 +288,15 @@ class Model:
         return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.equal_rates) * least_s)
 
     def prefetch(self, local: int, remote: int, depth: float) -> int:
-        """``depth`` batches in flight for each that workers make at the same time, as far as memory allows."""
+        """Return ``depth`` batches in flight for each batch made at the same time, as far as memory allows."""
         workers = local + remote
         most = max(workers, self.limits.most_prefetch(local))
         return int(max(2, min(depth * self.lanes * workers, most)))
 
-    # -- what would end the stall --------------------------------------------------------------------------------------
+    # -- the end of the stall, and other work --------------------------------------------------------------------------
 
     def to_end_stall(self) -> EndOfStall:
-        """Return the needs of a loader that makes as much as the training loop could take."""
+        """Return the needs of a loader whose rate is the demand of the training loop."""
         cpus = self._cpu_s * self.demand
         workers = math.ceil(self.local.service_s * self.demand)
         free = self.free_cpus(workers)
@@ -304,18 +309,18 @@ class Model:
             workers=workers,
         )
 
-    def costing(self, local: PoolCost, remote: PoolCost) -> Model:
-        """The model of work that costs something else, off by the same factor as this one."""
+    def with_costs(self, local: PoolCost, remote: PoolCost) -> Model:
+        """Return the model of work with other costs, and with the present ratio of measured to predicted rate."""
         other = replace(self, local=local, remote=remote, measured_rate=None)
         if not self.measured_rate:
             return other
         return replace(other, measured_rate=self._correction * min(other.demand, other._capacity(other.now)))
 
-    def alone(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
-        """The model without other programs.
+    def without_others(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
+        """Return the model without other programs.
 
-        Where CPUs limit the workers, the measured rate tells how few of them the kernel left to the workers. So it
-        counts no more, unless ``keeps_factor``. With ``only_cpu``, all time beyond CPU time came of the other programs.
+        Where CPUs limit the workers, the measured rate is low because the kernel left them few CPUs. So the measured
+        rate is dropped, unless ``keeps_factor``. With ``only_cpu``, other programs explain all time beyond CPU time.
         """
         alone = replace(self, others=0.0, step_queued_s=0.0)
         if only_cpu:
@@ -328,5 +333,5 @@ class Model:
         return replace(alone, measured_rate=factor * min(alone.demand, alone._capacity(alone.now)))
 
     def with_remote(self, most: int) -> Model:
-        """The model with places for ``most`` remote workers."""
+        """Return the model with places for ``most`` remote workers."""
         return replace(self, limits=replace(self.limits, remote=max(most, self.limits.remote)))

@@ -60,7 +60,7 @@ def test_a_time_that_was_noisy_before_a_change_is_so_after_it() -> None:
     """Windows that are equal by chance after a change do not make it a steady time."""
     known = Cusum()
     alarms(known, *[1.0, 1.5, 0.7] * 20)
-    known.forget()
+    known.reset()
     later = 1.0, 1.0, 1.0, 1.05, 1.5, 1.05
     assert not alarms(known, *later)
     assert alarms(Cusum(), *later)

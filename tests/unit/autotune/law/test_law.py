@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.law import start
+from dpex.autotune.law.law import initial_settings
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision
@@ -30,7 +30,7 @@ class TunedLoader:
         at_once: float = math.inf,
         cpu_s: float = 0.0,
     ) -> None:
-        begin, self.machine = start(Limits.of(AutotuneConfig()), cpus), Machine(cpus=cpus)
+        begin, self.machine = initial_settings(Limits.of(AutotuneConfig()), cpus), Machine(cpus=cpus)
         self.tuner, self.engine = tuned(
             service_s=service_s, step_s=step_s, cpu_s=cpu_s, machine=self.machine, start=begin
         )
@@ -48,8 +48,9 @@ class TunedLoader:
 
 
 def test_it_starts_within_the_configuration() -> None:
-    assert start(Limits.of(AutotuneConfig(max_local=3, max_prefetch=4)), 8.0) == Settings(local=3, prefetch=4)
-    assert start(Limits.of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
+    few, many = AutotuneConfig(max_local=3, max_prefetch=4), AutotuneConfig(min_local=2, min_remote=1)
+    assert initial_settings(Limits.of(few), 8.0) == Settings(local=3, prefetch=4)
+    assert initial_settings(Limits.of(many), 1.0) == Settings(local=2, remote=1, prefetch=6)
 
 
 def test_a_jump_is_bounded() -> None:

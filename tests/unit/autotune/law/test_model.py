@@ -74,10 +74,11 @@ def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, ste
 
 def test_cpus_left_to_workers_say_nothing_of_a_machine_alone() -> None:
     busy = replace(model(step_s=0.001, cpus=2.0, others=1.7, cpu_s=0.1), now=workers(2), measured_rate=5.0)
-    assert busy.alone().rate(workers(2)).value == pytest.approx(20.0)
-    assert busy.alone(keeps_factor=True).rate(workers(2)).value == pytest.approx(20.0 * max(0.5, 5.0 * 3.7 / 40.0))
+    assert busy.without_others().rate(workers(2)).value == pytest.approx(20.0)
+    kept = busy.without_others(keeps_factor=True)
+    assert kept.rate(workers(2)).value == pytest.approx(20.0 * max(0.5, 5.0 * 3.7 / 40.0))
     waiting = replace(busy, local=PoolCost(service_s=0.1, cpu_s=0.001))
-    assert waiting.alone().rate(workers(2)).value == pytest.approx(waiting.rate(workers(2)).value)
+    assert waiting.without_others().rate(workers(2)).value == pytest.approx(waiting.rate(workers(2)).value)
 
 
 def test_the_interval_grows_with_the_distance() -> None:
