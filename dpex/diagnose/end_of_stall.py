@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dpex.autotune.law.model import EndOfStall, Model
-from dpex.diagnose.causes import CAUSES, LostTime
 from dpex.diagnose.facts import Facts
+from dpex.measure.causes import CAUSES, LostTime
 from dpex.measure.readable import percent, plural, rounded
 
 MATTERS = 0.05

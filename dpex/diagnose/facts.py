@@ -21,8 +21,6 @@ from dpex.measure.sampling import SAMPLE_S
 
 _MOST_HELD = 0.95
 """Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
-_KNOWN = 0.5
-"""Part of a pool's work of which run queues must be known, to take the rest to be alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,50 +149,10 @@ class Facts(Reading, Subject):
         """
         return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
 
-    # -- workers -------------------------------------------------------------------------------------------------------
-
-    @property
-    def local_workers(self) -> int:
-        """Workers on this machine.
-
-        Those that start serve in a moment, and a pass may end before: they count, as one batch was all that was wanted.
-        """
-        return max(self.local.running, self.local.requested)
-
-    @property
-    def remote_workers(self) -> int:
-        """Workers on the cluster."""
-        return self.remote.running
-
-    @property
-    def workers(self) -> int:
-        """Workers of both pools."""
-        return self.local_workers + self.remote_workers
-
-    @property
-    def at_once(self) -> int:
-        """Batches that all workers can make at the same time."""
-        return self.lanes * self.workers
-
-    @property
-    def tickets(self) -> int:
-        """Batches made, wherever."""
-        return sum(pool.tickets for pool in self.pools.values())
-
-    @property
-    def busy_s(self) -> float:
-        """Wall time that making them took."""
-        return sum(pool.busy_s for pool in self.pools.values())
-
     @property
     def cpu_s(self) -> float:
         """CPU time that making them took."""
         return sum(pool.cpu_s for pool in self.pools.values())
-
-    @property
-    def services_s(self) -> tuple[float, ...]:
-        """Wall seconds of single batches, a fair choice."""
-        return tuple(seconds for pool in self.pools.values() for seconds in pool.services_s)
 
     @property
     def sample_s(self) -> float:
@@ -230,15 +188,6 @@ class Facts(Reading, Subject):
         return tuple(_gaps(self))
 
 
-def queueing_s(pool: PoolReading) -> float | None:
-    """Return the seconds of a pool's or a node's workers on run queues, in which they could have run and had no CPU.
-
-    A report of the kernel on at least half of the work is scaled to all of the work. None: The report covers less.
-    """
-    is_known = pool.queue_known_s > _KNOWN * pool.busy_s
-    return pool.queued_s * pool.busy_s / pool.queue_known_s if is_known else None
-
-
 def _calls(pool: PoolReading) -> Iterator[CallFacts]:
     """A pool's calls. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
     timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
@@ -261,9 +210,9 @@ def _gaps(facts: Facts) -> Iterator[str]:
         yield facts.note
     if facts.gpu_running_stall_s is None:
         yield "GPU stall: no CUDA stream was seen; the shares are of the training loop's time"
-    if local.tickets and queueing_s(local) is None:
+    if local.tickets and local.queueing_s is None:
         yield "waiting for a CPU on this machine: the kernel does not report it, or workers lived too briefly"
-    if remote.tickets and queueing_s(remote) is None:
+    if remote.tickets and remote.queueing_s is None:
         yield "waiting for a CPU on other machines: their kernels do not report it"
     if facts.others is None:
         yield "CPU time of other programs: a CPU quota applies, or the system does not report it"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.autotune.trace import plain as as_json
 from dpex.diagnose import hot_calls, work
-from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.copies import warning
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.measure.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.measure.settings import INLINE, LOCAL, REMOTE
@@ -246,7 +246,7 @@ def _stage_rows(pool: PoolReading) -> Iterator[tuple[str, ...]]:
         ("collate", pool.collate_s, pool.collate_cpu_s),
         ("encode", pool.encode_s, pool.encode_cpu_s),
         ("transit", pool.transit_s, None),
-        ("part of these: waiting for a CPU", queueing_s(pool), None),
+        ("part of these: waiting for a CPU", pool.queueing_s, None),
     )
     for stage, wall_s, cpu_s in stages:
         if wall_s and wall_s / total >= 0.001:
@@ -285,7 +285,7 @@ def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
 
 
 def _machine(name: str, node: PoolReading) -> tuple[str, ...]:
-    queued_s = queueing_s(node)
+    queued_s = node.queueing_s
     seconds = (node.busy_s, node.cpu_s, *(() if queued_s is None else (queued_s,)))
     shown = [duration(each / node.tickets) for each in seconds]
     return (name, str(node.tickets), *shown, *([] if queued_s is not None else [""]))

@@ -9,9 +9,9 @@ from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, PoolCost, Start, net_s
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
-from dpex.diagnose.causes import OWN, LostTime
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
+from dpex.measure.causes import OWN, LostTime
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
@@ -116,7 +116,7 @@ def _pool_cost(facts: Facts, name: str) -> PoolCost:
     """Return the measured cost of a batch in a pool. A pool without batches takes the cost of another."""
     names = (name, LOCAL, REMOTE, INLINE)
     known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
-    queued_s = queueing_s(known)
+    queued_s = known.queueing_s
     if queued_s is None:
         computes = known.cpu_s > _COMPUTES * known.busy_s
         queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
