@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpex.diagnose import report, what_if, work
-from dpex.diagnose.causes import losses
 from dpex.diagnose.end_of_stall import end_of_stall
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
+from dpex.measure.causes import losses
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus

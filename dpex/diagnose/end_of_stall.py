@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from dpex.autotune.law.model import EndOfStall, Model
-from dpex.diagnose.causes import CAUSES, LostTime
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.work import costliest
+from dpex.measure.causes import CAUSES, LostTime
 from dpex.measure.readable import percent, plural, rounded
 
 MATTERS = 0.05

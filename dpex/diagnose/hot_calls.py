@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dpex.diagnose.causes import queueing_parts
 from dpex.diagnose.facts import CallFacts, Facts
 from dpex.measure.batch_times import COLLATE, LOAD, OWN_CODE, WITHIN
 from dpex.measure.readable import percent
@@ -202,7 +201,7 @@ def _innermost_of_object(one: CallBranch, leaf: CallBranch) -> CallBranch:
 
 
 def _waits_for(facts: Facts, one: CallBranch, leaf: CallBranch) -> str:
-    queued = 0.0 if facts.is_asynchronous else queueing_parts(facts)[int(one.fact.is_collating)]
+    queued = 0.0 if facts.is_asynchronous else facts.queueing_parts[int(one.fact.is_collating)]
     if (one.all_wall_s - one.all_cpu_s) * (1.0 - queued) < _HALF * one.all_wall_s:
         return ""
     return "other threads" if leaf.name.startswith("_thread.") else "data"

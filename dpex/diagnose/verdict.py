@@ -9,7 +9,7 @@ Rules, first match:
    for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
    GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
    has `LIMIT`.
-4. The largest cause of the wait (`dpex.diagnose.causes`), if it is at least `ALONE` times the second; else
+4. The largest cause of the wait (`dpex.measure.causes`), if it is at least `ALONE` times the second; else
    "mixed".
 
 Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause a from the second b,
@@ -25,9 +25,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dpex.diagnose import work
-from dpex.diagnose.causes import CAUSES, STREAM, WAITS, LostTime, is_tiny
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import HotCall, is_blocking, of_cause
+from dpex.measure.causes import CAUSES, PLACES, WAITS, LostTime, is_tiny
 from dpex.measure.readable import duration, percent, rounded
 
 ENOUGH_BATCHES = 50
@@ -205,7 +205,7 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
         return "" if cause == "dispatch" and is_tiny(facts) else _each_batch(facts, cause)
     place = found.place(cause)
     step = dominant(facts, cause)
-    if not place or step is None or STREAM in place or " and " in place:
+    if not place or step is None or PLACES["stream"] in place or " and " in place:
         return place
     one, share = step
     if one.is_collating != (place == "the collate function"):

@@ -2,7 +2,7 @@
 
 A run takes ``start + order + batches / rate`` seconds: its starts, the cost of the order, and its batches at the rate
 of the model. The predictions include the error of this formula at the present setting. A change outside the model saves
-the seconds of its cause (`dpex.diagnose.causes`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
+the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
 1 in each prediction. Changes that need no other code (`AT_HAND`) come first, and each group is in order of the rate.
 """
 
@@ -16,11 +16,11 @@ from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law.model import Model, PoolCost
 from dpex.diagnose import work
 from dpex.diagnose.caching import cachable
-from dpex.diagnose.causes import NARROW, TAKING_IN, WAITS, LostTime
 from dpex.diagnose.end_of_stall import MATTERS, stage_name
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
 from dpex.diagnose.verdict import TRANSFORM, waited_for
+from dpex.measure.causes import NARROW, TAKING_IN, WAITS, LostTime
 from dpex.measure.readable import percent, plural
 from dpex.measure.settings import Settings
 from dpex.schedule.names import lanes

@@ -11,9 +11,9 @@ from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
-from dpex.diagnose.causes import OWN, LostTime
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
+from dpex.measure.causes import OWN, LostTime
 from dpex.measure.pool_reading import STAGES, PoolReading
 from dpex.measure.settings import INLINE, LOCAL, Settings
 from dpex.measure.views import without_queueing

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from dpex.measure.pool_reading import MOST_QUEUED, STEP_BUCKETS, PoolReading
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
 from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
-from dpex.measure.settings import LOCAL, REMOTE, Settings
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
 Signal = Literal["wait", "events", "nvml"]
 """By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
@@ -277,6 +277,31 @@ class Reading(Record):
     def services_s(self) -> tuple[float, ...]:
         """Wall seconds of the latest batches, one by one."""
         return tuple(seconds for pool in self.pools.values() for seconds in pool.services_s)
+
+    @property
+    def queueing_parts(self) -> tuple[float, float]:
+        """Shares of loading and of collating, each without its CPU time, that were spent on run queues; 0 to 1."""
+        load_s = collate_s = load_wait_s = collate_wait_s = 0.0
+        for name, pool in self.pools.items():
+            load_wait_s += max(0.0, pool.load_s - pool.load_cpu_s)
+            collate_wait_s += max(0.0, pool.collate_s - pool.collate_cpu_s)
+            delay = self._queued_s(name, pool) / max(1e-9, pool.cpu_s)
+            load_s += delay * pool.load_cpu_s
+            collate_s += delay * pool.collate_cpu_s
+        parts = ((load_s, load_wait_s), (collate_s, collate_wait_s))
+        load, collate = (min(1.0, queued_s / wait_s) if wait_s > 0 else 0.0 for queued_s, wait_s in parts)
+        return load, collate
+
+    def _queued_s(self, name: str, pool: PoolReading) -> float:
+        """Return a pool's seconds on run queues, 0 if unknown.
+
+        For batches of the training process it is their share of the training thread's time there.
+        """
+        queued_s = pool.queueing_s
+        if queued_s is not None or name != INLINE or self.trainer_queued_s is None:
+            return queued_s or 0.0
+        total_s = pool.busy_s + self.work_s
+        return self.trainer_queued_s * pool.busy_s / total_s if total_s > 0 else 0.0
 
     def with_pools(self, **pools: PoolReading) -> Reading:
         """Return the reading with other pools in place of those of the same names."""
