@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.autotune.trace import plain as as_json
-from dpex.diagnose import hot_calls, work
+from dpex.diagnose import hot_calls
 from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Evidence, Verdict
@@ -19,6 +19,7 @@ from dpex.measure.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.measure.settings import INLINE, LOCAL, REMOTE
+from dpex.measure.views import cpus_used, mean_s
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
@@ -89,7 +90,7 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
             yield told
         if facts.why_streams:
             yield facts.why_streams
-        used = ", ".join(f"{name} {count:.2g}" for name, count in work.cpus_used(facts).items() if count >= 0.05)
+        used = ", ".join(f"{name} {count:.2g}" for name, count in cpus_used(facts).items() if count >= 0.05)
         yield f"CPUs in use, of {rounded(facts.cpus)}: {used or 'hardly any'}."
     shown = [f"{part.name} {percent(part.ratio)}" for part in parts(facts, verdict) if part.ratio >= _SHOWN]
     yield f"The loop's time: {', '.join(shown) or 'none'}. ({confidence(verdict)})"
@@ -275,7 +276,7 @@ def _calls(facts: Facts) -> ReportSection:
 
 def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
     """Slowest first."""
-    ordered = sorted(nodes.items(), key=lambda node: -node[1].busy_s / node[1].tickets)
+    ordered = sorted(nodes.items(), key=lambda node: -mean_s(node[1]))
     return ReportSection(
         title="Slowest machines" if len(ordered) > 1 else "Machines",
         header=("machine", "batches", "time per batch", "CPU per batch", "waiting for a CPU"),

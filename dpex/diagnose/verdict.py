@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dpex.diagnose import work
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import HotCall, is_blocking, of_cause
 from dpex.measure.causes import CAUSES, PLACES, WAITS, LostTime, is_tiny
 from dpex.measure.readable import duration, percent, rounded
+from dpex.measure.views import cpus_used, is_full
 
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
@@ -144,7 +144,7 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
     clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT))
-    if work.is_full(facts) and any(pool.tickets and pool.queueing_s is None for pool in facts.pools.values()):
+    if is_full(facts) and any(pool.tickets and pool.queueing_s is None for pool in facts.pools.values()):
         clear *= 0.5  # workers may have waited for a CPU without a report by the kernel
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
@@ -268,7 +268,7 @@ def _gpu(facts: Facts) -> str:
 
 def _held_up(facts: Facts) -> str:
     """Return the step's time over its own time, and the holders of the CPUs."""
-    used = work.cpus_used(facts)
+    used = cpus_used(facts)
     own, others = used["the workers"], used["other programs"]
     names = {"other programs": others, "the loader's own workers": own}
     top = max(names.values())

@@ -23,6 +23,7 @@ from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.causes import NARROW, TAKING_IN, WAITS, LostTime
 from dpex.measure.readable import percent, plural
 from dpex.measure.settings import Settings
+from dpex.measure.views import cpus_used, is_full
 from dpex.schedule.names import lanes
 
 WORTH = 0.03
@@ -191,7 +192,7 @@ class Run:
         """Seconds lost with that prefetch: all as measured, none where it covers the slowest batch."""
         now, enough = model.now.prefetch, work.covering_prefetch(self.facts, model)
         left = (enough - settings.prefetch) / (enough - now) if enough > now else now / settings.prefetch
-        return work.order_s(self.found) * min(1.0, max(0.0, left))
+        return self.found.flagged_s("is_order") * min(1.0, max(0.0, left))
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class Run:
         """The law's own choice, and with it the prefetch alone."""
         facts, model, now = self.facts, self.model, self.model.now
         depth = max(CONSTANTS.depth, min(CONSTANTS.depth_by_slowest * model.unevenness, CONSTANTS.most_depth))
-        is_late = work.order_s(self.found) > MATTERS * facts.wall_s
+        is_late = self.found.flagged_s("is_order") > MATTERS * facts.wall_s
         local, remote = model.best(facts.config.headroom)
         if local + remote < now.workers and model.start is None:
             local, remote = now.local, now.remote  # fewer serve as well, and no better
@@ -297,7 +298,7 @@ class Run:
 
     def _cpus(self) -> Iterator[Prediction]:
         """CPUs of other programs, and the CPUs that workers take from the training loop."""
-        facts, now, used = self.facts, self.model.now, work.cpus_used(self.facts)
+        facts, now, used = self.facts, self.model.now, cpus_used(self.facts)
         own, others = used["the workers"], used["other programs"]
         held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
         part = own / max(1e-9, own + others)  # the workers' part of the lack
@@ -324,7 +325,7 @@ class Run:
         kept = model.without_others(keeps_factor=True)
         same = self.predicted("free", text, model=kept, held_s=held_s, saved_s=saved_s)
         bounds = [likely, same]
-        if work.is_full(facts) and facts.gpu_running_stall_s is None:
+        if is_full(facts) and facts.gpu_running_stall_s is None:
             quick, step_s = model.without_others(only_cpu=True), facts.work_s - facts.held_s
             shorter_s = max(0.0, step_s - facts.trainer_cpu_s)
             bounds.append(self.predicted("free", text, model=quick, held_s=0.0, shorter_s=shorter_s, saved_s=most_s))

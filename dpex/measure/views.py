@@ -6,12 +6,17 @@ Figures of one reading alone are properties of `dpex.measure.reading.Reading` an
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dpex.measure.batch_times import RECENT
+from dpex.measure.causes import OWN
 from dpex.measure.pool_reading import MOST_QUEUED, PoolReading
 from dpex.measure.reading import Reading
+from dpex.measure.settings import INLINE, LOCAL
 
+_FULL = 0.9
+"""Busy share of the CPUs from which on more workers that compute only take CPUs from each other."""
 _TINY = 1e-9
 
 
@@ -49,8 +54,16 @@ def median_s(pool: PoolReading) -> float:
     return (ordered[middle] + ordered[~middle]) / 2 if ordered else mean_s(pool)
 
 
+def unevenness(services_s: Sequence[float]) -> float:
+    """Return the slowest batch over the mean, at least 1."""
+    total_s = sum(services_s)
+    return max(1.0, max(services_s) * len(services_s) / total_s) if total_s > 0 else 1.0
+
+
 def step_times(reading: Reading) -> StepTimes:
     """Return the times of the training loop outside its waits, by the clock: steps, and work in ``next()``.
+
+    It serves windows, in which most waits have no cause yet.
 
     Steps that have ended are counted if they are known, else all seconds between two calls. Queueing of the training
     thread is divided between waits and steps by their wall times.
@@ -60,3 +73,31 @@ def step_times(reading: Reading) -> StepTimes:
     if reading.step_count is not None:
         total_s, count = reading.stepped_s + reading.next_busy_s, reading.step_count
     return StepTimes((1.0 - queued) * total_s, queued * total_s, count)
+
+
+def free_steps_s(reading: Reading) -> float:
+    """Return the seconds that the training loop takes without a wait and with a CPU at all times, by causes.
+
+    It serves whole runs. Waits for page-locked memory are included, because no worker makes them shorter. With CUDA
+    events, the steps of the GPU's stream count if they take longer.
+    """
+    busy_s = reading.transfer_s + sum(reading.causes.get(name, 0.0) for name in (*OWN, "h2d"))
+    loop_s = reading.work_s - reading.held_s + without_queueing(busy_s, 0.0, reading.loop_queued_s)
+    stall_s = reading.gpu_running_stall_s
+    return loop_s if stall_s is None else max(loop_s, reading.running_s - stall_s - reading.held_s)
+
+
+def cpus_used(reading: Reading) -> Mapping[str, float]:
+    """Return the mean CPUs of this machine that were busy, by their holder in words."""
+    wall_s = max(_TINY, reading.wall_s)
+    made_s = {name: reading.pools[name].cpu_s if name in reading.pools else 0.0 for name in (LOCAL, INLINE)}
+    return {
+        "the workers": (made_s[LOCAL] + reading.read_cpu_s) / wall_s,
+        "the training process": max(reading.trainer_cpu_s, made_s[INLINE]) / wall_s,
+        "other programs": reading.others or 0.0,
+    }
+
+
+def is_full(reading: Reading) -> bool:
+    """Return True if hardly any CPU of this machine was idle."""
+    return sum(cpus_used(reading).values()) >= _FULL * reading.cpus
