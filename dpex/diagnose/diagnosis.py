@@ -39,7 +39,7 @@ class Diagnosis:
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
         predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument and
-            programs that are stopped come first. Each of the two groups is in order of the rate.
+            programs that are stopped come first. Each group is in order of the rate.
         beyond: The most effective change of code after the recommended change of an argument, or None.
         held_back: The reason why the tuner has not taken a faster setting, or "".
         end_of_stall: Sentences on how to end the stall; "" without a stall or enough measurements.
@@ -98,8 +98,8 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
 
-        Each value has the name of its attribute or property. ``version`` is that of the layout; it grows when something
-        is renamed or removed.
+        Each value has the name of its attribute or property. ``version`` is the version of the layout. It grows when a
+        name is changed or removed.
         """
         return report.plain(self)
 

@@ -1,7 +1,7 @@
 """The measurements of a loader as one value, from which alone a diagnosis concludes. Pure.
 
-Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
-passes is in none of them. None: not measured, and `Facts.unmeasured` says why.
+Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called, without the time
+between passes. None: not measured, and `Facts.unmeasured` says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpex.measure.sampling import SAMPLE_S
 class CallFacts(CallSums):
     """The calls of a function from one place; "load > a > b" is the call of b in a while samples are loaded.
 
-    Calls, wall and CPU seconds are those of the timed batches. No seconds include those of the calls within.
+    Calls, wall seconds and CPU seconds are counted in the timed batches. No call includes the seconds of calls within.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Facts(Reading, Subject):
 
 
 def _calls(pool: PoolReading) -> Iterator[CallFacts]:
-    """A pool's calls. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
+    """Yield a pool's calls. The times of timed batches are scaled to all batches by wall and by CPU time of a stage."""
     timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
     ratios = {}
     for is_collating, wall_s, cpu_s in (

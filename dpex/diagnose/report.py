@@ -269,7 +269,7 @@ def _calls(facts: Facts) -> ReportSection:
     )
     header = ("call", "calls timed", "time per call", "CPU per call", "share")
     how = (
-        "Timed in some of the batches. A call's time includes the calls below it; those of less than 2 % are left out."
+        "Timed in some of the batches. A call's time includes the calls below it. Calls of less than 2 % are left out."
     )
     return ReportSection(title="Calls", header=header, rows=rows, lines=(how,))
 

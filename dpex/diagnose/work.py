@@ -19,7 +19,7 @@ from dpex.measure.settings import Settings
 from dpex.measure.views import free_steps_s, is_full, unevenness
 
 _COMPUTES, _BESIDE = 0.5, 2
-"""Where workers compute for more than this share of their time, at most this many exceed the CPUs."""
+"""If workers compute for more than this share of their time, at most so many of them exceed the CPUs."""
 _ROUNDING = 0.1
 """A wait of less than this share of a worker's time makes no room for another worker."""
 _WAITS = 0.01
