@@ -146,56 +146,33 @@ class SettingStats:
 
     Attributes:
         sum: Recent windows.
-        made: The batches of both pools in them.
+        made: The batches of both pools in ``sum``.
         calm: The latest windows in a row without a wait.
     """
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
-        self._windows, self._made = RecentSum(Reading()), RecentSum(PoolReading())
+        self.sum: Reading = Reading()
+        self.made: PoolReading = PoolReading()
         self.calm: int = 0
+        self._windows, self._made = RecentSum(self.sum), RecentSum(self.made)
+        self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, window: Reading, goal: float) -> None:
-        """Take in a window."""
+        """Take in a window. ``goal``: The share of the time in ``next()`` that counts as no wait."""
         made = window.local.plus(window.remote)
         self._rows.append((window.later_batches, made.tickets, window.seconds))
         self._windows.add(window)
-        if made.tickets:
-            self._made.add(made)
+        self._made.add(made)
+        self.sum, self.made = self._windows.sum, self._made.sum
         self.calm = self.calm + 1 if window.blocked_s <= goal * window.seconds else 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
-    def sum(self) -> Reading:
-        """See the class."""
-        return self._windows.sum
-
-    @property
-    def made(self) -> PoolReading:
-        """See the class."""
-        return self._made.sum
-
-    @property
-    def wait(self) -> float:
+    def blocked(self) -> float:
         """Share of the time that the training loop was blocked in ``next()``."""
         return self.sum.blocked_s / self.sum.seconds if self.sum.seconds else 0.0
-
-    @property
-    def lost(self) -> float:
-        """Share of the time that was lost to loading, 0 to 1: blocked in ``next()`` or busy there."""
-        return min(1.0, (self.sum.blocked_s + self.sum.next_busy_s) / max(1e-9, self.sum.seconds))
-
-    @property
-    def queued(self) -> float:
-        """Share of the time that the training thread waited for a CPU."""
-        return (self.sum.trainer_queued_s or 0.0) / self.sum.seconds if self.sum.seconds else 0.0
-
-    @property
-    def busy_workers(self) -> float:
-        """Workers that were busy on average."""
-        return self.sum.busy_s / self.sum.seconds
 
     @property
     def has_rate(self) -> bool:
@@ -204,24 +181,22 @@ class SettingStats:
 
     @property
     def is_late(self) -> bool:
-        """True if mostly the next batch in turn is missing."""
+        """True if the next batch in turn was missing for most of the wait."""
         return self.sum.straggler_s > 0.5 * self.sum.blocked_s
 
     def is_draining(self, headroom: float) -> bool:
-        """Return True if the loop takes older batches rather than new batches."""
-        return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
+        """Return True if the loop took batches that were ready before, because workers made few."""
+        return headroom * self.made.tickets < self.sum.later_batches
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:
-        """Batches per second that were delivered, or made, and the standard error of that."""
-        seconds = sum(row[2] for row in self._rows)
+        """Return the batches per second that were delivered, or made, and the standard error."""
+        rows = [(row[int(made)], row[2]) for row in self._rows]
+        total, seconds = (sum(each) for each in zip(*rows, strict=True)) if rows else (0, 0.0)
         if not seconds:
             return 0.0, math.inf
-        which = int(made)
-        total, windows = sum(row[which] for row in self._rows), len(self._rows)
-        rate = total / seconds
-        error = math.sqrt(max(1.0, total)) / seconds
-        if windows >= 3:
-            squares = sum((row[which] - rate * row[2]) ** 2 for row in self._rows)
-            seen = math.sqrt(windows / (windows - 1) * squares) / seconds
-            error = seen if total > 2 * windows else max(error, seen)
+        rate, error = total / seconds, math.sqrt(max(1.0, total)) / seconds
+        if len(rows) >= 3:
+            squares = sum((count - rate * each_s) ** 2 for count, each_s in rows)
+            seen = math.sqrt(len(rows) / (len(rows) - 1) * squares) / seconds
+            error = seen if total > 2 * len(rows) else max(error, seen)
         return rate, error

@@ -176,7 +176,7 @@ class Law:
         """Return the model of the work as measured so far."""
         known, record = self._work.sum, self._record
         step, (rate, error) = step_times(known), record.rate()
-        waits = record.wait > self.config.wait_goal
+        waits = record.blocked > self.config.wait_goal
         return Model.of(
             known,
             now=window.settings,
@@ -209,7 +209,7 @@ class Law:
             decision = self._judge(window, self._trial)
             if decision is not None or self._trial is not None:
                 return decision
-        if self._record.wait <= self.config.wait_goal:
+        if self._record.blocked <= self.config.wait_goal:
             return self._give_back(window)
         return self._grow(window) or self._widen(window)
 
@@ -299,12 +299,12 @@ class Law:
         if window.at < self._next_trial_at or len(record) * k.trial_windows < k.enough_windows * self._shrink_after:
             return None
         local, remote = self._target(window)
-        if record.queued > self.config.wait_goal and now.local > local:
+        if (record.sum.trainer_queued_s or 0.0) > self.config.wait_goal * record.sum.seconds and now.local > local:
             to = max(local, math.floor(now.local / k.give_back_factor)), max(now.remote, remote)
             return self._change(window, *to, "too many", GIVE_BACK)
         if record.is_draining(self.config.headroom) or record.calm < self._shrink_after:
             return None
-        wanted = math.ceil(max(record.busy_workers, self.model.local.service_s * self.model.demand))
+        wanted = math.ceil(max(record.sum.busy_s / record.sum.seconds, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
         local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
         if local + remote >= now.workers:
@@ -367,7 +367,7 @@ class Law:
             is_free = slower < bound and record.made.tickets >= now.workers and now.remote <= trial.old.remote
         has_windows = len(record) >= k.enough_windows
         is_enough = has_windows and record.made.tickets >= k.enough_batches
-        is_fine = has_windows and record.wait <= own.wait_goal and not record.is_draining(own.headroom)
+        is_fine = has_windows and record.blocked <= own.wait_goal and not record.is_draining(own.headroom)
         return TrialResult(
             gain=gain,
             is_bad=not is_fine and not is_free and gain <= least,

@@ -56,7 +56,7 @@ def measured(record: SettingStats, window: Reading) -> dict[str, float]:
     The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
     """
     seen = _counted(record, window)
-    return {"rate": seen.rate()[0], "wait": seen.lost} if seen.has_rate else {"wait": seen.lost}
+    return {"rate": seen.rate()[0], "wait": seen.sum.wait} if seen.has_rate else {"wait": seen.sum.wait}
 
 
 def _counted(record: SettingStats, window: Reading) -> SettingStats:
