@@ -65,7 +65,7 @@ class WorkEstimate:
     """The measurements of the work since it last changed.
 
     Attributes:
-        sum: Recent windows. The sums of its pools are of the recent windows in which they made batches.
+        sum: Recent windows with steps. The sum of a pool is of recent windows in which it made batches.
     """
 
     def __init__(self, cusums: defaultdict[str, Cusum] | None = None) -> None:
@@ -79,7 +79,8 @@ class WorkEstimate:
 
     def add(self, window: Reading) -> None:
         """Take in a window."""
-        self._windows.add(window)
+        if step_times(window).count:  # CUDA events say nothing of a window without a step
+            self._windows.add(window)
         for name, pool in self._pools.items():
             made: PoolReading = getattr(window, name)
             if made.tickets:

@@ -7,6 +7,7 @@ from dpex.autotune.law.evidence import Cusum, RecentSum, SettingStats, WorkEstim
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
+from dpex.measure.views import step_times
 
 
 @pytest.mark.parametrize(("windows", "summed"), [(1, 1), (64, 64), (65, 65), (128, 128), (129, 65), (300, 108)])
@@ -42,6 +43,13 @@ def test_a_pool_without_new_batches_keeps_its_times() -> None:
     for _ in range(3 * CONSTANTS.recent):
         seen.add(Reading(seconds=1.0))
     assert (seen.sum.tickets, seen.service_s("local")) == (8, pytest.approx(1.0))
+
+
+def test_a_window_without_a_step_says_nothing_of_steps() -> None:
+    seen = WorkEstimate()
+    seen.add(Reading(seconds=1.0, later_batches=10, stepping_s=0.5, blocked_s=0.5))
+    seen.add(Reading(seconds=1.0, stepping_s=1.0))
+    assert step_times(seen.sum).net_s == pytest.approx(0.5)
 
 
 def test_a_setting_is_described_by_both_pools() -> None:
