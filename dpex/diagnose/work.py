@@ -16,7 +16,7 @@ from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.causes import LostTime
 from dpex.measure.pool_reading import STAGES, PoolReading
 from dpex.measure.settings import Settings
-from dpex.measure.views import free_steps_s, is_full, unevenness
+from dpex.measure.views import free_steps_s, is_full
 
 _COMPUTES, _BESIDE = 0.5, 2
 """If workers compute for more than this share of their time, at most so many of them exceed the CPUs."""
@@ -72,7 +72,6 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         step_s=free_steps_s(facts) / count,
         others=facts.others or 0.0,
         limits=Limits(),
-        unevenness=unevenness(facts.services_s),
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),
         queued_s=partial(_queued_s, facts),

@@ -135,12 +135,6 @@ class WorkEstimate:
         """The longest of the pools' medians; 0 without a batch."""
         return max(median_s(pool.sum) for pool in self._pools.values())
 
-    @property
-    def unevenness(self) -> float:
-        """The slowest batch over the mean, at least 1."""
-        slowest_s = max(max(pool.sum.services_s, default=0.0) for pool in self._pools.values())
-        return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
-
 
 class SettingStats:
     """The windows under one setting.

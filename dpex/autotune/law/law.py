@@ -184,7 +184,6 @@ class Law:
             step_queued_s=step.queued_s / step.count,
             others=self._work.others,
             limits=self._hard,
-            unevenness=self._work.unevenness,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
             queued_s=lambda pool: pool.queued_s,

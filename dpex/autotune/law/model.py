@@ -21,7 +21,7 @@ from dpex.autotune.limits import Limits
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
-from dpex.measure.views import net_mean_s
+from dpex.measure.views import net_mean_s, unevenness
 
 _TINY = 1e-9
 _LEAST_STEP_S = 1e-6
@@ -132,7 +132,6 @@ class Model:
         step_s: float,
         limits: Limits,
         others: float,
-        unevenness: float,
         measured_rate: float | None,
         error: float,
         queued_s: Callable[[PoolReading], float],
@@ -172,7 +171,7 @@ class Model:
             others=others,
             limits=limits,
             lanes=work.lanes,
-            unevenness=unevenness,
+            unevenness=unevenness(work.services_s),
             measured_rate=measured_rate,
             error=error,
             start=start,
