@@ -75,7 +75,6 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),
         queued_s=partial(_queued_s, facts),
-        has_transit=True,
         start=_start(facts, now),
     )
     return replace(model, limits=_limits(facts, model))

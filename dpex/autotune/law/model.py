@@ -135,25 +135,23 @@ class Model:
         measured_rate: float | None,
         error: float,
         queued_s: Callable[[PoolReading], float],
-        has_transit: bool = False,
         step_queued_s: float = 0.0,
         start: Start | None = None,
     ) -> Model:
         """Return the model of measured work, which has at least one batch and one step. Others see `Model`.
 
-        A pool without batches takes the cost of another.
+        A pool without batches takes the cost of another. The way from a remote worker is part of its time.
 
         Args:
             work: The counts of the work.
             queued_s: Returns the seconds of a pool's workers on run queues.
-            has_transit: Whether the time on the way from a remote worker counts as its own.
         """
 
         def cost(name: str) -> PoolCost:
             pools = (work.pools.get(place, PoolReading()) for place in (name, LOCAL, REMOTE, INLINE))
             known = next(pool for pool in pools if pool.tickets)
             service_s = net_mean_s(known, queued_s(known))
-            transit_s = known.transit_s / known.tickets if has_transit and name == REMOTE else 0.0
+            transit_s = known.transit_s / known.tickets if name == REMOTE else 0.0
             cpu_s = min(service_s, known.cpu_s / known.tickets)
             return PoolCost(service_s=max(_TINY, service_s + transit_s), cpu_s=max(_TINY, cpu_s))
 
