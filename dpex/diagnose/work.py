@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Start
@@ -14,7 +13,7 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
 from dpex.measure.causes import LostTime
-from dpex.measure.pool_reading import STAGES, PoolReading
+from dpex.measure.pool_reading import STAGES
 from dpex.measure.settings import Settings
 from dpex.measure.views import free_steps_s, is_full
 
@@ -74,18 +73,9 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         limits=Limits(),
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),
-        queued_s=partial(_queued_s, facts),
         start=_start(facts, now),
     )
     return replace(model, limits=_limits(facts, model))
-
-
-def _queued_s(facts: Facts, pool: PoolReading) -> float:
-    """Return the seconds of a pool's workers on run queues. Where the kernel reports none and the CPUs are full, all
-    time of workers that compute beyond their CPU time counts."""
-    if pool.queueing_s is not None:
-        return pool.queueing_s
-    return pool.busy_s - pool.cpu_s if pool.cpu_s > _COMPUTES * pool.busy_s and is_full(facts) else 0.0
 
 
 def _limits(facts: Facts, model: Model) -> Limits:

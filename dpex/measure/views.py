@@ -13,10 +13,12 @@ from dpex.measure.batch_times import RECENT
 from dpex.measure.causes import OWN
 from dpex.measure.pool_reading import MOST_QUEUED, PoolReading
 from dpex.measure.reading import Reading
-from dpex.measure.settings import INLINE, LOCAL
+from dpex.measure.settings import INLINE, LOCAL, REMOTE
 
 _FULL = 0.9
 """Busy share of the CPUs from which on more workers that compute only take CPUs from each other."""
+_COMPUTES = 0.5
+"""CPU share of a worker's time from which on the worker computes rather than waits."""
 _TINY = 1e-9
 
 
@@ -100,4 +102,17 @@ def cpus_used(reading: Reading) -> Mapping[str, float]:
 
 def is_full(reading: Reading) -> bool:
     """Return True if hardly any CPU of this machine was idle."""
-    return sum(cpus_used(reading).values()) >= _FULL * reading.cpus
+    return reading.wall_s > 0 and sum(cpus_used(reading).values()) >= _FULL * reading.cpus
+
+
+def queued_s(reading: Reading, name: str) -> float:
+    """Return the seconds of a pool's workers on run queues.
+
+    If the kernel reports none and the CPUs are full, workers of this machine that compute queue for all of their time
+    beyond CPU time.
+    """
+    pool = reading.pools[name]
+    if pool.queueing_s is not None:
+        return pool.queueing_s
+    is_computing = name != REMOTE and pool.cpu_s > _COMPUTES * pool.busy_s
+    return pool.busy_s - pool.cpu_s if is_computing and is_full(reading) else 0.0

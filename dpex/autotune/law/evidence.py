@@ -128,7 +128,7 @@ class WorkEstimate:
     def service_s(self, name: str) -> float:
         """Return the mean seconds of a batch without queueing. A pool without batches has those of the other."""
         pools = self._pools[name].sum, *(self._pools[other].sum for other in WORKER_POOLS)
-        return next((net_mean_s(pool, pool.queued_s) for pool in pools if pool.tickets), 0.0)
+        return next((net_mean_s(pool, pool.queueing_s or 0.0) for pool in pools if pool.tickets), 0.0)
 
     @property
     def median_s(self) -> float:

@@ -186,7 +186,6 @@ class Law:
             limits=self._hard,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
-            queued_s=lambda pool: pool.queued_s,
             start=self._pass_start(window),
         )
 
@@ -421,7 +420,7 @@ class Law:
                 old=now,
                 new=new,
                 before=self._record,
-                service_s=net_mean_s(made, made.queued_s) or model.local.service_s,
+                service_s=net_mean_s(made, made.queueing_s or 0.0) or model.local.service_s,
                 wall_s=mean_s(made) or model.local.service_s,
                 median_s=median_s(made) or self._work.median_s or model.local.service_s,
                 reverted=reverted,

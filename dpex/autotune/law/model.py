@@ -13,15 +13,13 @@ rate to the predicted rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.limits import Limits
-from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
-from dpex.measure.views import net_mean_s, unevenness
+from dpex.measure.views import net_mean_s, queued_s, unevenness
 
 _TINY = 1e-9
 _LEAST_STEP_S = 1e-6
@@ -130,33 +128,36 @@ class Model:
         *,
         now: Settings,
         step_s: float,
-        limits: Limits,
         others: float,
+        limits: Limits,
         measured_rate: float | None,
         error: float,
-        queued_s: Callable[[PoolReading], float],
         step_queued_s: float = 0.0,
         start: Start | None = None,
     ) -> Model:
-        """Return the model of measured work, which has at least one batch and one step. Others see `Model`.
+        """Return the model of measured work, which has at least one batch and one step.
 
-        A pool without batches takes the cost of another. The way from a remote worker is part of its time.
+        A pool without batches takes the cost of another. The way from a remote worker is part of its time. The
+        arguments are `Model`'s, and differ between the law and a diagnosis for these reasons:
 
-        Args:
-            work: The counts of the work.
-            queued_s: Returns the seconds of a pool's workers on run queues.
+        - ``step_s``, ``step_queued_s``: In a window most waits have no cause yet, so the law takes the step from the
+          clock. It plans for less queueing. A diagnosis predicts the queueing of a step apart from the model.
+        - ``others``: The law plans for the most of recent windows, because other programs come again. A diagnosis
+          explains a run, and takes the mean.
+        - ``measured_rate``, ``error``: The law compares windows under one setting, and knows how they scatter. A
+          diagnosis leaves out seconds that the setting does not explain, and knows the errors of past predictions.
+        - ``start``: The law chooses workers for the next start and takes the latest. A diagnosis takes the mean.
         """
 
         def cost(name: str) -> PoolCost:
-            pools = (work.pools.get(place, PoolReading()) for place in (name, LOCAL, REMOTE, INLINE))
-            known = next(pool for pool in pools if pool.tickets)
-            service_s = net_mean_s(known, queued_s(known))
-            transit_s = known.transit_s / known.tickets if name == REMOTE else 0.0
-            cpu_s = min(service_s, known.cpu_s / known.tickets)
-            return PoolCost(service_s=max(_TINY, service_s + transit_s), cpu_s=max(_TINY, cpu_s))
+            place = next(one for one in (name, LOCAL, REMOTE, INLINE) if one in work.pools and work.pools[one].tickets)
+            pool = work.pools[place]
+            service_s, cpu_s = net_mean_s(pool, queued_s(work, place)), pool.cpu_s / pool.tickets
+            transit_s = pool.transit_s / pool.tickets if name == REMOTE else 0.0
+            return PoolCost(service_s=max(_TINY, service_s + transit_s), cpu_s=max(_TINY, min(service_s, cpu_s)))
 
         step_s = max(_LEAST_STEP_S, step_s)
-        inline_s = work.pools.get(INLINE, PoolReading()).cpu_s
+        inline_s = work.pools[INLINE].cpu_s if INLINE in work.pools else 0.0
         trainer_cpu_s = max(0.0, work.trainer_cpu_s - inline_s) / max(1, work.later_batches)
         return cls(
             now=now,

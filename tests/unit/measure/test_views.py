@@ -1,10 +1,12 @@
 """Figures of readings made by hand, where it is clear what must come out."""
 
+from dataclasses import replace
+
 import pytest
 
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
-from dpex.measure.views import mean_s, median_s, net_mean_s, step_times
+from dpex.measure.views import free_steps_s, is_full, mean_s, median_s, net_mean_s, queued_s, step_times, unevenness
 
 MADE = PoolReading(tickets=8, load_s=6.0, encode_s=2.0, load_cpu_s=2.0)
 """Eight batches, each of 1 s in a worker and 0.25 s on a CPU."""
@@ -52,3 +54,48 @@ def test_a_step_counts_once_it_has_ended_if_that_is_known(steps: int | None, mea
 def test_waiting_for_a_cpu_is_counted_beside_the_step() -> None:
     found = step_times(ended_steps(steps=4, queued_s=0.046))
     assert (found.net_s / 4, found.queued_s / 4) == pytest.approx((0.8 * 0.0501, 0.2 * 0.0501))
+
+
+def test_a_step_by_causes_has_all_that_no_worker_makes_shorter() -> None:
+    """4 s of steps, 0.5 s of which lack a CPU; a second in which batches are taken in, and two of waits."""
+    causes = {"read": 3.0, "h2d": 0.5, "sampler": 1.5, "startup": 2.0}
+    run = Reading(causes=causes, transfer_s=1.0, work_s=4.0, trainer_queued_s=1.5)
+    assert run.held_s == pytest.approx(0.5)
+    assert free_steps_s(run) == pytest.approx(4.0 - 0.5 + 1.0 + 0.5 + 1.5)
+    assert free_steps_s(replace(run, gpu_running_stall_s=1.0)) == pytest.approx(12.0 - 2.0 - 1.0 - 0.5)
+
+
+@pytest.mark.parametrize(("services_s", "found"), [((), 1.0), ((0.1, 0.1), 1.0), ((0.1, 0.3), 1.5), ((0.0,), 1.0)])
+def test_unevenness_is_the_slowest_over_the_mean(services_s: tuple[float, ...], found: float) -> None:
+    assert unevenness(services_s) == pytest.approx(found)
+
+
+def run_on(cpus: float, pool: PoolReading, name: str = "local") -> Reading:
+    """A run of 10 s beside other programs that use half a CPU."""
+    return Reading(work_s=10.0, cpus=cpus, pools={name: pool}, trainer_cpu_s=5.0, others_s=5.0, others_over_s=10.0)
+
+
+COMPUTING = PoolReading(tickets=10, load_s=20.0, load_cpu_s=12.0)
+
+
+@pytest.mark.parametrize(
+    ("pool", "cpus", "name", "found"),
+    [
+        (replace(COMPUTING, queued_s=3.0, queue_known_s=20.0), 2.2, "local", 3.0),
+        (replace(COMPUTING, queued_s=3.0, queue_known_s=15.0), 2.2, "local", 4.0),
+        (COMPUTING, 2.2, "local", 8.0),
+        (COMPUTING, 4.0, "local", 0.0),
+        (replace(COMPUTING, load_cpu_s=9.0), 2.0, "local", 0.0),
+        (COMPUTING, 1.0, "remote", 0.0),
+    ],
+    ids=["reported", "reported for most", "unreported, full", "unreported, idle", "waiting", "another machine"],
+)
+def test_queueing_without_a_report_is_guessed_on_full_cpus(
+    pool: PoolReading, cpus: float, name: str, found: float
+) -> None:
+    assert queued_s(run_on(cpus, pool, name), name) == pytest.approx(found)
+
+
+def test_a_machine_is_full_by_all_that_use_its_cpus() -> None:
+    assert [is_full(run_on(cpus, COMPUTING)) for cpus in (2.4, 2.5)] == [True, False]
+    assert not is_full(Reading(cpus=1.0, trainer_cpu_s=5.0))
