@@ -12,7 +12,7 @@ from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.record import Record
 from dpex.measure.settings import WORKER_POOLS
-from dpex.measure.views import mean_s, median_s, net_mean_s, step_times
+from dpex.measure.views import mean_s, net_mean_s, step_times
 
 _R = TypeVar("_R", bound=Record)
 
@@ -125,15 +125,11 @@ class WorkEstimate:
 
         return any(is_other(getattr(window, name), pool.sum) for name, pool in self._pools.items())
 
-    def service_s(self, name: str) -> float:
-        """Return the mean seconds of a batch without queueing. A pool without batches has those of the other."""
-        pools = self._pools[name].sum, *(self._pools[other].sum for other in WORKER_POOLS)
-        return next((net_mean_s(pool, pool.queueing_s or 0.0) for pool in pools if pool.tickets), 0.0)
-
     @property
-    def median_s(self) -> float:
-        """The longest of the pools' medians; 0 without a batch."""
-        return max(median_s(pool.sum) for pool in self._pools.values())
+    def service_s(self) -> float:
+        """The mean seconds of a local worker's batch without queueing; without one, of a remote worker's; else 0."""
+        pools = (self._pools[name].sum for name in WORKER_POOLS)
+        return next((net_mean_s(pool, pool.queueing_s or 0.0) for pool in pools if pool.tickets), 0.0)
 
 
 class SettingStats:

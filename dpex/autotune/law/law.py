@@ -138,7 +138,7 @@ class Law:
             return None
         made = self._work.sum.tickets
         waits = window.blocked_s > self.config.wait_goal * window.seconds
-        is_known = step_times(self._work.sum).count and made >= min(CONSTANTS.enough_batches, self._running)
+        is_known = step_times(self._work.sum).count and made >= max(1, min(CONSTANTS.enough_batches, self._running))
         if not self._is_fresh or not waits or not is_known:
             return None
         self.model = self._build_model(window)
@@ -168,7 +168,7 @@ class Law:
 
     def _is_steady(self, window: Reading) -> bool:
         """Return True if all batches of the window were begun under the workers that run."""
-        since = min(self._work.service_s(LOCAL), CONSTANTS.most_settling_s)
+        since = min(self._work.service_s, CONSTANTS.most_settling_s)
         running = window.local.running + window.remote.running
         return running == self._running and window.at - window.seconds >= self._settled_at + since - _ROUNDING_S
 
@@ -200,7 +200,7 @@ class Law:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _decide(self, window: Reading) -> Decision | None:
-        if not self._work.service_s(LOCAL) or not step_times(self._work.sum).count:
+        if not self._work.service_s or not step_times(self._work.sum).count:
             return None
         self.model = self._build_model(window)
         if self._trial is not None:
@@ -422,7 +422,7 @@ class Law:
                 before=self._record,
                 service_s=net_mean_s(made, made.queueing_s or 0.0) or model.local.service_s,
                 wall_s=mean_s(made) or model.local.service_s,
-                median_s=median_s(made) or self._work.median_s or model.local.service_s,
+                median_s=median_s(made) or max(map(median_s, self._work.sum.pools.values())) or model.local.service_s,
                 reverted=reverted,
             )
         if self._latest_reason == "too many" and new.workers > now.workers:

@@ -34,7 +34,7 @@ def test_queueing_counted_in_another_window_is_subtracted() -> None:
         seen = WorkEstimate()
         for queued_s in parts:
             seen.add(made(queued_s))
-        assert seen.service_s("local") == seen.service_s("remote") == pytest.approx(0.25)
+        assert seen.service_s == pytest.approx(0.25)
 
 
 def test_a_pool_without_new_batches_keeps_its_times() -> None:
@@ -42,7 +42,7 @@ def test_a_pool_without_new_batches_keeps_its_times() -> None:
     seen.add(made(0.0))
     for _ in range(3 * CONSTANTS.recent):
         seen.add(Reading(seconds=1.0))
-    assert (seen.sum.tickets, seen.service_s("local")) == (8, pytest.approx(1.0))
+    assert (seen.sum.tickets, seen.service_s) == (8, pytest.approx(1.0))
 
 
 def test_a_window_without_a_step_says_nothing_of_steps() -> None:
