@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.constants import CONSTANTS, STOPPED, STOPPED_S
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import SettingStats
@@ -83,7 +83,7 @@ class Supervisor:
         why: str = "",
     ) -> None:
         self.config = config
-        self.limits: Limits = limits or Limits.of(config)
+        self.limits: Limits = limits or limits_of(config)
         self.policy: Policy = (config.policy or Law)(config, start, self.limits)
         self.decisions: list[Decision] = [] if former is None else list(former.decisions)
         self._numbers: list[int] = [] if former is None else list(former._numbers)

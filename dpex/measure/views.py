@@ -23,11 +23,11 @@ _TINY = 1e-9
 
 
 class StepTimes(NamedTuple):
-    """Seconds of training steps, summed over ``count`` steps. queued_s: on a run queue, beyond ``net_s``."""
+    """Seconds of training steps, summed over so many ``steps``. queued_s: on a run queue, beyond ``net_s``."""
 
     net_s: float
     queued_s: float
-    count: int
+    steps: int
 
 
 def without_queueing(wall_s: float, cpu_s: float, queued_s: float) -> float:

@@ -79,7 +79,7 @@ class WorkEstimate:
 
     def add(self, window: Reading) -> None:
         """Take in a window."""
-        if step_times(window).count:  # CUDA events say nothing of a window without a step
+        if step_times(window).steps:  # CUDA events say nothing of a window without a step
             self._windows.add(window)
         for name, pool in self._pools.items():
             made: PoolReading = getattr(window, name)
@@ -101,7 +101,7 @@ class WorkEstimate:
         """
         found, workers = [], (window.settings.local, window.settings.remote)
         step = step_times(window)
-        seen: list[tuple[str, object, float, int]] = [("step", None, step.net_s, step.count)]
+        seen: list[tuple[str, object, float, int]] = [("step", None, step.net_s, step.steps)]
         for name in WORKER_POOLS if is_steady else ():
             pool: PoolReading = getattr(window, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))

@@ -138,7 +138,7 @@ class Law:
             return None
         made = self._work.sum.tickets
         waits = window.blocked_s > self.config.wait_goal * window.seconds
-        is_known = step_times(self._work.sum).count and made >= max(1, min(CONSTANTS.enough_batches, self._running))
+        is_known = step_times(self._work.sum).steps and made >= max(1, min(CONSTANTS.enough_batches, self._running))
         if not self._is_fresh or not waits or not is_known:
             return None
         self.model = self._build_model(window)
@@ -180,8 +180,8 @@ class Law:
         return Model.of(
             known,
             now=window.settings,
-            step_s=step.net_s / step.count,
-            step_queued_s=step.queued_s / step.count,
+            step_s=step.net_s / step.steps,
+            step_queued_s=step.queued_s / step.steps,
             others=self._work.others,
             limits=self._hard,
             measured_rate=rate if waits and rate and record.has_rate else None,
@@ -200,7 +200,7 @@ class Law:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _decide(self, window: Reading) -> Decision | None:
-        if not self._work.service_s or not step_times(self._work.sum).count:
+        if not self._work.service_s or not step_times(self._work.sum).steps:
             return None
         self.model = self._build_model(window)
         if self._trial is not None:

@@ -17,11 +17,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import dpex
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trace import Header, Recorder, line
 from dpex.errors import OptionError
 from dpex.system.cpus import local_ranks, rank, usable_cpus
+from dpex.version import VERSION
 
 logger: logging.Logger = logging.getLogger("dpex")
 
@@ -141,7 +141,7 @@ def header(at: float) -> Header:
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cpus(),
     }
-    return Header(dpex=dpex.__version__, started_s=time.time() - at, machine=machine)
+    return Header(dpex=VERSION, started_s=time.time() - at, machine=machine)
 
 
 def recorder(config: AutotuneConfig) -> Recorder | None:

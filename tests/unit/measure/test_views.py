@@ -48,7 +48,7 @@ def ended_steps(*, steps: int | None, queued_s: float | None = None) -> Reading:
 @pytest.mark.parametrize(("steps", "mean"), [(4, 0.0501), (None, 0.0575)])
 def test_a_step_counts_once_it_has_ended_if_that_is_known(steps: int | None, mean: float) -> None:
     found = step_times(ended_steps(steps=steps))
-    assert (found.count, found.net_s / 4, found.queued_s) == (4, pytest.approx(mean), 0.0)
+    assert (found.steps, found.net_s / 4, found.queued_s) == (4, pytest.approx(mean), 0.0)
 
 
 def test_waiting_for_a_cpu_is_counted_beside_the_step() -> None:
