@@ -70,6 +70,7 @@ def model_of(facts: Facts, found: LostTime) -> Model | None:
         now=now,
         step_s=free_steps_s(facts) / count,
         others=facts.others or 0.0,
+        is_full=is_full(facts),
         limits=Limits(),
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),

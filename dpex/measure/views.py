@@ -13,7 +13,7 @@ from dpex.measure.batch_times import RECENT
 from dpex.measure.causes import OWN
 from dpex.measure.pool_reading import MOST_QUEUED, PoolReading
 from dpex.measure.reading import Reading
-from dpex.measure.settings import INLINE, LOCAL, REMOTE
+from dpex.measure.settings import INLINE, LOCAL
 
 _FULL = 0.9
 """Busy share of the CPUs from which on more workers that compute only take CPUs from each other."""
@@ -105,14 +105,11 @@ def is_full(reading: Reading) -> bool:
     return reading.wall_s > 0 and sum(cpus_used(reading).values()) >= _FULL * reading.cpus
 
 
-def queued_s(reading: Reading, name: str) -> float:
+def queued_s(pool: PoolReading, *, has_full_cpus: bool) -> float:
     """Return the seconds of a pool's workers on run queues.
 
-    If the kernel reports none and the CPUs are full, workers of this machine that compute queue for all of their time
-    beyond CPU time.
+    If the kernel reports none and their CPUs are full, workers that compute queue for all time beyond their CPU time.
     """
-    pool = reading.pools[name]
     if pool.queueing_s is not None:
         return pool.queueing_s
-    is_computing = name != REMOTE and pool.cpu_s > _COMPUTES * pool.busy_s
-    return pool.busy_s - pool.cpu_s if is_computing and is_full(reading) else 0.0
+    return pool.busy_s - pool.cpu_s if has_full_cpus and pool.cpu_s > _COMPUTES * pool.busy_s else 0.0

@@ -20,7 +20,7 @@ from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Reason
 from dpex.measure.reading import Reading, Signal
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
-from dpex.measure.views import mean_s, median_s, net_mean_s, step_times
+from dpex.measure.views import is_full, mean_s, median_s, net_mean_s, step_times
 
 _ROUNDING_S = 1e-9
 
@@ -183,6 +183,7 @@ class Law:
             step_s=step.net_s / step.steps,
             step_queued_s=step.queued_s / step.steps,
             others=self._work.others,
+            is_full=is_full(record.sum),
             limits=self._hard,
             measured_rate=rate if waits and rate and record.has_rate else None,
             error=min(1.0, error / rate) if rate else 1.0,

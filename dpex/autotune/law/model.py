@@ -129,6 +129,7 @@ class Model:
         now: Settings,
         step_s: float,
         others: float,
+        is_full: bool,
         limits: Limits,
         measured_rate: float | None,
         error: float,
@@ -138,12 +139,14 @@ class Model:
         """Return the model of measured work, which has at least one batch and one step.
 
         A pool without batches takes the cost of another. The way from a remote worker is part of its time. The
-        arguments are `Model`'s, and differ between the law and a diagnosis for these reasons:
+        arguments are `Model`'s, except ``is_full``, which tells whether hardly any CPU of this machine was idle. They
+        differ between the law and a diagnosis for these reasons:
 
         - ``step_s``, ``step_queued_s``: In a window most waits have no cause yet, so the law takes the step from the
           clock. It plans for less queueing. A diagnosis predicts the queueing of a step apart from the model.
         - ``others``: The law plans for the most of recent windows, because other programs come again. A diagnosis
           explains a run, and takes the mean.
+        - ``is_full``: The law takes the windows under the present setting, and a diagnosis the run.
         - ``measured_rate``, ``error``: The law compares windows under one setting, and knows how they scatter. A
           diagnosis leaves out seconds that the setting does not explain, and knows the errors of past predictions.
         - ``start``: The law chooses workers for the next start and takes the latest. A diagnosis takes the mean.
@@ -152,7 +155,8 @@ class Model:
         def cost(name: str) -> PoolCost:
             place = next(one for one in (name, LOCAL, REMOTE, INLINE) if one in work.pools and work.pools[one].tickets)
             pool = work.pools[place]
-            service_s, cpu_s = net_mean_s(pool, queued_s(work, place)), pool.cpu_s / pool.tickets
+            waited_s = queued_s(pool, has_full_cpus=is_full and place != REMOTE)
+            service_s, cpu_s = net_mean_s(pool, waited_s), pool.cpu_s / pool.tickets
             transit_s = pool.transit_s / pool.tickets if name == REMOTE else 0.0
             return PoolCost(service_s=max(_TINY, service_s + transit_s), cpu_s=max(_TINY, min(service_s, cpu_s)))
 

@@ -70,32 +70,26 @@ def test_unevenness_is_the_slowest_over_the_mean(services_s: tuple[float, ...], 
     assert unevenness(services_s) == pytest.approx(found)
 
 
-def run_on(cpus: float, pool: PoolReading, name: str = "local") -> Reading:
-    """A run of 10 s beside other programs that use half a CPU."""
-    return Reading(work_s=10.0, cpus=cpus, pools={name: pool}, trainer_cpu_s=5.0, others_s=5.0, others_over_s=10.0)
-
-
 COMPUTING = PoolReading(tickets=10, load_s=20.0, load_cpu_s=12.0)
 
 
 @pytest.mark.parametrize(
-    ("pool", "cpus", "name", "found"),
+    ("pool", "is_full", "found"),
     [
-        (replace(COMPUTING, queued_s=3.0, queue_known_s=20.0), 2.2, "local", 3.0),
-        (replace(COMPUTING, queued_s=3.0, queue_known_s=15.0), 2.2, "local", 4.0),
-        (COMPUTING, 2.2, "local", 8.0),
-        (COMPUTING, 4.0, "local", 0.0),
-        (replace(COMPUTING, load_cpu_s=9.0), 2.0, "local", 0.0),
-        (COMPUTING, 1.0, "remote", 0.0),
+        (replace(COMPUTING, queued_s=3.0, queue_known_s=20.0), True, 3.0),
+        (replace(COMPUTING, queued_s=3.0, queue_known_s=15.0), True, 4.0),
+        (COMPUTING, True, 8.0),
+        (COMPUTING, False, 0.0),
+        (replace(COMPUTING, load_cpu_s=9.0), True, 0.0),
     ],
-    ids=["reported", "reported for most", "unreported, full", "unreported, idle", "waiting", "another machine"],
+    ids=["reported", "reported for most", "unreported, full", "unreported, idle", "waiting"],
 )
-def test_queueing_without_a_report_is_guessed_on_full_cpus(
-    pool: PoolReading, cpus: float, name: str, found: float
-) -> None:
-    assert queued_s(run_on(cpus, pool, name), name) == pytest.approx(found)
+def test_queueing_without_a_report_is_guessed_on_full_cpus(pool: PoolReading, is_full: bool, found: float) -> None:
+    assert queued_s(pool, has_full_cpus=is_full) == pytest.approx(found)
 
 
 def test_a_machine_is_full_by_all_that_use_its_cpus() -> None:
-    assert [is_full(run_on(cpus, COMPUTING)) for cpus in (2.4, 2.5)] == [True, False]
+    """Workers use 1.2 CPUs, the training process half a CPU, and so do other programs."""
+    run = Reading(work_s=10.0, pools={"local": COMPUTING}, trainer_cpu_s=5.0, others_s=5.0, others_over_s=10.0)
+    assert [is_full(replace(run, cpus=cpus)) for cpus in (2.4, 2.5)] == [True, False]
     assert not is_full(Reading(cpus=1.0, trainer_cpu_s=5.0))
