@@ -82,7 +82,7 @@ class Constants:
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
     recent: int = 64
-    """Windows that are remembered at least. A sum of windows has at most twice as many."""
+    """Windows that are remembered at most. Sums of recent windows have at least half as many."""
 
 
 CONSTANTS = Constants()

@@ -18,7 +18,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 class RecentSum(Generic[_R]):
-    """The sum of the latest windows: all of the first `Constants.recent`, later of that many to twice as many."""
+    """The sum of the latest windows: up to `Constants.recent`, and at least half as many once there were so many."""
 
     def __init__(self, empty: _R) -> None:
         self.sum: _R = empty
@@ -27,7 +27,7 @@ class RecentSum(Generic[_R]):
 
     def add(self, window: _R) -> None:
         """Add a window. A sum of windows drops old windows without the errors of a subtraction."""
-        if self._count == CONSTANTS.recent:
+        if self._count == CONSTANTS.recent // 2:
             self._earlier, self._later, self._count = self._later, self._empty, 0
         self._later, self._count = self._later.then(window), self._count + 1
         self.sum = self._earlier.then(self._later)
@@ -136,8 +136,8 @@ class SettingStats:
     """The windows under one setting.
 
     Attributes:
-        sum: Recent windows.
-        made: The batches of both pools in ``sum``.
+        sum: All of them.
+        made: The batches of both pools in recent windows.
         calm: The latest windows in a row without a wait.
     """
 
@@ -145,16 +145,15 @@ class SettingStats:
         self.sum: Reading = Reading()
         self.made: PoolReading = PoolReading()
         self.calm: int = 0
-        self._windows, self._made = RecentSum(self.sum), RecentSum(self.made)
+        self._made = RecentSum(self.made)
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, window: Reading, goal: float) -> None:
         """Take in a window. ``goal``: The share of the time in ``next()`` that counts as no wait."""
         made = window.local.plus(window.remote)
         self._rows.append((window.later_batches, made.tickets, window.seconds))
-        self._windows.add(window)
         self._made.add(made)
-        self.sum, self.made = self._windows.sum, self._made.sum
+        self.sum, self.made = self.sum.then(window), self._made.sum
         self.calm = self.calm + 1 if window.blocked_s <= goal * window.seconds else 0
 
     def __len__(self) -> int:
@@ -177,7 +176,7 @@ class SettingStats:
 
     def is_draining(self, headroom: float) -> bool:
         """Return True if the loop took batches that were ready before, because workers made few."""
-        return headroom * self.made.tickets < self.sum.later_batches
+        return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:
         """Return the batches per second that were delivered, or made, and the standard error."""
