@@ -17,7 +17,7 @@ from unittest import mock
 
 import dpex
 from dpex.cli import main as cli
-from dpex.diagnose.causes import CAUSES
+from dpex.measure.causes import CAUSES
 from dpex.telemetry.catalog import METRICS, Group, Label, Metric
 
 DOCS = Path(__file__).parents[1] / "docs"

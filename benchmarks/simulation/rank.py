@@ -14,7 +14,8 @@ from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision
-from dpex.measure.consumer_time import STRAGGLER, UNKNOWN, Tally
+from dpex.measure.causes import STRAGGLER, UNKNOWN
+from dpex.measure.consumer_time import Tally
 from dpex.measure.settings import Settings
 from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
 from dpex.schedule.prefetch import REMOTE_WINDOW

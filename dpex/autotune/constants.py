@@ -79,12 +79,10 @@ class Constants:
     """Workers that have not started by then are not waited for, seconds."""
     most_settling_s: float = 30.0
     """Time of a batch that windows after a change leave out, at most, seconds."""
-    most_queued: float = 0.9
-    """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
     recent: int = 64
-    """Windows that are remembered."""
+    """Windows that are remembered at most. Sums of recent windows have at least half as many."""
 
 
 CONSTANTS = Constants()

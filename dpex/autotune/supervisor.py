@@ -53,7 +53,7 @@ class _Followed:
         seen = self._settled if len(self._settled) else self._all
         if not len(seen):
             return None
-        return Outcome(rate=seen.rate()[0], wait=seen.lost, kept=kept, at=at)
+        return Outcome(rate=seen.rate()[0], wait=seen.sum.wait, kept=kept, at=at)
 
 
 class Supervisor:

@@ -15,10 +15,10 @@ class CachablePart:
     """The part of a sample that is the same in each epoch, as far as is known.
 
     Attributes:
-        change: What to do, in words.
-        wall_s: Wall seconds of that part, of all batches.
-        cpu_s: CPU seconds of it.
-        is_divided: Another dataset is needed for it.
+        change: The change of the code, in words.
+        wall_s: Wall seconds of that part in all batches.
+        cpu_s: CPU seconds of that part in all batches.
+        is_divided: True if that part needs a dataset of its own.
     """
 
     change: str
@@ -28,8 +28,10 @@ class CachablePart:
 
 
 def cachable(facts: Facts) -> CachablePart | None:
-    """Return what a cache can keep: all that ends before the first call that draws random numbers. None: nothing, or no
-    batch was timed to see what draws."""
+    """Return the part of a sample that ends before the first call that draws random numbers.
+
+    None: There is no such part, or no batch was timed.
+    """
     root = next((one for one in trees(facts) if not one.fact.is_collating), None)
     if not facts.is_cachable or root is None:
         return None

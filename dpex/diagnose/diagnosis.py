@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpex.diagnose import report, what_if, work
-from dpex.diagnose.causes import losses
 from dpex.diagnose.end_of_stall import end_of_stall
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.findings import Findings, recommended
 from dpex.diagnose.verdict import judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
+from dpex.measure.causes import losses
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
@@ -40,7 +40,7 @@ class Diagnosis(Findings):
         facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
         predictions: Changes that increase the batches per second, except the tuner's own. Changes of an argument and
-            programs that are stopped come first. Each of the two groups is in order of the rate.
+            programs that are stopped come first. Each group is in order of the rate.
         beyond: The most effective change of code after the recommended change of an argument, or None.
         held_back: The reason why the tuner has not taken a faster setting, or "".
         end_of_stall: Sentences on how to end the stall; "" without a stall or enough measurements.
@@ -84,8 +84,8 @@ class Diagnosis(Findings):
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
 
-        Each value has the name of its attribute or property. ``version`` is that of the layout; it grows when something
-        is renamed or removed.
+        Each value has the name of its attribute or property. ``version`` is the version of the layout. It grows when a
+        name is changed or removed.
         """
         return report.plain(self)
 

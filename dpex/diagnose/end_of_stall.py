@@ -5,28 +5,30 @@ from __future__ import annotations
 import math
 
 from dpex.autotune.law.model import EndOfStall, Model
-from dpex.diagnose.causes import CAUSES, LostTime
 from dpex.diagnose.facts import Facts
+from dpex.diagnose.work import costliest
+from dpex.measure.causes import CAUSES, LostTime
 from dpex.measure.readable import percent, plural, rounded
 
 MATTERS = 0.05
 """A share of the time below which nothing is worth a change."""
 _TOLD = 0.05
-"""Part of all CPUs from which those of other programs are mentioned."""
+"""Other programs are mentioned if they use at least this share of the CPUs."""
 _ENOUGH = 0.05
-"""CPUs that miss less than this part of what is needed are enough: measurements are no better."""
+"""CPUs suffice if less than this share of the needed CPUs is missing, because measurements are no better."""
 _STAGES = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
 """Stages of a batch in words. All other keys are calls in words."""
 
 
 def stage_name(name: str) -> str:
+    """Return the words for a stage or a call."""
     return _STAGES.get(name, name)
 
 
 def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
     """Return the rate that the training loop could take, and the CPUs or workers that it needs, in sentences.
 
-    "" where nothing stalls, where it needs neither, or where too little is known.
+    "" without a stall, if more CPUs or workers would not end it, or if too little is known.
     """
     end, first = model.to_end_stall(), CAUSES[found.ranked[0][0]]
     if max(facts.running_wait_ratio, facts.held_ratio) < MATTERS:
@@ -43,9 +45,8 @@ def end_of_stall(facts: Facts, found: LostTime, model: Model) -> str:
         return ""
     who = "training loop" if facts.gpu_running_stall_s is None else "GPU"
     told = f"The {who} could take {rounded(end.rate)} batches/s. {needs}"
-    if end.stage is None:
-        return told
-    return f"{told} The costliest part is {stage_name(end.stage[0])} ({percent(end.stage[1])})."
+    stage = costliest(facts)
+    return told if stage is None else f"{told} The costliest part is {stage_name(stage[0])} ({percent(stage[1])})."
 
 
 def _cpus(facts: Facts, end: EndOfStall) -> str:

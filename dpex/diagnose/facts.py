@@ -1,7 +1,7 @@
 """The measurements of a loader as one value, from which alone a diagnosis concludes. Pure.
 
-Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
-passes is in none of them. None: not measured, and `Facts.unmeasured` says why.
+Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called, without the time
+between passes. None: not measured, and `Facts.unmeasured` says why.
 """
 
 from __future__ import annotations
@@ -19,17 +19,12 @@ from dpex.measure.reading import Reading
 from dpex.measure.record import counter
 from dpex.measure.sampling import SAMPLE_S
 
-_MOST_HELD = 0.95
-"""Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
-_KNOWN = 0.5
-"""Part of a pool's work of which run queues must be known, to take the rest to be alike."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CallFacts(CallSums):
     """The calls of a function from one place; "load > a > b" is the call of b in a while samples are loaded.
 
-    Calls, wall and CPU seconds are those of the timed batches. No seconds include those of the calls within.
+    Calls, wall seconds and CPU seconds are counted in the timed batches. No call includes the seconds of calls within.
     """
 
     name: str
@@ -60,7 +55,6 @@ class Subject:
         why_streams: The number of streams with its reason, in sentences, or "".
         is_auto: True under ``num_workers="auto"``.
         has_cluster: True if a Ray cluster is available.
-        starts_anew: True if each pass starts new workers (``persistent_workers=False``).
         decisions: The tuner's decisions, with their expected and actual effects.
         note: The reason for missing measurements, for a loader without a counted batch.
         untimed: The reason why calls are never timed, or "".
@@ -84,7 +78,6 @@ class Subject:
     why_streams: str = ""
     is_auto: bool = False
     has_cluster: bool = False
-    starts_anew: bool = False
     decisions: tuple[Decision, ...] = ()
     note: str = ""
     untimed: str = ""
@@ -99,8 +92,6 @@ class Subject:
 class Facts(Reading, Subject):
     """The measurements of a loader: its counts, and its unmeasured facts."""
 
-    # -- the training loop ---------------------------------------------------------------------------------------------
-
     @property
     def rate(self) -> float:
         """Batches per second, the starts of passes included."""
@@ -110,97 +101,6 @@ class Facts(Reading, Subject):
     def step_s(self) -> float:
         """Mean seconds of a training step, between two calls of ``next()``: ``rate * step_s + wait_ratio`` is 1."""
         return self.work_s / max(1, self.batches)
-
-    @property
-    def running_s(self) -> float:
-        """Wall time without the start of each pass."""
-        return self.wall_s - self.causes.get("startup", 0.0)
-
-    @property
-    def running_wait_ratio(self) -> float:
-        """The wait without the start of each pass, whose weight falls as a run goes on."""
-        return (self.running_s - self.work_s) / self.running_s if self.running_s > 0 else 0.0
-
-    @property
-    def held_s(self) -> float:
-        """Seconds of the training step in which the training thread could have run and had no CPU.
-
-        Its waits in ``next()`` end on a run queue, too, so that it has its share of what was not seen there.
-        """
-        if self.trainer_queued_s is None or self.wall_s <= 0:
-            return 0.0
-        queued_s = max(0.0, self.trainer_queued_s - self.loop_queued_s) * self.work_s / self.wall_s
-        return min(_MOST_HELD * self.work_s, queued_s)
-
-    @property
-    def held_ratio(self) -> float:
-        """Share of wall time that the training step waited for a CPU, 0 to 1. It is no part of the wait."""
-        return self.held_s / self.wall_s if self.wall_s > 0 else 0.0
-
-    @property
-    def gpu_stall_ratio(self) -> float | None:
-        """Share of wall time in which the GPU's stream waited for data, starts left out; None if it was not timed."""
-        stall_s = self.gpu_running_stall_s
-        return None if stall_s is None or self.wall_s <= 0 else stall_s / self.wall_s
-
-    @property
-    def copies_ratio(self) -> float:
-        """Share of wall time in which the training stream waited for batches that were made and not on the device.
-
-        At most 1: a loop that does not synchronise may be over before the device is.
-        """
-        return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
-
-    # -- workers -------------------------------------------------------------------------------------------------------
-
-    @property
-    def local_workers(self) -> int:
-        """Workers on this machine.
-
-        Those that start serve in a moment, and a pass may end before: they count, as one batch was all that was wanted.
-        """
-        return max(self.local.running, self.local.requested)
-
-    @property
-    def remote_workers(self) -> int:
-        """Workers on the cluster."""
-        return self.remote.running
-
-    @property
-    def workers(self) -> int:
-        """Workers of both pools."""
-        return self.local_workers + self.remote_workers
-
-    @property
-    def at_once(self) -> int:
-        """Batches that all workers can make at the same time."""
-        return self.lanes * self.workers
-
-    @property
-    def tickets(self) -> int:
-        """Batches made, wherever."""
-        return sum(pool.tickets for pool in self.pools.values())
-
-    @property
-    def busy_s(self) -> float:
-        """Wall time that making them took."""
-        return sum(pool.busy_s for pool in self.pools.values())
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time that making them took."""
-        return sum(pool.cpu_s for pool in self.pools.values())
-
-    @property
-    def services_s(self) -> tuple[float, ...]:
-        """Wall seconds of single batches, a fair choice."""
-        return tuple(seconds for pool in self.pools.values() for seconds in pool.services_s)
-
-    @property
-    def sample_s(self) -> float:
-        """Wall seconds of the mean sample, 0 if none was made."""
-        made = self.tickets * self.samples / max(1, self.batches)
-        return sum(pool.load_s for pool in self.pools.values()) / made if made else 0.0
 
     @cached_property
     def calls(self) -> tuple[CallFacts, ...]:
@@ -212,35 +112,13 @@ class Facts(Reading, Subject):
         return tuple(found.values())
 
     @property
-    def nodes(self) -> dict[str, PoolReading]:
-        """The cluster's machines, and this one where it makes batches beside them."""
-        found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
-        if found and self.local.tickets:
-            found["this machine"] = self.local
-        return found
-
-    @property
-    def failed_nodes(self) -> tuple[str, ...]:
-        """The reasons why dpex excluded nodes of the cluster for a while."""
-        return tuple(why for pool in self.pools.values() for why in pool.failed_nodes)
-
-    @property
     def unmeasured(self) -> tuple[str, ...]:
         """The missing measurements, with reasons."""
         return tuple(_gaps(self))
 
 
-def queueing_s(pool: PoolReading) -> float | None:
-    """Return the seconds of a pool's or a node's workers on run queues, in which they could have run and had no CPU.
-
-    A report of the kernel on at least half of the work is scaled to all of the work. None: The report covers less.
-    """
-    is_known = pool.queue_known_s > _KNOWN * pool.busy_s
-    return pool.queued_s * pool.busy_s / pool.queue_known_s if is_known else None
-
-
 def _calls(pool: PoolReading) -> Iterator[CallFacts]:
-    """A pool's calls. The times of timed batches are extended to all: wall by wall time, and CPU by CPU time."""
+    """Yield a pool's calls. The times of timed batches are scaled to all batches by wall and by CPU time of a stage."""
     timed = [one.narrowed(CallFacts, name=name) for name, one in pool.calls.items() if one.calls > 0]
     ratios = {}
     for is_collating, wall_s, cpu_s in (
@@ -261,9 +139,9 @@ def _gaps(facts: Facts) -> Iterator[str]:
         yield facts.note
     if facts.gpu_running_stall_s is None:
         yield "GPU stall: no CUDA stream was seen; the shares are of the training loop's time"
-    if local.tickets and queueing_s(local) is None:
+    if local.tickets and local.queueing_s is None:
         yield "waiting for a CPU on this machine: the kernel does not report it, or workers lived too briefly"
-    if remote.tickets and queueing_s(remote) is None:
+    if remote.tickets and remote.queueing_s is None:
         yield "waiting for a CPU on other machines: their kernels do not report it"
     if facts.others is None:
         yield "CPU time of other programs: a CPU quota applies, or the system does not report it"

@@ -1,7 +1,7 @@
 """The calls that cost most of making a batch, with the lines of the user's code that lead to them. Pure.
 
-A call is named where its time divides. The deepest call of at least `LEAST` of a batch is found. It is named after the
-outermost call that does hardly anything else, up to a call in the user's own code.
+The deepest call with at least `LEAST` of a batch's time is found. It is named after the outermost call that does hardly
+anything else, up to a call in the user's own code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dpex.diagnose.causes import queueing_parts
 from dpex.diagnose.facts import CallFacts, Facts
 from dpex.measure.batch_times import COLLATE, LOAD, OWN_CODE, WITHIN
 from dpex.measure.readable import percent
@@ -32,8 +31,8 @@ class CallBranch:
     Attributes:
         fact: The row.
         name, place: The function, and the place of the call as `dpex.profile.call_names.place` shows it.
-        all_wall_s, all_cpu_s: Seconds of all batches, the calls within included.
-        wall_s, cpu_s: The same of the timed batches.
+        all_wall_s, all_cpu_s: Seconds in all batches, including calls within.
+        wall_s, cpu_s: Seconds in the timed batches, including calls within.
         leads_to_user: This call, or one within, is in the user's own code.
     """
 
@@ -52,13 +51,13 @@ class CallBranch:
         self.leads_to_user: bool = self.is_of_user
 
     def add(self, one: CallBranch) -> None:
-        """Add the seconds of a branch within, which has the seconds of its own branches."""
+        """Add the seconds of a branch within, which must include its own branches."""
         self.all_wall_s, self.all_cpu_s = self.all_wall_s + one.all_wall_s, self.all_cpu_s + one.all_cpu_s
         self.wall_s, self.cpu_s = self.wall_s + one.wall_s, self.cpu_s + one.cpu_s
         self.leads_to_user |= one.leads_to_user
 
     def walk(self) -> Iterator[CallBranch]:
-        """Yield this row and those within, in the order of their first calls."""
+        """Yield this row and the rows within, in the order of their first calls."""
         yield self
         for one in self.within:
             yield from one.walk()
@@ -101,10 +100,10 @@ class HotCall:
         line: The file and the line of that call, or of a function's own code; "" if unknown.
         share: The share of making a batch, 0 to 1.
         wall_s, cpu_s: Seconds of all batches.
-        waits_for: What the call waits for, if it waits for most of its time; else "".
-        is_awaited: The event loop does other work meanwhile.
-        is_own_code: It is a function's own code, beside its calls.
-        is_collating: It is a call of the collate function.
+        waits_for: "data" or "other threads", if the call waits for most of its time; else "".
+        is_awaited: True if the event loop does other work during the call.
+        is_own_code: True for a function's own code, beside its calls.
+        is_collating: True for the collate function and its calls.
     """
 
     name: str
@@ -202,7 +201,7 @@ def _innermost_of_object(one: CallBranch, leaf: CallBranch) -> CallBranch:
 
 
 def _waits_for(facts: Facts, one: CallBranch, leaf: CallBranch) -> str:
-    queued = 0.0 if facts.is_asynchronous else queueing_parts(facts)[int(one.fact.is_collating)]
+    queued = 0.0 if facts.is_asynchronous else facts.queueing_parts[int(one.fact.is_collating)]
     if (one.all_wall_s - one.all_cpu_s) * (1.0 - queued) < _HALF * one.all_wall_s:
         return ""
     return "other threads" if leaf.name.startswith("_thread.") else "data"

@@ -151,7 +151,7 @@ class JobDiagnosis:
 
     @property
     def worst(self) -> RankReport:
-        """The report of the rank that waits most, of those that starve the job if any do."""
+        """The report of the rank that waits most, among the culprits if there are any."""
         among = [one for one in self.ranks if one.rank in self.culprits] or self.ranks
         return max(among, key=lambda one: sum(one.waits))
 
@@ -184,12 +184,12 @@ class JobDiagnosis:
 
 
 def judge(ranks: Sequence[RankReport], missing: Sequence[int] = ()) -> JobDiagnosis:
-    """Conclude from the reports of all ranks. That of this process has the times of its batches."""
+    """Conclude from the reports of all ranks. Only the report of this process has the times of its batches."""
     first = max(one.first for one in ranks)
     count = max(0, min(one.first + len(one.waits) for one in ranks) - first)
     waits = {one.rank: one.waits[first - one.first :][:count] for one in ranks}
     lost = [max(each) for each in zip(*waits.values(), strict=True)]
-    shares = {rank: _part(_gains(waits, {rank}, lost), lost) for rank in waits}
+    shares = {rank: _share_of_loss(_gains(waits, {rank}, lost), lost) for rank in waits}
     batch_s = max(1e-9, sum(one.batch_s for one in ranks) / len(ranks))
     waited_s = sum(lost) / max(1, count)
     lost_s = min(waited_s, max(0.0, batch_s - min(one.quick_step_s for one in ranks)))
@@ -215,7 +215,7 @@ def judge(ranks: Sequence[RankReport], missing: Sequence[int] = ()) -> JobDiagno
         missing=tuple(missing),
         ago_s=ago_s,
     )
-    return _told(found, batch_s, is_bound=waited_s > lost_s)
+    return _with_sentences(found, batch_s, is_bound=waited_s > lost_s)
 
 
 def _verdict(
@@ -239,23 +239,26 @@ def _verdict(
 
 
 def _gains(waits: dict[int, Sequence[float]], of: Collection[int], lost: Sequence[float]) -> list[float]:
-    """Return what each step would gain if these ranks never waited."""
+    """Return the seconds that each step would gain if these ranks never waited."""
     others = [one for rank, one in waits.items() if rank not in of]
     if not others:
         return list(lost)
     return [all_s - max(each) for all_s, each in zip(lost, zip(*others, strict=True), strict=True)]
 
 
-def _part(gains: Sequence[float], lost: Sequence[float]) -> float:
+def _share_of_loss(gains: Sequence[float], lost: Sequence[float]) -> float:
     return sum(gains) / max(1e-12, sum(lost))
 
 
 def _period(gains: Sequence[float], lost: Sequence[float], batch_s: float) -> tuple[int, int | None]:
-    """Return the batch from which on the ranks with these gains starve the job, and that up to which; None: the end."""
+    """Return the first and the last batch of the time in which the ranks with these gains starve the job.
+
+    None: It lasts until the end.
+    """
     size = max(SHORTEST, len(lost) // WINDOWS)
     starts = range(0, len(lost), size)
     parts = [(gains[at : at + size], lost[at : at + size]) for at in starts]
-    starved = [_part(*part) >= HALF and sum(part[1]) >= LIMIT * batch_s * len(part[1]) for part in parts]
+    starved = [_share_of_loss(*part) >= HALF and sum(part[1]) >= LIMIT * batch_s * len(part[1]) for part in parts]
     for at, is_starved in enumerate(starved):
         if is_starved and sum(starved[at:]) >= STEADY * len(starved[at:]):
             return starts[at], None
@@ -268,8 +271,8 @@ def _period(gains: Sequence[float], lost: Sequence[float], batch_s: float) -> tu
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _told(found: JobDiagnosis, batch_s: float, *, is_bound: bool) -> JobDiagnosis:
-    """Add the words. ``is_bound``: The waits add up to more than the loss can be."""
+def _with_sentences(found: JobDiagnosis, batch_s: float, *, is_bound: bool) -> JobDiagnosis:
+    """Add sentence and advice. ``is_bound``: The sum of the waits exceeds the loss, so the loss is an upper bound."""
     worst, others = found.worst, [one for one in found.ranks if one.rank not in found.culprits]
     most = "at most " if is_bound else ""
     costs = f"Each batch costs all ranks {most}{duration(found.lost_s)}, {percent(found.lost_ratio)} of their time."

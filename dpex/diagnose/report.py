@@ -10,16 +10,17 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from dpex.autotune.trace import plain as as_json
-from dpex.diagnose import hot_calls, work
-from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
+from dpex.diagnose import hot_calls
 from dpex.diagnose.copies import warning
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.findings import Findings
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.measure.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.measure.settings import INLINE, LOCAL, REMOTE
+from dpex.measure.views import cpus_used, mean_s
 
 COLUMNS = 100
 """Lines of the text are wrapped at this width, or at that of a narrower terminal: a report is read in logs and mails,
@@ -87,7 +88,7 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
             yield told
         if facts.why_streams:
             yield facts.why_streams
-        used = ", ".join(f"{name} {count:.2g}" for name, count in work.cpus_used(facts).items() if count >= 0.05)
+        used = ", ".join(f"{name} {count:.2g}" for name, count in cpus_used(facts).items() if count >= 0.05)
         yield f"CPUs in use, of {rounded(facts.cpus)}: {used or 'hardly any'}."
     shown = [f"{part.name} {percent(part.ratio)}" for part in parts(facts, verdict) if part.ratio >= _SHOWN]
     yield f"The loop's time: {', '.join(shown) or 'none'}. ({confidence(verdict)})"
@@ -244,7 +245,7 @@ def _stage_rows(pool: PoolReading) -> Iterator[tuple[str, ...]]:
         ("collate", pool.collate_s, pool.collate_cpu_s),
         ("encode", pool.encode_s, pool.encode_cpu_s),
         ("transit", pool.transit_s, None),
-        ("part of these: waiting for a CPU", queueing_s(pool), None),
+        ("part of these: waiting for a CPU", pool.queueing_s, None),
     )
     for stage, wall_s, cpu_s in stages:
         if wall_s and wall_s / total >= 0.001:
@@ -266,14 +267,14 @@ def _calls(facts: Facts) -> ReportSection:
     )
     header = ("call", "calls timed", "time per call", "CPU per call", "share")
     how = (
-        "Timed in some of the batches. A call's time includes the calls below it; those of less than 2 % are left out."
+        "Timed in some of the batches. A call's time includes the calls below it. Calls of less than 2 % are left out."
     )
     return ReportSection(title="Calls", header=header, rows=rows, lines=(how,))
 
 
 def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
     """Slowest first."""
-    ordered = sorted(nodes.items(), key=lambda node: -node[1].busy_s / node[1].tickets)
+    ordered = sorted(nodes.items(), key=lambda node: -mean_s(node[1]))
     return ReportSection(
         title="Slowest machines" if len(ordered) > 1 else "Machines",
         header=("machine", "batches", "time per batch", "CPU per batch", "waiting for a CPU"),
@@ -283,7 +284,7 @@ def _machines(nodes: Mapping[str, PoolReading]) -> ReportSection:
 
 
 def _machine(name: str, node: PoolReading) -> tuple[str, ...]:
-    queued_s = queueing_s(node)
+    queued_s = node.queueing_s
     seconds = (node.busy_s, node.cpu_s, *(() if queued_s is None else (queued_s,)))
     shown = [duration(each / node.tickets) for each in seconds]
     return (name, str(node.tickets), *shown, *([] if queued_s is not None else [""]))

@@ -9,7 +9,7 @@ Rules, first match:
    for longer than it waits for batches. Else the consumer, if the start took less than `START_LIMIT` and the loop (the
    GPU, if measured) then waits for less than `LIMIT` of the time. A wait of less than `SMALL` counts only if one cause
    has `LIMIT`.
-4. The largest cause of the wait (`dpex.diagnose.causes`), if it is at least `ALONE` times the second; else
+4. The largest cause of the wait (`dpex.measure.causes`), if it is at least `ALONE` times the second; else
    "mixed".
 
 Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause a from the second b,
@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dpex.diagnose import work
-from dpex.diagnose.causes import CAUSES, STREAM, WAITS, LostTime, is_tiny
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import HotCall, is_blocking, of_cause
+from dpex.measure.causes import CAUSES, PLACES, WAITS, LostTime, is_tiny
 from dpex.measure.readable import duration, percent, rounded
+from dpex.measure.views import cpus_used, is_full
 
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
@@ -40,28 +40,28 @@ FEW_S = 12.0
 LIMIT = 0.05
 """XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
 SMALL = 0.1
-"""A loss that several causes share, each below `LIMIT`, is not worth a change below twice that. Nor is a lack of CPUs:
-each program of a machine in use waits for one now and then."""
+"""A loss that several causes share, each below `LIMIT`, is worth a change from this share on. So is a lack of CPUs,
+because each program on a machine in use waits for a CPU now and then."""
 START_LIMIT = 0.1
-"""The limit for the start, which weighs less the longer a run goes on."""
+"""The limit for starts, whose weight falls as a run goes on."""
 ALONE = 2.0
 """Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
 SURE = 0.6
 """Confidence from which on the user may act on a verdict without another measurement."""
 MOST = 0.5
-"""A call with that share of the computing, or waiting, of its stage is named in the verdict."""
+"""A call with this share of the computing, or waiting, of its stage is named in the verdict."""
 BUSY = 0.9
-"""A GPU that runs kernels for that share of the time lacks no CPU."""
+"""A GPU that runs kernels for this share of the time lacks no CPU."""
 APART = 4.0
 """A sample that took this many times the mean, each time on average, is named if it is slow repeatedly."""
 FULL = 0.3
-"""Part of the seconds of "cpu" that are waits for a CPU, from which a machine is called full."""
+"""A machine is called full if waits for a CPU are at least this share of the seconds of "cpu"."""
 _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
 IDLE = 0.2
-"""Share of the time from which a GPU that idles while batches are ready is mentioned: short kernels leave gaps."""
+"""A GPU that idles while batches are ready is mentioned from this share of the time on. Short kernels leave gaps."""
 COPIES, TRANSFORM = "copies to the device", "device transform"
-"""The two that the training stream can wait for. They run beside the steps, one after the other."""
+"""Work that the training stream can wait for. Both run beside the steps, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Evidence:
     """A number that a verdict rests on.
 
     Attributes:
-        name: What was measured.
+        name: The measured quantity.
         value: The number.
         unit: Its unit: "s", "bytes", "ratio", or "" for a count.
         how: How it was measured.
@@ -129,13 +129,13 @@ def judge(facts: Facts, found: LostTime) -> Verdict:
 
 
 def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
-    """The cause, how sure it is but for the number of batches, and what is mixed."""
+    """Return the cause, the confidence before the factor of the number of batches, and the causes of "mixed"."""
     if not _is_enough(facts):
         return "too-early", 0.0, []
     lost = _lost_to_loading(facts, found)
     if _is_late_on_device(facts, found):
         return "transfer", min(1.0, facts.copies_ratio / (2.0 * LIMIT)), ["transfer"]
-    lack = _held(facts) + found.by_cause["crowding"] / facts.wall_s
+    lack = _held_share(facts) + found.by_cause["crowding"] / facts.wall_s
     starts = found.by_cause["startup"] / facts.wall_s
     if lack >= max(SMALL, lost) and starts < max(START_LIMIT, lack):
         return "crowding", min(1.0, lack / (2.0 * LIMIT)), ["crowding"]
@@ -144,14 +144,14 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
     clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT))
-    if work.is_full(facts) and any(pool.tickets and queueing_s(pool) is None for pool in facts.pools.values()):
+    if is_full(facts) and any(pool.tickets and pool.queueing_s is None for pool in facts.pools.values()):
         clear *= 0.5  # workers may have waited for a CPU without a report by the kernel
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
     return first, apart * clear, [first]
 
 
-def _held(facts: Facts) -> float:
+def _held_share(facts: Facts) -> float:
     """Share of the time that the training step waited for a CPU; 0 if the GPU was busy."""
     return 0.0 if facts.kernel_ratio is not None and facts.kernel_ratio >= BUSY else facts.held_ratio
 
@@ -168,8 +168,11 @@ def _is_enough(facts: Facts) -> bool:
 
 
 def _lost_to_loading(facts: Facts, found: LostTime) -> float:
-    """Share of the time that decides whether loading is the limit: the wait, but for the start and for waiting for a
-    CPU; the largest cause alone where all is `SMALL`."""
+    """Return the share of the time that decides whether loading is the limit.
+
+    It is the wait without starts and without waiting for a CPU. If that is less than `SMALL`, the largest cause counts
+    alone.
+    """
     lost = facts.running_wait_ratio
     lost = lost if facts.gpu_stall_ratio is None else min(facts.gpu_stall_ratio, lost)
     lost = max(0.0, lost - found.by_cause["crowding"] / facts.wall_s)
@@ -190,7 +193,7 @@ def _where(facts: Facts, found: LostTime, cause: str) -> str:
 
 
 def _culprit(facts: Facts) -> str:
-    """The sample that was slow again and again, if there is one."""
+    """Return the sample that was slow repeatedly, or ""."""
     least_s = APART * facts.sample_s
     again = [slow for slow in facts.slow_samples if slow.times > 1 and slow.total_s >= least_s * slow.times]
     worst = max(again, key=lambda slow: slow.total_s, default=None)
@@ -205,7 +208,7 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
         return "" if cause == "dispatch" and is_tiny(facts) else _each_batch(facts, cause)
     place = found.place(cause)
     step = dominant(facts, cause)
-    if not place or step is None or STREAM in place or " and " in place:
+    if not place or step is None or PLACES["stream"] in place or " and " in place:
         return place
     one, share = step
     if one.is_collating != (place == "the collate function"):
@@ -241,13 +244,13 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
             f"{ENOUGH_BATCHES} batches and {ENOUGH_S:g} s, or {FEW_BATCHES} batches and {FEW_S:g} s."
         )
     if cause == "consumer":
-        held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
+        held = f" {_held_up(facts)}" if _held_share(facts) >= LIMIT else ""
         return _consumer(facts) + held + _not_the_loader(facts)
     if where in (COPIES, TRANSFORM):
         return _late_batches(facts)
     if cause == "crowding" and facts.held_s >= found.by_cause["crowding"]:
         return f"{_held_up(facts)} The wait for batches is {percent(facts.wait_ratio)} of the time."
-    held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
+    held = f" {_held_up(facts)}" if _held_share(facts) >= LIMIT else ""
     who = "workers wait" if facts.workers else "next() waits"
     full = (
         f" The machine is full: {who} for a CPU."
@@ -268,7 +271,7 @@ def _gpu(facts: Facts) -> str:
 
 def _held_up(facts: Facts) -> str:
     """Return the step's time over its own time, and the holders of the CPUs."""
-    used = work.cpus_used(facts)
+    used = cpus_used(facts)
     own, others = used["the workers"], used["other programs"]
     names = {"other programs": others, "the loader's own workers": own}
     top = max(names.values())
@@ -316,7 +319,7 @@ def _not_the_loader(facts: Facts) -> str:
         return ""
     busy = percent(facts.supplied_kernel_ratio)
     return (
-        f" While batches are ready the GPU runs kernels for {busy} of the time by NVML: what it waits for is not the "
+        f" While batches are ready the GPU runs kernels for {busy} of the time by NVML: it does not wait for the "
         "loader."
     )
 

@@ -2,7 +2,7 @@
 
 A run takes ``start + order + batches / rate`` seconds: its starts, the cost of the order, and its batches at the rate
 of the model. The predictions include the error of this formula at the present setting. A change outside the model saves
-the seconds of its cause (`dpex.diagnose.causes`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
+the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wait, so ``rate * step_s + wait`` is
 1 in each prediction. Changes that need no other code (`AT_HAND`) come first, and each group is in order of the rate.
 """
 
@@ -16,19 +16,20 @@ from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.autotune.law.model import Model, PoolCost
 from dpex.diagnose import work
 from dpex.diagnose.caching import cachable
-from dpex.diagnose.causes import NARROW, TAKING_IN, WAITS, LostTime
 from dpex.diagnose.end_of_stall import MATTERS, stage_name
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
 from dpex.diagnose.verdict import TRANSFORM, waited_for
+from dpex.measure.causes import NARROW, TAKING_IN, WAITS, LostTime
 from dpex.measure.readable import percent, plural
 from dpex.measure.settings import Settings
+from dpex.measure.views import cpus_used, is_full
 from dpex.schedule.names import lanes
 
 WORTH = 0.03
-"""A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
+"""A change is recommended from this relative gain of the rate on, because runs of one setting differ by as much."""
 HALF = 0.5
-"""Part of a cost: that of half the work."""
+"""The part of a cost that remains of half the work."""
 _THREADS = 32
 """Threads of `asyncio.to_thread`, at most; there are four more than CPUs."""
 _ELSEWHERE = 1000
@@ -99,7 +100,7 @@ def held_back(facts: Facts) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as the model sees it. ``base``: the settings under which changes are predicted; None: those of the run."""
+    """A run as the model sees it. ``base``: The settings under which changes are predicted; None: the present ones."""
 
     facts: Facts
     found: LostTime
@@ -120,12 +121,12 @@ class Run:
         shorter_s: float = 0.0,
         condition: str = "",
     ) -> Prediction:
-        """Predict a change of the settings, of the work, of the wall time, of the time that steps are held up, or of
-        the time of the steps themselves (``shorter_s``)."""
+        """Predict a change of settings, work (``model``), wall time (``saved_s``), time in which steps lack a CPU
+        (``held_s``), or steps themselves (``shorter_s``)."""
         facts, now = self.facts, self.model.now
         model, settings = model or self.model, settings or self.base or now
         held_s = facts.held_s if held_s is None else held_s
-        off_s = self._off_s if bool(now.workers) == bool(settings.workers) else 0.0
+        off_s = self._model_error_s if bool(now.workers) == bool(settings.workers) else 0.0
         step_s = max(0.0, facts.work_s - facts.held_s - shorter_s) + held_s
         floor_s = self._seconds(model, settings, held_s, is_free=True) if settings.workers else 0.0
         floor_s = max(1e-9, floor_s, step_s)
@@ -148,7 +149,7 @@ class Run:
         )
 
     @property
-    def _off_s(self) -> float:
+    def _model_error_s(self) -> float:
         """Measured less predicted wall time of the present setting."""
         return self.facts.wall_s - self._seconds(self.model, self.model.now, self.facts.held_s)
 
@@ -168,7 +169,7 @@ class Run:
         """Seconds lost with that prefetch: all as measured, none where it covers the slowest batch."""
         now, enough = model.now.prefetch, work.covering_prefetch(self.facts, model)
         left = (enough - settings.prefetch) / (enough - now) if enough > now else now / settings.prefetch
-        return work.order_s(self.found) * min(1.0, max(0.0, left))
+        return self.found.flagged_s("is_order") * min(1.0, max(0.0, left))
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -186,10 +187,10 @@ class Run:
         yield from self._on_device()
 
     def _settings(self) -> Iterator[Prediction]:
-        """The law's own choice, and with it the prefetch alone."""
+        """Yield the law's choice, and the prefetch alone."""
         facts, model, now = self.facts, self.model, self.model.now
         depth = max(CONSTANTS.depth, min(CONSTANTS.depth_by_slowest * model.unevenness, CONSTANTS.most_depth))
-        is_late = work.order_s(self.found) > MATTERS * facts.wall_s
+        is_late = self.found.flagged_s("is_order") > MATTERS * facts.wall_s
         local, remote = model.best(facts.config.headroom)
         if local + remote < now.workers and model.start is None:
             local, remote = now.local, now.remote  # fewer serve as well, and no better
@@ -199,7 +200,7 @@ class Run:
         if (local, remote) != (now.local, now.remote):
             is_more = model.cpu_share < HALF and chosen.workers > now.workers
             condition = "the storage serves more readers as fast" if is_more else ""
-            change = _named(now, chosen) + self._if_kept(local)
+            change = _arguments(now, chosen) + self._kept_workers_text(local)
             yield self.predicted("workers", change, chosen, condition=condition)
         if is_late and now.workers:
             wanted = replace(now, prefetch=max(now.prefetch, math.ceil(depth) * facts.at_once))
@@ -233,7 +234,7 @@ class Run:
             return
         argument = f"AutotuneConfig(max_streams={count})" if facts.is_auto and facts.shards else f"num_workers={count}"
         change = f"{argument}, which reads {count} streams instead of {facts.streams}"
-        is_waiting = (_part(facts.read_cpu_s, facts.read_s) if facts.read_s else self.model.cpu_share) < HALF
+        is_waiting = (facts.read_cpu_s / facts.read_s if facts.read_s else self.model.cpu_share) < HALF
         conditions = [
             *([] if facts.shards else ["the dataset divides itself among its workers"]),
             *(["the storage serves more readers as fast"] if is_waiting else []),
@@ -256,7 +257,7 @@ class Run:
         is_computing = _part(facts.read_cpu_s, facts.read_s) >= HALF
         return min(wanted, math.ceil(facts.cpus)) if is_computing else wanted
 
-    def _if_kept(self, local: int) -> str:
+    def _kept_workers_text(self, local: int) -> str:
         """Return how many workers are best if they are kept between epochs, where that are more."""
         kept = replace(self.model, start=None).best(self.facts.config.headroom)[0]
         if kept <= local:
@@ -292,7 +293,7 @@ class Run:
 
     def _cpus(self) -> Iterator[Prediction]:
         """CPUs of other programs, and the CPUs that workers take from the training loop."""
-        facts, now, used = self.facts, self.model.now, work.cpus_used(self.facts)
+        facts, now, used = self.facts, self.model.now, cpus_used(self.facts)
         own, others = used["the workers"], used["other programs"]
         held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
         part = own / max(1e-9, own + others)  # the workers' part of the lack
@@ -302,9 +303,9 @@ class Run:
             text = f"num_workers={fewer.workers} instead of {now.workers}"
             yield self.predicted("workers", text, fewer, held_s=held_s * (1.0 - gone), saved_s=crowding_s * gone)
         if others >= MATTERS * facts.cpus:
-            yield self._alone(others, held_s * part, crowding_s * (1.0 - part))
+            yield self._without_others(others, held_s * part, crowding_s * (1.0 - part))
 
-    def _alone(self, others: float, held_s: float, saved_s: float) -> Prediction:
+    def _without_others(self, others: float, held_s: float, saved_s: float) -> Prediction:
         """Predict a machine without other programs.
 
         Where workers lack CPUs, other programs explain the time that the model does not, except for waits of a stream's
@@ -314,12 +315,13 @@ class Run:
         facts, model = self.facts, self.model
         text = f"without the other programs, which use {others:.2g} CPUs"
         waits_s = work.stream_s(facts) * (1.0 - _part(facts.read_cpu_s, facts.read_s))
-        most_s = saved_s + (max(0.0, self._off_s - waits_s) if model.lacks_cpus else 0.0)
-        likely = self.predicted("free", text, model=model.alone(), held_s=held_s, saved_s=most_s)
-        same = self.predicted("free", text, model=model.alone(keeps_factor=True), held_s=held_s, saved_s=saved_s)
+        most_s = saved_s + (max(0.0, self._model_error_s - waits_s) if model.lacks_cpus else 0.0)
+        likely = self.predicted("free", text, model=model.without_others(), held_s=held_s, saved_s=most_s)
+        kept = model.without_others(keeps_factor=True)
+        same = self.predicted("free", text, model=kept, held_s=held_s, saved_s=saved_s)
         bounds = [likely, same]
-        if work.is_full(facts) and facts.gpu_running_stall_s is None:
-            quick, step_s = model.alone(only_cpu=True), facts.work_s - facts.held_s
+        if is_full(facts) and facts.gpu_running_stall_s is None:
+            quick, step_s = model.without_others(only_cpu=True), facts.work_s - facts.held_s
             shorter_s = max(0.0, step_s - facts.trainer_cpu_s)
             bounds.append(self.predicted("free", text, model=quick, held_s=0.0, shorter_s=shorter_s, saved_s=most_s))
         return replace(
@@ -331,16 +333,13 @@ class Run:
         )
 
     def _cheaper(self) -> Iterator[Prediction]:
-        """The costliest call, or else part of a batch, at half its cost, and samples that need not be waited for."""
-        facts, stage = self.facts, self.model.to_end_stall().stage
+        """Yield the costliest call or stage at half its cost, and ways to avoid waits for samples."""
+        facts, stage = self.facts, work.costliest(self.facts)
         hot = next(iter(hot_calls(facts)), None)
         if hot is not None:
-            change = f"{hot.title}, which waits for {hot.waits_for}, at half its wait"
-            wall, cpu = 1.0 - HALF * hot.share, 1.0 - HALF * _part(hot.cpu_s, facts.cpu_s)
-            told = (
-                (change, wall, 1.0) if hot.waits_for else (f"{hot.title}, which computes, at half its cost", wall, cpu)
-            )
-            yield self._costing("cheaper", *told)
+            what = f"waits for {hot.waits_for}, at half its wait" if hot.waits_for else "computes, at half its cost"
+            cpu = 1.0 if hot.waits_for else 1.0 - HALF * _part(hot.cpu_s, facts.cpu_s)
+            yield self._costing("cheaper", f"{hot.title}, which {what}", 1.0 - HALF * hot.share, cpu)
         elif stage is not None and stage[1] >= MATTERS:
             left = 1.0 - HALF * stage[1]
             yield self._costing("cheaper", f"{stage_name(stage[0])} at half its cost", left, left)
@@ -400,7 +399,7 @@ class Run:
             yield self._quicker(kind, change, part * seconds)
 
     def _on_device(self) -> Iterator[Prediction]:
-        """Cheaper copies or a cheaper transform on the device, for which the steps wait."""
+        """Yield cheaper copies or a cheaper device transform, if the steps wait for them."""
         facts, late = self.facts, waited_for(self.facts)
         if not late:
             return
@@ -431,14 +430,14 @@ class Run:
         def scaled(pool: PoolCost) -> PoolCost:
             return replace(pool, service_s=pool.service_s * wall, cpu_s=pool.cpu_s * cpu)
 
-        return model.costing(scaled(model.local), scaled(model.remote))
+        return model.with_costs(scaled(model.local), scaled(model.remote))
 
 
 def _part(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _named(now: Settings, new: Settings) -> str:
+def _arguments(now: Settings, new: Settings) -> str:
     """A setting as the arguments that make it, or as the tuner calls it where there are two places."""
     if (now.remote and new.local) or (now.local and new.remote):
         return f"{new} instead of {now}"

@@ -1,61 +1,41 @@
-"""From the measurements of a loader to the law's model. Pure."""
+"""The law's model of the work that a diagnosis is about, and the costliest part of that work. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import Model, PoolCost, Start, net_s
+from dpex.autotune.law.model import Model, Start
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision
-from dpex.diagnose.causes import OWN, LostTime
-from dpex.diagnose.facts import Facts, queueing_s
+from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls
-from dpex.measure.pool_reading import PoolReading
-from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
+from dpex.measure.causes import LostTime
+from dpex.measure.pool_reading import STAGES
+from dpex.measure.settings import Settings
+from dpex.measure.views import free_steps_s, is_full
 
-FULL = 0.9
-"""Busy part of the CPUs from which more workers that compute only take CPUs from each other."""
 _COMPUTES, _BESIDE = 0.5, 2
-"""Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
+"""If workers compute for more than this share of their time, at most so many of them exceed the CPUs."""
 _ROUNDING = 0.1
-"""Workers that wait for less than this part of a worker's time are no further worker."""
+"""A wait of less than this share of a worker's time makes no room for another worker."""
 _WAITS = 0.01
-"""Share of the time from which on a loop counts as waiting, so that its rate is the workers' rate."""
+"""From this share of the time on a loop counts as waiting, so that its rate is the workers' rate."""
 _PAST = 8
 """The latest predictions of the tuner, whose errors widen the next."""
 _LEAST, _BY_LOAD = 0.04, 0.15
-"""Relative error of a rate on an idle machine, and what is added where other programs hold all CPUs."""
+"""Relative error of a rate on an idle machine, and the error that other programs add if they hold all CPUs."""
 
 
 def present(facts: Facts) -> Settings:
+    """Return the settings in force."""
     return Settings(local=facts.local_workers, remote=facts.remote_workers, prefetch=max(1, facts.prefetch))
 
 
-def cpus_used(facts: Facts) -> Mapping[str, float]:
-    """CPUs of this machine that were busy on average, by who had them."""
-    wall_s = max(1e-9, facts.wall_s)
-    made_s = {name: facts.pools[name].cpu_s if name in facts.pools else 0.0 for name in (LOCAL, INLINE)}
-    return {
-        "the workers": (made_s[LOCAL] + facts.read_cpu_s) / wall_s,
-        "the training process": max(facts.trainer_cpu_s, made_s[INLINE]) / wall_s,
-        "other programs": facts.others or 0.0,
-    }
-
-
-def is_full(facts: Facts) -> bool:
-    """Return True if hardly any CPU of this machine was idle."""
-    return sum(cpus_used(facts).values()) >= FULL * facts.cpus
-
-
-def order_s(found: LostTime) -> float:
-    """Seconds lost as too few batches were in flight, or the next in turn was late."""
-    return found.flagged_s("is_order")
-
-
 def stream_s(facts: Facts) -> float:
-    """Seconds of the wait for what other workers read of a stream."""
+    """Return the seconds of the wait for the readers of a stream."""
     return facts.causes.get("stream", 0.0)
 
 
@@ -67,82 +47,49 @@ def covering_prefetch(facts: Facts, model: Model) -> int:
 
 
 def _missed(decisions: Sequence[Decision]) -> float:
-    """The mean error of the latest predictions of the wait, 0 to 1."""
-    judged = [one for one in decisions if one.outcome is not None and one.predicted_rate and one.reason != "undo"][
-        -_PAST:
-    ]
-    errors = [abs(one.predicted_wait - one.outcome.wait) for one in judged if one.outcome is not None]
+    """Return the mean error of the latest predictions of the wait, 0 to 1."""
+    errors = [
+        abs(one.predicted_wait - one.outcome.wait)
+        for one in decisions
+        if one.outcome is not None and one.predicted_rate and one.reason != "undo"
+    ][-_PAST:]
     return sum(errors) / len(errors) if errors else 0.0
 
 
 def model_of(facts: Facts, found: LostTime) -> Model | None:
-    """Return the law's model of the work and the machine; None: too little was seen."""
+    """Return the law's model of the work and the machine, or None if too little was measured."""
     if facts.tickets < 8 or not facts.later_batches or facts.work_s <= 0:
         return None
-    count, now, here = facts.later_batches, present(facts), _pool_cost(facts, LOCAL)
-    step_s = max(1e-6, _free_step_s(facts) / count)
-    inline = facts.pools.get(INLINE, PoolReading())
-    makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"] - stream_s(facts)
+    count, now = facts.later_batches, present(facts)
+    elsewhere_s = found.flagged_s("is_order") + facts.held_s + found.by_cause["crowding"] + stream_s(facts)
+    makes_s = facts.running_s - elsewhere_s
     load = min(1.0, (facts.others or 0.0) / facts.cpus)
     waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
-    return Model(
+    model = Model.of(
+        facts,
         now=now,
-        local=here,
-        remote=_pool_cost(facts, REMOTE),
-        step_s=step_s,
-        step_cpu_s=min(step_s, max(0.0, facts.trainer_cpu_s - inline.cpu_s) / count),
-        cpus=facts.cpus,
+        step_s=free_steps_s(facts) / count,
         others=facts.others or 0.0,
-        limits=_limits(facts, now, here),
-        unevenness=_unevenness(facts),
+        is_full=is_full(facts),
+        limits=Limits(),
         measured_rate=count / makes_s if waits else None,
         error=math.hypot(_LEAST + _BY_LOAD * load, _missed(facts.decisions), 1.0 / math.sqrt(count)),
         start=_start(facts, now),
-        stages=_stages(facts),
     )
+    return replace(model, limits=_limits(facts, model))
 
 
-def _free_step_s(facts: Facts) -> float:
-    """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
-    waited for page-locked memory, which no worker makes shorter."""
-    busy_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in (*OWN, "h2d"))
-    loop_s = facts.work_s - facts.held_s + net_s(busy_s, 0.0, facts.loop_queued_s)
-    if facts.gpu_running_stall_s is None:
-        return loop_s
-    return max(loop_s, facts.running_s - facts.gpu_running_stall_s - facts.held_s)
-
-
-def _pool_cost(facts: Facts, name: str) -> PoolCost:
-    """Return the measured cost of a batch in a pool. A pool without batches takes the cost of another."""
-    names = (name, LOCAL, REMOTE, INLINE)
-    known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
-    queued_s = queueing_s(known)
-    if queued_s is None:
-        computes = known.cpu_s > _COMPUTES * known.busy_s
-        queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
-    made_s = net_s(known.busy_s, known.cpu_s, queued_s)
-    service_s = made_s + (known.transit_s if name == REMOTE else 0.0)
-    return PoolCost(
-        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(made_s, known.cpu_s) / known.tickets)
-    )
-
-
-def _limits(facts: Facts, now: Settings, here: PoolCost) -> Limits:
+def _limits(facts: Facts, model: Model) -> Limits:
     """Return the limits of advice: one jump of the tuner, on this machine or on the cluster."""
-    soon = int(max(CONSTANTS.jump_floor, CONSTANTS.jump * now.workers))
-    most = min(facts.config.max_waiting, soon)
+    now, here = model.now, model.local
+    jump = int(max(CONSTANTS.jump_floor, CONSTANTS.jump * now.workers))
+    most = min(facts.config.max_waiting, jump)
     local = 0 if now.remote and not now.local else most
     if here.cpu_s > _COMPUTES * here.service_s:
         beside = 0 if is_full(facts) else math.ceil(facts.cpus * (here.service_s / here.cpu_s - 1.0) - _ROUNDING)
         served = math.ceil(facts.cpus) + min(_BESIDE, beside)
         local = min(local, max(now.local, served))
     return Limits(local=local, remote=most if now.remote else 0)
-
-
-def _unevenness(facts: Facts) -> float:
-    services_s = facts.services_s
-    mean_s = sum(services_s) / len(services_s) if services_s else 0.0
-    return max(1.0, max(services_s) / mean_s) if mean_s else 1.0
 
 
 def _start(facts: Facts, now: Settings) -> Start | None:
@@ -153,13 +100,17 @@ def _start(facts: Facts, now: Settings) -> Start | None:
     return Start(seconds=startup_s / facts.passes, workers=max(1, now.local), batches=batches)
 
 
-def _stages(facts: Facts) -> Mapping[str, float]:
-    """Parts of the time of a batch: its stages, and apart from them the calls that are known to cost most."""
+def costliest(facts: Facts) -> tuple[str, float] | None:
+    """Return the costliest stage of a batch, or call, with its share of the batch's time; None without a batch.
+
+    The time of a call that is known to cost much is no part of its stage.
+    """
     pools = facts.pools.values()
-    seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in ("load", "collate", "encode")}
+    seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in STAGES}
     for one in hot_calls(facts):
         stage = "collate" if one.is_collating else "load"
         seconds[stage] = max(0.0, seconds[stage] - one.wall_s)
         seconds[one.title] = seconds.get(one.title, 0.0) + one.wall_s
     total = sum(seconds.values())
-    return {name: each / total for name, each in seconds.items()} if total > 0 else {}
+    name = max(seconds, key=lambda one: seconds[one])
+    return (name, seconds[name] / total) if total > 0 else None

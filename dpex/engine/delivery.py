@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.engine.pools import NOT_BLOCKED, Pools
 from dpex.errors import BatchTimeoutError, SampleTimeoutError, WorkerDiedError
-from dpex.measure.consumer_time import H2D, Tally
+from dpex.measure.causes import H2D
+from dpex.measure.consumer_time import Tally
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.schedule import MadeBatch
 from dpex.system.clock import monotonic

@@ -30,7 +30,8 @@ from dpex.engine.plan import EnginePlan
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
-from dpex.measure.consumer_time import DISPATCH, NONE_YET, SAMPLER, STARTUP, STRAGGLER, STREAM, Tally
+from dpex.measure.causes import DISPATCH, SAMPLER, STARTUP, STRAGGLER, STREAM
+from dpex.measure.consumer_time import NONE_YET, Tally
 from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.settings import REMOTE, Settings
 from dpex.measure.timeline import Timeline

@@ -25,7 +25,8 @@ from dpex.engine.draws import BegunDraws
 from dpex.engine.pass_state import PassRecorder, begin_pass, go_on_in_process, in_process_state, point_for
 from dpex.errors import IteratorInterruptedError
 from dpex.measure.batch_times import BatchTimes, PoolTimes
-from dpex.measure.consumer_time import SAMPLER, Tally
+from dpex.measure.causes import SAMPLER
+from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading
 from dpex.measure.reading import Reading
 from dpex.measure.sampling import SlowestSamples

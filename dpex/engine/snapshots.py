@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dpex.measure.batch_times import PoolTimes
-from dpex.measure.consumer_time import STARTUP, Tally
+from dpex.measure.causes import STARTUP
+from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineLook, Reading

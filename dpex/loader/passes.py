@@ -213,7 +213,6 @@ def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
         why_streams=sizing.why_streams(),
         is_auto=loader._is_auto,
         has_cluster=sizing.may_be_remote,
-        starts_anew=not loader.persistent_workers,
         note=_why_unmeasured(loader, sizing),
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         is_torchs=_is_torchs(sizing),

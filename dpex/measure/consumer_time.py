@@ -29,21 +29,21 @@ from collections.abc import Callable
 from typing import Any
 
 from dpex.measure.batch_times import BatchTimes
+from dpex.measure.causes import (
+    COLLATE,
+    READ,
+    STARTUP,
+    STRAGGLER,
+    TIMED,
+    TRANSFORM,
+    UNKNOWN,
+    by_stage,
+)
 from dpex.measure.ledger import Seqlock
-from dpex.measure.pool_reading import STEP_BUCKETS, PoolReading
+from dpex.measure.pool_reading import STEP_BUCKETS
 from dpex.measure.reading import WAIT_BUCKETS
 from dpex.measure.sampling import WaitLog
 
-CAUSES = (
-    *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
-    *("sampler", "dispatch", "unknown", "stream"),
-)
-"""Names, in the order of the numbers below."""
-READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN, STREAM = range(
-    len(CAUSES)
-)
-STAGE_CAUSES = CAUSES[: TRANSIT + 1]
-"""Causes that are stages of a batch."""
 NONE_YET = -1
 """The cause of a wait is known when the awaited batch is there."""
 LONG_S = 0.5
@@ -53,12 +53,6 @@ UNENDED_S, UNENDED_STEPS = 1.0, 10.0
 something else meanwhile, such as a validation."""
 QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
-
-
-def by_stage(times: BatchTimes | PoolReading) -> tuple[float, float, float, float, float]:
-    """Return the seconds by the causes of `STAGE_CAUSES`."""
-    transform_s = min(times.load_s, times.load_cpu_s)
-    return times.load_s - transform_s, transform_s, times.collate_s, times.encode_s, times.transit_s
 
 
 def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
@@ -126,7 +120,7 @@ class Tally:
         self.unended_s: float = 0.0
         self.errors: Counter[str] = Counter()
         self.cause: int = NONE_YET
-        self.causes: list[float] = [0.0] * len(CAUSES)
+        self.causes: list[float] = [0.0] * len(TIMED)
         self.detailed = detailed
         self.waits: list[int] = [0] * (len(WAIT_BUCKETS) + 1)
         self.steps: list[int] = [0] * (len(STEP_BUCKETS) + 1)
@@ -171,19 +165,20 @@ class Tally:
         """End the call at ``now``, or the pass if ``over``. Opening its batch took ``opened_s``; None: no batch."""
         seqlock = self.seqlock
         seqlock.changes |= 1
-        entered, waited_s = self.entered_at, 0.0
+        inside_s, waited_s = now - self.entered_at, 0.0
         self.entered_at = 0.0
-        self.inside_s += now - entered
+        self.inside_s += inside_s
         if self._queued_before_s is not None:
             self._leave_queue(self._queued_before_s)
         if self.starting:
-            self._started(now - entered, got_one=not over)
+            self._started(inside_s, got_one=not over)
         else:
             if self.pending_s:
                 self.explain(None)
-            waited_s = now - entered - (opened_s or 0.0)
-            if waited_s > self.named_s:  # else parts that were clocked apart add up to more than all
-                self.causes[UNKNOWN] += waited_s - self.named_s
+            waited_s = inside_s - (opened_s or 0.0)
+            unnamed_s = waited_s - self.named_s
+            if unnamed_s > 0.0:  # else parts that were clocked apart add up to more than all
+                self.causes[UNKNOWN] += unnamed_s
             self.named_s = 0.0
             if opened_s is not None:
                 self.transfer_s += opened_s
@@ -260,8 +255,9 @@ class Tally:
         its time and is not counted.
         """
         if 0.0 < self.entered_at <= began and not self.blocked_at and not self.starting:
-            self.causes[cause] += ended - began
-            self.named_s += ended - began
+            seconds = ended - began
+            self.causes[cause] += seconds
+            self.named_s += seconds
 
     def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
         """Count a batch that the consumer has made itself."""
@@ -309,7 +305,7 @@ class Tally:
             "samples": self.samples,
             "seconds": blocked_s + next_busy_s + stepping_s,
             "later_batches": self.batches - self.starts,
-            "causes": dict(zip(CAUSES, causes, strict=True)),
+            "causes": dict(zip(TIMED, causes, strict=True)),
             "transfer_s": self.transfer_s,
             "work_s": work_s + self.unended_s + self._unended_s(now),
             "blocked_s": blocked_s,

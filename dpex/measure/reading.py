@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from dpex.measure.pool_reading import STEP_BUCKETS, PoolReading
+from dpex.measure.pool_reading import MOST_QUEUED, STEP_BUCKETS, PoolReading
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, log, state
 from dpex.measure.sampling import FailedSample, SlowIndex, Waits, merged
-from dpex.measure.settings import LOCAL, REMOTE, Settings
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
 
 Signal = Literal["wait", "events", "nvml"]
 """By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
@@ -243,6 +243,66 @@ class Reading(Record):
         """The pool of the cluster."""
         return self.pools.get(REMOTE, _NO_POOL)
 
+    @property
+    def local_workers(self) -> int:
+        """Workers on this machine, running or starting."""
+        return max(self.local.running, self.local.requested)  # a pass may end before its workers have started
+
+    @property
+    def remote_workers(self) -> int:
+        """Running workers on the cluster."""
+        return self.remote.running
+
+    @property
+    def workers(self) -> int:
+        """Workers of both pools."""
+        return self.local_workers + self.remote_workers
+
+    @property
+    def at_once(self) -> int:
+        """Batches that all workers can make at the same time."""
+        return self.lanes * self.workers
+
+    @property
+    def tickets(self) -> int:
+        """Batches made in all pools."""
+        return sum(pool.tickets for pool in self.pools.values())
+
+    @property
+    def busy_s(self) -> float:
+        """Wall seconds in which workers made batches."""
+        return sum(pool.busy_s for pool in self.pools.values())
+
+    @property
+    def services_s(self) -> tuple[float, ...]:
+        """Wall seconds of the latest batches, one by one."""
+        return tuple(seconds for pool in self.pools.values() for seconds in pool.services_s)
+
+    @property
+    def queueing_parts(self) -> tuple[float, float]:
+        """Shares of loading and of collating, each without its CPU time, that were spent on run queues; 0 to 1."""
+        load_s = collate_s = load_wait_s = collate_wait_s = 0.0
+        for name, pool in self.pools.items():
+            load_wait_s += max(0.0, pool.load_s - pool.load_cpu_s)
+            collate_wait_s += max(0.0, pool.collate_s - pool.collate_cpu_s)
+            delay = self._queued_s(name, pool) / max(1e-9, pool.cpu_s)
+            load_s += delay * pool.load_cpu_s
+            collate_s += delay * pool.collate_cpu_s
+        parts = ((load_s, load_wait_s), (collate_s, collate_wait_s))
+        load, collate = (min(1.0, queued_s / wait_s) if wait_s > 0 else 0.0 for queued_s, wait_s in parts)
+        return load, collate
+
+    def _queued_s(self, name: str, pool: PoolReading) -> float:
+        """Return a pool's seconds on run queues, 0 if unknown.
+
+        For batches of the training process it is their share of the training thread's time there.
+        """
+        queued_s = pool.queueing_s
+        if queued_s is not None or name != INLINE or self.trainer_queued_s is None:
+            return queued_s or 0.0
+        total_s = pool.busy_s + self.work_s
+        return self.trainer_queued_s * pool.busy_s / total_s if total_s > 0 else 0.0
+
     def with_pools(self, **pools: PoolReading) -> Reading:
         """Return the reading with other pools in place of those of the same names."""
         return replace(self, pools={**self.pools, **pools})
@@ -297,6 +357,71 @@ class Reading(Record):
     def wait_ratio(self) -> float:
         """The wait, as all of dpex reports it: see `wait_ratio`."""
         return wait_ratio(self.next_s, self.work_s)
+
+    @property
+    def running_s(self) -> float:
+        """Wall time without the start of each pass."""
+        return self.wall_s - self.causes.get("startup", 0.0)
+
+    @property
+    def running_wait_ratio(self) -> float:
+        """The wait without the start of each pass, whose weight falls as a run goes on."""
+        return (self.running_s - self.work_s) / self.running_s if self.running_s > 0 else 0.0
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of the training step in which the training thread could have run and had no CPU.
+
+        Queueing that was not seen in ``next()`` is divided between ``next()`` and the step by their wall times, because
+        a wait in ``next()`` ends on a run queue, too.
+        """
+        if self.trainer_queued_s is None or self.wall_s <= 0:
+            return 0.0
+        queued_s = max(0.0, self.trainer_queued_s - self.loop_queued_s) * self.work_s / self.wall_s
+        return min(MOST_QUEUED * self.work_s, queued_s)
+
+    @property
+    def held_ratio(self) -> float:
+        """Share of wall time that the training step waited for a CPU, 0 to 1. It is no part of the wait."""
+        return self.held_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def gpu_stall_ratio(self) -> float | None:
+        """Share of wall time in which the GPU's stream waited for data, starts left out; None if it was not timed."""
+        stall_s = self.gpu_running_stall_s
+        return None if stall_s is None or self.wall_s <= 0 else stall_s / self.wall_s
+
+    @property
+    def copies_ratio(self) -> float:
+        """Share of wall time in which the training stream waited for finished batches to reach the device.
+
+        At most 1: a loop that does not synchronise may be over before the device is.
+        """
+        return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds in which workers made batches."""
+        return sum(pool.cpu_s for pool in self.pools.values())
+
+    @property
+    def sample_s(self) -> float:
+        """Wall seconds of the mean sample, 0 if none was made."""
+        made = self.tickets * self.samples / max(1, self.batches)
+        return sum(pool.load_s for pool in self.pools.values()) / made if made else 0.0
+
+    @property
+    def nodes(self) -> dict[str, PoolReading]:
+        """The cluster's machines, and this machine if it makes batches beside them."""
+        found = {place: one for pool in self.pools.values() for place, one in pool.nodes.items() if one.tickets > 0}
+        if found and self.local.tickets:
+            found["this machine"] = self.local
+        return found
+
+    @property
+    def failed_nodes(self) -> tuple[str, ...]:
+        """The reasons why dpex excluded nodes of the cluster for a while."""
+        return tuple(why for pool in self.pools.values() for why in pool.failed_nodes)
 
 
 class EngineLook(NamedTuple):

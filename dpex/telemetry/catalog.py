@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dpex.measure.consumer_time import CAUSES
+from dpex.measure.causes import TIMED
 from dpex.measure.pool_reading import LINK, STAGES, PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.record import Record, Unit
@@ -86,7 +86,7 @@ LOADER = Label(name="loader", most=4, help='the loader\'s `name=`, else "loader-
 STATE = Label(name="state", values=STATES, help="exclusive; all three together are the wall time of all epochs")
 CAUSE = Label(
     name="cause",
-    values=CAUSES,
+    values=TIMED,
     help='exclusive; all of them together are `state="wait"`; of loading, `read` is the part that waits and '
     "`transform` the part that computes",
 )

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from dpex import AutotuneConfig, DpexDataLoader, decode_in_workers
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.diagnose.facts import queueing_s
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from dpex.options import WorkerConfig
 from tests.waiting import until
@@ -159,7 +158,7 @@ def is_crowded(diagnosis: Diagnosis) -> bool:
     """Return True if workers waited for a CPU for longer than they had one, or other programs had most of the CPUs."""
     facts = diagnosis.facts
     pools = facts.pools.values()
-    queued_s = sum(queueing_s(pool) or 0.0 for pool in pools)
+    queued_s = sum(pool.queueing_s or 0.0 for pool in pools)
     return queued_s > sum(pool.cpu_s for pool in pools) or (facts.others or 0.0) > facts.cpus / 2
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.diagnose.facts import queueing_s
 from dpex.options import ClusterConfig
 from dpex.pools.ray.cluster import living_nodes
 from dpex.system.cpus import usable_cpus
@@ -102,7 +101,7 @@ def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
                 process.kill()
                 process.wait()
     remote = diagnosis.facts.pools["remote"]
-    queued_s = queueing_s(remote)
+    queued_s = remote.queueing_s
     assert queued_s is not None
     assert queued_s > 0.2 * remote.busy_s
     assert queued_s + remote.cpu_s == pytest.approx(remote.busy_s, rel=0.2)

@@ -29,7 +29,7 @@ from waiting import until
 import dpex
 from dpex import DpexDataLoader, MetricsConfig, TLSConfig
 from dpex.errors import OptionError
-from dpex.measure.consumer_time import CAUSES
+from dpex.measure.causes import TIMED
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.exporter import exporter
 
@@ -145,7 +145,7 @@ def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
     expected -= {"dpex_cache_memory_bytes", "dpex_cache_disk_bytes"}  # of a dataset with a cache
     expected -= {m.name for m in METRICS if any(label.values == ("remote",) for label in m.labels)}  # of a cluster
     assert expected <= set(types)
-    assert all(value(found, "dpex_wait_seconds_total", cause=cause) >= 0 for cause in CAUSES)
+    assert all(value(found, "dpex_wait_seconds_total", cause=cause) >= 0 for cause in TIMED)
 
 
 def test_what_a_cache_has_and_does_is_exported() -> None:

@@ -1,48 +1,51 @@
-"""The measurements of the work: means over recent windows, and changes of them. PURE."""
+"""The measurements of the work: sums of recent windows, and changes of the work. PURE."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.model import net_s
 from dpex.measure.batch_times import RECENT
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
+from dpex.measure.record import Record
 from dpex.measure.settings import WORKER_POOLS
+from dpex.measure.views import mean_s, net_mean_s, step_times
+
+_R = TypeVar("_R", bound=Record)
 
 
-class Mean:
-    """Seconds per batch over the latest windows."""
+class RecentSum(Generic[_R]):
+    """The sum of the latest windows: up to `Constants.recent`, and at least half as many once there were so many."""
 
-    def __init__(self) -> None:
-        self._rows: deque[tuple[float, int]] = deque(maxlen=CONSTANTS.recent)
-        self.count: int = 0
-        self.value: float = 0.0
+    def __init__(self, empty: _R) -> None:
+        self.sum: _R = empty
+        self._empty, self._earlier, self._later = empty, empty, empty
+        self._count = 0
 
-    def add(self, seconds: float, count: int) -> None:
-        """Take in a window with that many batches."""
-        if count:
-            self._rows.append((seconds, count))
-            self.count = sum(number for _, number in self._rows)
-            self.value = sum(total for total, _ in self._rows) / self.count
+    def add(self, window: _R) -> None:
+        """Add a window. A sum of windows drops old windows without the errors of a subtraction."""
+        if self._count == CONSTANTS.recent // 2:
+            self._earlier, self._later, self._count = self._later, self._empty, 0
+        self._later, self._count = self._later.then(window), self._count + 1
+        self.sum = self._earlier.then(self._later)
 
 
 class Cusum:
-    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `forget`."""
+    """Two-sided CUSUMs on the logarithm of a time (Page, 1954), one per condition. Its noise outlives `reset`."""
 
     def __init__(self) -> None:
         self._variance, self._seen = 0.0, 0
         self._sums: dict[object, tuple[int, float, float, float]] = {}
 
-    def forget(self) -> None:
-        """Begin anew, with another mean."""
+    def reset(self) -> None:
+        """Start again with another mean."""
         self._sums = {}
 
     def add(self, seconds: float, under: object = None) -> bool:
-        """Take in a window's mean; True if it is no longer what it was under this condition."""
+        """Take in a window's mean. Return True if the mean under this condition has changed."""
         if seconds <= 0:
             return False
         k, x = CONSTANTS, math.log(seconds)
@@ -58,216 +61,132 @@ class Cusum:
         return max(up, down) > k.alarm
 
 
-class ServiceTimes:
-    """The times of a batch. wall: seconds in a worker. cpu: its CPU seconds. queued: seconds on run queues.
+class WorkEstimate:
+    """The measurements of the work since it last changed.
 
-    Queueing is subtracted from sums over windows. In one short window on a busy machine, the kernel's counts and the
-    batches that arrived are of different work, and what exceeds a batch's time there is missing elsewhere.
+    Attributes:
+        sum: Recent windows with steps. The sum of a pool is of recent windows in which it made batches.
     """
 
-    def __init__(self) -> None:
-        self.wall: Mean = Mean()
-        self.cpu: Mean = Mean()
-        self.queued: Mean = Mean()
-        self._latest: deque[float] = deque(maxlen=CONSTANTS.recent)
-
-    def add(self, *pools: PoolReading) -> None:
-        """Take in a window of these pools together."""
-        count = sum(pool.tickets for pool in pools)
-        self.wall.add(sum(pool.busy_s for pool in pools), count)
-        self.cpu.add(sum(pool.cpu_s for pool in pools), count)
-        self.queued.add(sum(pool.queued_s for pool in pools), count)
-        self._latest.extend(second for pool in pools for second in pool.services_s)
-
-    @property
-    def count(self) -> int:
-        """Batches in these windows."""
-        return self.wall.count
-
-    @property
-    def median_s(self) -> float:
-        """Median of the latest batches, robust to a few slow batches; the mean if single times are unknown."""
-        ordered = sorted(self._latest)
-        middle = len(ordered) // 2
-        return (ordered[middle] + ordered[~middle]) / 2 if ordered else self.wall.value
-
-    @property
-    def most_s(self) -> float:
-        """The time within which nine in ten of the latest batches were made; infinite while few are known."""
-        if len(self._latest) < CONSTANTS.enough_batches:
-            return math.inf
-        return sorted(self._latest)[int(CONSTANTS.slow_quantile * len(self._latest))]
-
-    @property
-    def net_s(self) -> float:
-        """Seconds of a batch without queueing for a CPU, at least the CPU time; 0 without a window."""
-        return net_s(self.wall.value, self.cpu.value, self.queued.value)
-
-
-@dataclass
-class PoolEstimate:
-    """The times of a pool. slowest_s: of its slowest batch. sum: all its windows."""
-
-    times: ServiceTimes = field(default_factory=ServiceTimes)
-    slowest_s: float = 0.0
-    sum: PoolReading = field(default_factory=PoolReading)
-
-    def is_other_work(self, pool: PoolReading, growth: float) -> bool:
-        """Return True if all batches of a window took far longer than nine in ten of those before.
-
-        Where storage, a link or CPUs are full, ``growth`` times the workers take up to ``growth`` times as long.
-        """
-        latest_s = pool.services_s[-RECENT:]
-        return len(latest_s) > 1 and min(latest_s) > CONSTANTS.apart * growth * self.times.most_s
-
-    def add(self, pool: PoolReading) -> None:
-        """Take in a window."""
-        if pool.tickets:
-            self.times.add(pool)
-            self.slowest_s = max(self.slowest_s, *pool.services_s[-RECENT:], 0.0)
-            self.sum = self.sum.then(pool)
-
-
-class WorkEstimate:
-    """The measurements of the work since it last changed."""
-
-    def __init__(self, watched: defaultdict[str, Cusum] | None = None) -> None:
-        self.step: Mean = Mean()
-        self.step_queued: Mean = Mean()
-        self.trainer_cpu: Mean = Mean()
-        self.pools: dict[str, PoolEstimate] = {name: PoolEstimate() for name in WORKER_POOLS}
-        self._watched = defaultdict(Cusum) if watched is None else watched
-        for each in self._watched.values():
-            each.forget()
+    def __init__(self, cusums: defaultdict[str, Cusum] | None = None) -> None:
+        self.sum: Reading = Reading()
+        self._windows = RecentSum(Reading())
+        self._pools = {name: RecentSum(PoolReading()) for name in WORKER_POOLS}
         self._others: deque[float] = deque(maxlen=CONSTANTS.recent)
+        self._cusums = defaultdict(Cusum) if cusums is None else cusums
+        for each in self._cusums.values():
+            each.reset()
 
     def add(self, window: Reading) -> None:
         """Take in a window."""
-        (step_s, queued_s), count = steps(window)
-        self.step.add(step_s, count)
-        self.step_queued.add(queued_s, count)
-        self.trainer_cpu.add(window.trainer_cpu_s, window.later_batches)
-        for name, pool in self.pools.items():
-            pool.add(getattr(window, name))
+        if step_times(window).steps:  # CUDA events say nothing of a window without a step
+            self._windows.add(window)
+        for name, pool in self._pools.items():
+            made: PoolReading = getattr(window, name)
+            if made.tickets:
+                pool.add(made)
         self._others.append(window.others or 0.0)
+        self.sum = self._windows.sum.with_pools(**{name: pool.sum for name, pool in self._pools.items()})
 
     @property
     def others(self) -> float:
-        """CPUs that other programs used lately, at most: they come and go, and come again."""
+        """The most CPUs that other programs used in a recent window: they come and go, and come again."""
         return max(self._others, default=0.0)
 
     def changes(self, window: Reading, *, is_steady: bool) -> tuple[str, ...]:
-        """Names of the times that are no longer what they were: "step" and pools. Service times of a pool are compared
-        under the same number of workers, and if all batches were begun under it (``is_steady``): others hold each other
-        up more, or less."""
+        """Return the names of times that have changed: "step" and pools.
+
+        Service times of a pool are compared under the same number of workers, and only if all batches were begun under
+        it (``is_steady``), because workers hold each other up.
+        """
         found, workers = [], (window.settings.local, window.settings.remote)
-        (step_s, _), count = steps(window)
-        seen: list[tuple[str, object, float, int]] = [("step", None, step_s, count)]
+        step = step_times(window)
+        seen: list[tuple[str, object, float, int]] = [("step", None, step.net_s, step.steps)]
         for name in WORKER_POOLS if is_steady else ():
             pool: PoolReading = getattr(window, name)
             seen.append((name, workers, pool.busy_s, pool.tickets))
         for name, under, seconds, number in seen:
-            if number > 1 and self._watched[name].add(seconds / number, under):
+            if number > 1 and self._cusums[name].add(seconds / number, under):
                 found.append(name)
         return tuple(found)
 
     def is_other_work(self, window: Reading, growth: float) -> bool:
-        """Return True if the batches of a pool became far slower than ``growth`` times the workers can make them."""
-        return any(pool.is_other_work(getattr(window, name), growth) for name, pool in self.pools.items())
+        """Return True if all batches of a pool took far longer than nine in ten of the latest batches before.
 
-    def service_s(self, name: str) -> float:
-        """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
-        other = next(pool for pool in WORKER_POOLS if pool != name)
-        return self.pools[name].times.net_s or self.pools[other].times.net_s
+        Where storage, a link or CPUs are full, ``growth`` times the workers take up to ``growth`` times as long.
+        """
+
+        def is_other(pool: PoolReading, before: PoolReading) -> bool:
+            latest_s, before_s = pool.services_s[-RECENT:], sorted(before.services_s[-RECENT:])
+            if len(latest_s) < 2 or len(before_s) < CONSTANTS.enough_batches:
+                return False
+            most_s = before_s[int(CONSTANTS.slow_quantile * len(before_s))]
+            return min(latest_s) > CONSTANTS.apart * growth * most_s
+
+        return any(is_other(getattr(window, name), pool.sum) for name, pool in self._pools.items())
 
     @property
-    def median_s(self) -> float:
-        """The longest of the pools' medians; 0 without a batch."""
-        return max(pool.times.median_s for pool in self.pools.values())
-
-    @property
-    def unevenness(self) -> float:
-        """The slowest batch over the mean, at least 1."""
-        slowest_s = max(pool.slowest_s for pool in self.pools.values())
-        return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
-
-
-def steps(window: Reading) -> tuple[tuple[float, float], int]:
-    """Return the seconds of steps and those in which the training thread waited for a CPU, and the number of steps."""
-    total_s = window.stepping_s + window.next_busy_s
-    queued = min(CONSTANTS.most_queued, (window.trainer_queued_s or 0.0) / max(1e-9, total_s))
-    count = window.later_batches
-    if window.step_count is not None:
-        total_s, count = window.stepped_s + window.next_busy_s, window.step_count
-    return ((1.0 - queued) * total_s, queued * total_s), count
+    def service_s(self) -> float:
+        """The mean seconds of a local worker's batch without queueing; without one, of a remote worker's; else 0."""
+        pools = (self._pools[name].sum for name in WORKER_POOLS)
+        return next((net_mean_s(pool, pool.queueing_s or 0.0) for pool in pools if pool.tickets), 0.0)
 
 
 class SettingStats:
-    """Sums over the windows under one setting."""
+    """The windows under one setting.
+
+    Attributes:
+        sum: All of them.
+        made: The batches of both pools in recent windows.
+        calm: The latest windows in a row without a wait.
+    """
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
         self.sum: Reading = Reading()
-        self.times: ServiceTimes = ServiceTimes()
+        self.made: PoolReading = PoolReading()
         self.calm: int = 0
+        self._made = RecentSum(self.made)
+        self._rows: deque[tuple[int, int, float]] = deque(maxlen=CONSTANTS.recent)
 
     def add(self, window: Reading, goal: float) -> None:
-        """Take in a window."""
-        local, remote = window.local, window.remote
-        made = local.tickets + remote.tickets
-        self._rows.append((window.later_batches, made, window.seconds))
-        self.sum = self.sum.then(window)
-        self.times.add(local, remote)
+        """Take in a window. ``goal``: The share of the time in ``next()`` that counts as no wait."""
+        made = window.local.plus(window.remote)
+        self._rows.append((window.later_batches, made.tickets, window.seconds))
+        self._made.add(made)
+        self.sum, self.made = self.sum.then(window), self._made.sum
         self.calm = self.calm + 1 if window.blocked_s <= goal * window.seconds else 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
-    def wait(self) -> float:
+    def blocked(self) -> float:
         """Share of the time that the training loop was blocked in ``next()``."""
         return self.sum.blocked_s / self.sum.seconds if self.sum.seconds else 0.0
 
     @property
-    def lost(self) -> float:
-        """Share of the time that was lost to loading, 0 to 1: blocked in ``next()`` or busy there."""
-        return min(1.0, (self.sum.blocked_s + self.sum.next_busy_s) / max(1e-9, self.sum.seconds))
-
-    @property
-    def queued(self) -> float:
-        """Share of the time that the training thread waited for a CPU."""
-        return (self.sum.trainer_queued_s or 0.0) / self.sum.seconds if self.sum.seconds else 0.0
-
-    @property
-    def busy_workers(self) -> float:
-        """Workers that were busy on average."""
-        return (self.sum.local.busy_s + self.sum.remote.busy_s) / self.sum.seconds
-
-    @property
     def has_rate(self) -> bool:
         """True if the windows are long enough for a rate."""
-        return self.times.count > 0 and self.sum.seconds >= CONSTANTS.times * self.times.wall.value
+        return self.made.tickets > 0 and self.sum.seconds >= CONSTANTS.times * mean_s(self.made)
 
     @property
     def is_late(self) -> bool:
-        """True if mostly the next batch in turn is missing."""
+        """True if the next batch in turn was missing for most of the wait."""
         return self.sum.straggler_s > 0.5 * self.sum.blocked_s
 
     def is_draining(self, headroom: float) -> bool:
-        """Return True if the loop takes older batches rather than new batches."""
+        """Return True if the loop took batches that were ready before, because workers made few."""
         return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:
-        """Batches per second that were delivered, or made, and the standard error of that."""
-        seconds = sum(row[2] for row in self._rows)
+        """Return the batches per second that were delivered, or made, and the standard error."""
+        rows = [(row[int(made)], row[2]) for row in self._rows]
+        total, seconds = (sum(each) for each in zip(*rows, strict=True)) if rows else (0, 0.0)
         if not seconds:
             return 0.0, math.inf
-        which = int(made)
-        total, windows = sum(row[which] for row in self._rows), len(self._rows)
-        rate = total / seconds
-        error = math.sqrt(max(1.0, total)) / seconds
-        if windows >= 3:
-            squares = sum((row[which] - rate * row[2]) ** 2 for row in self._rows)
-            seen = math.sqrt(windows / (windows - 1) * squares) / seconds
-            error = seen if total > 2 * windows else max(error, seen)
+        rate, error = total / seconds, math.sqrt(max(1.0, total)) / seconds
+        if len(rows) >= 3:
+            squares = sum((count - rate * each_s) ** 2 for count, each_s in rows)
+            seen = math.sqrt(len(rows) / (len(rows) - 1) * squares) / seconds
+            error = seen if total > 2 * len(rows) else max(error, seen)
         return rate, error

@@ -1,7 +1,7 @@
 """The model of a loader: rate and wait of a setting, the best setting, and the end of the stall.
 
 PURE. ``W`` workers take ``s`` seconds and ``c`` CPU seconds for a batch. Other programs use ``o`` of ``C`` CPUs. A step
-takes ``t`` seconds, and ``k`` CPU seconds of the training process::
+takes ``t`` seconds, and ``k`` CPU seconds of the training process. So::
 
     rate(W) = min(W / s, F / (c + k), 1 / t, limit of memory),   F = max(C - o, C W / (W + o))
 
@@ -13,23 +13,16 @@ rate to the predicted rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.limits import Limits
-from dpex.measure.settings import Settings
+from dpex.measure.reading import Reading
+from dpex.measure.settings import INLINE, LOCAL, REMOTE, Settings
+from dpex.measure.views import net_mean_s, queued_s, unevenness
 
 _TINY = 1e-9
-
-
-def net_s(wall_s: float, cpu_s: float, queued_s: float) -> float:
-    """Return the part of ``wall_s`` without queueing for a CPU, at least its CPU time.
-
-    Both are measured with errors, so no more than `Constants.most_queued` of it counts as queueing.
-    """
-    least_s = max(min(cpu_s, wall_s), (1.0 - CONSTANTS.most_queued) * wall_s)
-    return max(wall_s - queued_s, least_s)
+_LEAST_STEP_S = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +57,6 @@ class EndOfStall:
         more_cpus: CPUs that this machine lacks and other nodes can provide.
         cost: Share of a batch's CPU time for which this machine's CPUs suffice.
         workers: Required workers.
-        stage: The costliest stage of a batch, with its share.
     """
 
     rate: float
@@ -72,7 +64,6 @@ class EndOfStall:
     more_cpus: float
     cost: float
     workers: int
-    stage: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +96,12 @@ class Model:
         step_s: Time of the training loop for a batch without a wait.
         step_cpu_s: CPU time of the training process in ``step_s``.
         step_queued_s: Time of the training thread on run queues in a step, beyond ``step_s``.
-        cpus: CPUs that this job may use; ``others``: CPUs of these that other programs use.
+        cpus: CPUs that this job may use.
+        others: The part of ``cpus`` that other programs use.
         unevenness: The slowest batch over the mean.
         measured_rate: Batches per second under ``now`` if the loop waited, else None.
         error: The relative standard error of ``measured_rate``.
         start: The cost of a start; None if workers persist.
-        stages: Shares of a batch's time in a worker, by name, which sum to 1.
         limits: Limits of memory, configuration and cluster.
         lanes: Batches that a worker makes at the same time. ``service_s`` is its time per batch over ``lanes``.
     """
@@ -129,9 +120,67 @@ class Model:
     measured_rate: float | None = None
     error: float = 0.05
     start: Start | None = None
-    stages: Mapping[str, float] = field(default_factory=dict)
 
-    # -- what a setting gives ------------------------------------------------------------------------------------------
+    @classmethod
+    def of(
+        cls,
+        work: Reading,
+        *,
+        now: Settings,
+        step_s: float,
+        others: float,
+        is_full: bool,
+        limits: Limits,
+        measured_rate: float | None,
+        error: float,
+        step_queued_s: float = 0.0,
+        start: Start | None = None,
+    ) -> Model:
+        """Return the model of measured work, which has at least one batch and one step.
+
+        A pool without batches takes the cost of another. The way from a remote worker is part of its time. The
+        arguments are `Model`'s, except ``is_full``, which tells whether hardly any CPU of this machine was idle. They
+        differ between the law and a diagnosis for these reasons:
+
+        - ``step_s``, ``step_queued_s``: In a window most waits have no cause yet, so the law takes the step from the
+          clock. It plans for less queueing. A diagnosis predicts the queueing of a step apart from the model.
+        - ``others``: The law plans for the most of recent windows, because other programs come again. A diagnosis
+          explains a run, and takes the mean.
+        - ``is_full``: The law takes the windows under the present setting, and a diagnosis the run.
+        - ``measured_rate``, ``error``: The law compares windows under one setting, and knows how they scatter. A
+          diagnosis leaves out seconds that the setting does not explain, and knows the errors of past predictions.
+        - ``start``: The law chooses workers for the next start and takes the latest. A diagnosis takes the mean.
+        """
+
+        def cost(name: str) -> PoolCost:
+            place = next(one for one in (name, LOCAL, REMOTE, INLINE) if one in work.pools and work.pools[one].tickets)
+            pool = work.pools[place]
+            waited_s = queued_s(pool, has_full_cpus=is_full and place != REMOTE)
+            service_s, cpu_s = net_mean_s(pool, waited_s), pool.cpu_s / pool.tickets
+            transit_s = pool.transit_s / pool.tickets if name == REMOTE else 0.0
+            return PoolCost(service_s=max(_TINY, service_s + transit_s), cpu_s=max(_TINY, min(service_s, cpu_s)))
+
+        step_s = max(_LEAST_STEP_S, step_s)
+        inline_s = work.pools[INLINE].cpu_s if INLINE in work.pools else 0.0
+        trainer_cpu_s = max(0.0, work.trainer_cpu_s - inline_s) / max(1, work.later_batches)
+        return cls(
+            now=now,
+            local=cost(LOCAL),
+            remote=cost(REMOTE),
+            step_s=step_s,
+            step_cpu_s=min(step_s, trainer_cpu_s),
+            step_queued_s=step_queued_s,
+            cpus=work.cpus,
+            others=others,
+            limits=limits,
+            lanes=work.lanes,
+            unevenness=unevenness(work.services_s),
+            measured_rate=measured_rate,
+            error=error,
+            start=start,
+        )
+
+    # -- the rate of a setting -----------------------------------------------------------------------------------------
 
     def rate(self, settings: Settings) -> Range:
         """Batches per second."""
@@ -154,8 +203,10 @@ class Model:
         return 1.0 / max(_TINY, self.step_s)
 
     def free_cpus(self, local: int) -> float:
-        """CPUs that ``local`` workers can have: those that other programs leave, or an equal part for each thread that
-        wants one, as a kernel gives it, if that is more."""
+        """Return the CPUs that ``local`` workers can have.
+
+        Other programs leave some CPUs. A kernel gives each thread an equal part, which may be more.
+        """
         return max(self.cpus - self.others, self.cpus * local / max(_TINY, local + self.others))
 
     @property
@@ -166,8 +217,8 @@ class Model:
     def _capacity(self, settings: Settings) -> float:
         """Batches per second that workers make, as far as the CPUs let them.
 
-        Remote batches cost this machine only what the training process does for them: with ``x`` from local workers
-        and ``y`` from remote ones, ``c x + k (x + y)`` CPUs are needed.
+        Remote batches cost this machine only the CPU time of the training process. So ``x`` batches from local workers
+        and ``y`` batches from remote workers need ``c x + k (x + y)`` CPUs.
         """
         far = settings.remote / max(_TINY, self.remote.service_s)
         near = settings.local / max(_TINY, self.local.service_s)
@@ -192,10 +243,10 @@ class Model:
             return 1.0
         return min(2.0, max(0.5, self.measured_rate / min(self.demand, self._capacity(self.now))))
 
-    # -- which setting -------------------------------------------------------------------------------------------------
+    # -- the best setting ----------------------------------------------------------------------------------------------
 
-    def filling(self, *, spared: float | None = None) -> int:
-        """Local workers that keep the CPUs busy, without those that the training process uses at the possible rate.
+    def workers_to_fill(self, *, spared: float | None = None) -> int:
+        """Return the local workers that keep all CPUs busy except the CPUs of the training process.
 
         There is one more for each worker that waits, and one for each CPU that other programs use, since the kernel
         divides the CPUs equally. ``spared``: CPUs that stay idle instead.
@@ -208,13 +259,15 @@ class Model:
         return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
     def best(self, headroom: float, limits: Limits | None = None) -> tuple[int, int]:
-        """The fewest workers of each pool that make ``headroom`` times what the training loop takes, or what comes
-        nearest to that: local ones first, as they take no other machine."""
+        """Return the fewest workers of each pool whose rate is ``headroom`` times the demand, or nearest to it.
+
+        Local workers come first, because they need no other machine.
+        """
         limits = limits or self.limits
         most = min(limits.most_local(self.unevenness), limits.local, limits.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
         spared = 1.0 if limits.remote else None
-        local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
+        local = min(most, self.workers_to_fill(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus(local) / max(_TINY, self._cpu_s))
         far = max(0.0, headroom * self.demand - near) * self.remote.service_s
         remote = min(limits.remote, math.ceil(far - _TINY), max(0, limits.most_prefetch(local) - local))
@@ -237,41 +290,39 @@ class Model:
         return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.equal_rates) * least_s)
 
     def prefetch(self, local: int, remote: int, depth: float) -> int:
-        """``depth`` batches in flight for each that workers make at the same time, as far as memory allows."""
+        """Return ``depth`` batches in flight for each batch made at the same time, as far as memory allows."""
         workers = local + remote
         most = max(workers, self.limits.most_prefetch(local))
         return int(max(2, min(depth * self.lanes * workers, most)))
 
-    # -- what would end the stall --------------------------------------------------------------------------------------
+    # -- the end of the stall, and other work --------------------------------------------------------------------------
 
     def to_end_stall(self) -> EndOfStall:
-        """Return the needs of a loader that makes as much as the training loop could take."""
+        """Return the needs of a loader whose rate is the demand of the training loop."""
         cpus = self._cpu_s * self.demand
         workers = math.ceil(self.local.service_s * self.demand)
         free = self.free_cpus(workers)
         spare = free - self.step_cpu_s * self.demand
-        stage = max(self.stages.items(), key=lambda pair: pair[1], default=None)
         return EndOfStall(
             rate=self.demand,
             cpus=cpus,
             more_cpus=max(0.0, cpus - free),
             cost=min(1.0, max(0.0, spare / max(_TINY, self.local.cpu_s * self.demand))),
             workers=workers,
-            stage=stage,
         )
 
-    def costing(self, local: PoolCost, remote: PoolCost) -> Model:
-        """The model of work that costs something else, off by the same factor as this one."""
+    def with_costs(self, local: PoolCost, remote: PoolCost) -> Model:
+        """Return the model of work with other costs, and with the present ratio of measured to predicted rate."""
         other = replace(self, local=local, remote=remote, measured_rate=None)
         if not self.measured_rate:
             return other
         return replace(other, measured_rate=self._correction * min(other.demand, other._capacity(other.now)))
 
-    def alone(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
-        """The model without other programs.
+    def without_others(self, *, keeps_factor: bool = False, only_cpu: bool = False) -> Model:
+        """Return the model without other programs.
 
-        Where CPUs limit the workers, the measured rate tells how few of them the kernel left to the workers. So it
-        counts no more, unless ``keeps_factor``. With ``only_cpu``, all time beyond CPU time came of the other programs.
+        Where CPUs limit the workers, the measured rate is low because the kernel left them few CPUs. So the measured
+        rate is dropped, unless ``keeps_factor``. With ``only_cpu``, other programs explain all time beyond CPU time.
         """
         alone = replace(self, others=0.0, step_queued_s=0.0)
         if only_cpu:
@@ -284,5 +335,5 @@ class Model:
         return replace(alone, measured_rate=factor * min(alone.demand, alone._capacity(alone.now)))
 
     def with_remote(self, most: int) -> Model:
-        """The model with places for ``most`` remote workers."""
+        """Return the model with places for ``most`` remote workers."""
         return replace(self, limits=replace(self.limits, remote=max(most, self.limits.remote)))

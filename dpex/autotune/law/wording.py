@@ -1,4 +1,4 @@
-"""Put a decision of the law into sentences: what changes, why, on what evidence, and what is expected. PURE.
+"""Put a decision of the law into sentences: the change, its reason, its evidence, and its expected effect. PURE.
 
 Every text begins with both settings, gives its evidence with units, and ends with the predicted rate, step and wait,
 of which ``rate * step + wait`` is 1.
@@ -25,14 +25,14 @@ _WAITS: Mapping[Signal, str] = {
 def expected(
     model: Model | None, new: Settings, record: SettingStats, window: Reading
 ) -> tuple[float, float, dict[str, float]]:
-    """Return the rate and the wait that ``new`` should bring, and the measurements that say so, by name with a unit.
+    """Return the expected rate and wait under ``new``, and the measurements behind them, by name with a unit.
 
-    Nothing is expected without a model.
+    Without a model nothing is expected.
     """
     if model is None:
         return 0.0, 0.0, {}
     rate, step_s = model.expected(new)
-    step_s = _outside(step_s, record, window)
+    step_s = _outside_next_s(step_s, record, window)
     evidence = measured(record, window) | {
         "service_s": model.local.service_s,
         "cpu_s": model.local.cpu_s,
@@ -44,23 +44,23 @@ def expected(
     return rate, max(0.0, 1.0 - rate * step_s), evidence
 
 
-def _outside(step_s: float, record: SettingStats, window: Reading) -> float:
+def _outside_next_s(step_s: float, record: SettingStats, window: Reading) -> float:
     """Return the seconds of a step outside ``next()``, of the ``step_s`` in which the training loop is not blocked."""
-    seen = _seen(record, window).sum
+    seen = _counted(record, window).sum
     return step_s * (1.0 - min(1.0, seen.next_busy_s / max(1e-9, seen.seconds - seen.blocked_s)))
 
 
 def measured(record: SettingStats, window: Reading) -> dict[str, float]:
-    """Return rate and wait under the present setting; before the first window that counts, those of the latest one.
+    """Return rate and wait under the present setting, or in the latest window if none counts yet.
 
     The rate is missing where the windows are too short for one. The wait is all time in ``next()``.
     """
-    seen = _seen(record, window)
-    return {"rate": seen.rate()[0], "wait": seen.lost} if seen.has_rate else {"wait": seen.lost}
+    seen = _counted(record, window)
+    return {"rate": seen.rate()[0], "wait": seen.sum.wait} if seen.has_rate else {"wait": seen.sum.wait}
 
 
-def _seen(record: SettingStats, window: Reading) -> SettingStats:
-    """Return the windows that count, or else the latest one."""
+def _counted(record: SettingStats, window: Reading) -> SettingStats:
+    """Return the windows under the present setting, or else the latest window."""
     if len(record):
         return record
     latest = SettingStats()
@@ -69,7 +69,7 @@ def _seen(record: SettingStats, window: Reading) -> SettingStats:
 
 
 def named(settings: Settings) -> str:
-    """A setting in words, such as "6 local workers (prefetch 12)"."""
+    """Return a setting in words, such as "6 local workers (prefetch 12)"."""
     counts = [(place, getattr(settings, place)) for place in WORKER_POOLS]
     workers = [plural(count, f"{place} worker") for place, count in counts if count]
     return f"{' and '.join(workers) or 'no worker'} (prefetch {settings.prefetch})"

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST_WINDOW_S
-from dpex.autotune.law.law import start
+from dpex.autotune.law.law import initial_settings
 from dpex.autotune.law.wording import named
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.trace_file import recorder
@@ -51,7 +51,7 @@ def cold_start(cpus: float | None = None, ranks: int | None = None, memory: floa
     ranks = local_ranks(os.environ) if ranks is None else ranks
     memory = free_memory() if memory is None else memory
     share = AutotuneConfig().memory_share
-    return start(Limits(), cpus / ranks, memory=None if memory is None else share * memory / ranks)
+    return initial_settings(Limits(), cpus / ranks, memory=None if memory is None else share * memory / ranks)
 
 
 class Tunable(Protocol):

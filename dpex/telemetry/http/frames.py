@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpex.measure.consumer_time import CAUSES, STAGE_CAUSES, by_stage
+from dpex.measure.causes import STAGE_CAUSES, TIMED, by_stage
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import REMOTE, WORKER_POOLS
@@ -52,7 +52,7 @@ def frame(number: int, at: float, seconds: float, new: Reading) -> Frame:
         "samples": new.samples,
         **{f"{state}_s": round(getattr(new, f"{state}_s"), 6) for state in STATES},
         "gpu_stall_s": None if new.gpu_stall_s is None else round(new.gpu_stall_s, 6),
-        **{f"wait_{cause}_s": round(new.causes.get(cause, 0.0), 6) for cause in CAUSES},
+        **{f"wait_{cause}_s": round(new.causes.get(cause, 0.0), 6) for cause in TIMED},
         "network_bytes": of_pools(new, "sent_bytes"),
         "network_sending_s": round(of_pools(new, "sending_s"), 3),
         "links": of_pools(new, "links"),

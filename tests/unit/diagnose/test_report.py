@@ -14,10 +14,10 @@ from decisions import a_decision
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.law import Law
 from dpex.autotune.types import Outcome
-from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.report import COLUMNS, sections, text
 from dpex.diagnose.report import full as full_text
+from dpex.measure.causes import CAUSES
 from dpex.measure.pool_reading import CallSums, PoolReading
 from dpex.measure.sampling import FailedSample, SlowIndex
 from tests.unit.diagnose.test_verdict import PLANTED

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.diagnose.causes import losses
 from dpex.diagnose.diagnosis import diagnose, facts_of
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.verdict import SURE, Verdict
-from dpex.measure.consumer_time import CAUSES
+from dpex.measure.causes import TIMED, losses
 from dpex.measure.pool_reading import STAGES, PoolReading
 from dpex.measure.reading import Reading
 
@@ -39,7 +38,7 @@ def facts(causes: dict[str, float], local: PoolReading | None = None, **changes:
         "batches": N,
         "samples": 8 * N,
         "passes": 1,
-        "causes": dict.fromkeys(CAUSES, 0.0) | causes,
+        "causes": dict.fromkeys(TIMED, 0.0) | causes,
         "work_s": 10.0 - sum(causes.values()),
         "pools": {"local": local or READING},
         "cpus": 8.0,
@@ -202,8 +201,14 @@ def test_more_data_and_a_clearer_cause_make_surer() -> None:
 seconds = st.floats(0.0, 50.0)
 
 
+@pytest.mark.parametrize("name", TIMED)
+def test_each_named_wait_has_a_cause_with_a_title(name: str) -> None:
+    found = losses(facts({name: 6.0}, head_idle_s=6.0))
+    assert (found.by_cause["unknown"] > 0.0) == (name == "unknown")
+
+
 @given(
-    causes=st.fixed_dictionaries(dict.fromkeys(CAUSES, seconds)),
+    causes=st.fixed_dictionaries(dict.fromkeys(TIMED, seconds)),
     made=st.lists(seconds, min_size=6, max_size=6),
     idle=st.lists(seconds, min_size=2, max_size=2),
     queued=st.none() | seconds,

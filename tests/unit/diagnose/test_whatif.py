@@ -15,7 +15,7 @@ from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.findings import recommended
 from dpex.diagnose.what_if import INLINE_S, WORTH, Prediction
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.consumer_time import CAUSES
+from dpex.measure.causes import TIMED
 from dpex.measure.pool_reading import CallSums
 from dpex.measure.settings import Settings
 from tests.unit.autotune.test_tuning import Machine, run, tuned
@@ -178,7 +178,7 @@ shares, amounts = st.floats(0.0, 1.0), st.floats(0.0, 30.0)
 
 
 @given(
-    causes=st.dictionaries(st.sampled_from(CAUSES), amounts),
+    causes=st.dictionaries(st.sampled_from(TIMED), amounts),
     times=st.fixed_dictionaries(dict.fromkeys(("load_s", "collate_s", "encode_s"), st.floats(0.001, 60.0))),
     computing=shares,
     queued=shares,

@@ -7,7 +7,7 @@ import pytest
 from decisions import a_decision
 
 from dpex.autotune.types import Outcome
-from dpex.measure.consumer_time import CAUSES
+from dpex.measure.causes import TIMED
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
@@ -15,7 +15,7 @@ from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.loader_metrics import Collector, LoaderMetrics, values_of
 
-NOTHING = Reading(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
+NOTHING = Reading(causes=dict.fromkeys(TIMED, 0.0), waits=(0,) * 14, steps=(0,) * 14)
 
 
 class Engine:

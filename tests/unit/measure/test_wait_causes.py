@@ -8,25 +8,22 @@ from hypothesis import strategies as st
 from waiting import ManualClock
 
 from dpex.measure.batch_times import BatchTimes
-from dpex.measure.consumer_time import (
-    CAUSES,
+from dpex.measure.causes import (
     COLLATE,
     DISPATCH,
     ENCODE,
     H2D,
-    LONG_S,
-    NONE_YET,
     READ,
     SAMPLER,
     STARTUP,
     STRAGGLER,
+    TIMED,
     TRANSFORM,
     TRANSIT,
     UNKNOWN,
-    Tally,
     by_stage,
-    split,
 )
+from dpex.measure.consumer_time import LONG_S, NONE_YET, Tally, split
 from dpex.measure.pool_reading import STEP_BUCKETS
 from dpex.measure.reading import WAIT_BUCKETS, Reading
 
@@ -80,7 +77,7 @@ class Consumer:
 
     @property
     def causes(self) -> dict[int, float]:
-        return {CAUSES.index(name): value for name, value in self.reading.causes.items() if value > 1e-12}
+        return {TIMED.index(name): value for name, value in self.reading.causes.items() if value > 1e-12}
 
     @property
     def accounted_s(self) -> float:
@@ -245,7 +242,7 @@ calls = st.lists(
 @given(calls=calls)
 def test_whatever_happens_every_second_is_counted_once(calls: list[Any]) -> None:
     consumer = Consumer()
-    seen = dict.fromkeys(CAUSES, 0.0)
+    seen = dict.fromkeys(TIMED, 0.0)
     for number, (work_s, waits, making, busy_s, decode_s) in enumerate(calls):
         if number:
             consumer.step(work_s)

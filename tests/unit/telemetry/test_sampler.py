@@ -12,7 +12,7 @@ from dpex.autotune.types import Decision, Outcome
 from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.diagnose.facts import Subject
 from dpex.engine.snapshots import LoaderCounters
-from dpex.measure.consumer_time import CAUSES, READ, STARTUP, TRANSFORM
+from dpex.measure.causes import READ, STARTUP, TIMED, TRANSFORM
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
@@ -47,7 +47,7 @@ class World:
         """A second in which that happened, and its frame."""
         self.now += 1.0
         now = self.engine.now
-        more = Reading(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
+        more = Reading(causes={TIMED[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
         self.engine.now = now.plus(more)
         self.sampler.turn()
 
@@ -86,7 +86,7 @@ def rows(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_the_columns_name_every_cause_and_every_row_fits(world: World) -> None:
     state = world.state()
-    assert [c for c in state["columns"] if c.startswith("wait_") and c != "wait_s"] == [f"wait_{c}_s" for c in CAUSES]
+    assert [c for c in state["columns"] if c.startswith("wait_") and c != "wait_s"] == [f"wait_{c}_s" for c in TIMED]
     assert rows(state)[0]["number"] == 1
     assert (state["version"], state["process"]["rank"]) == (3, "3")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.constants import CONSTANTS
-from dpex.autotune.law.law import start
+from dpex.autotune.law.law import initial_settings
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision
 from dpex.measure.settings import Settings
@@ -29,7 +29,7 @@ class TunedLoader:
         at_once: float = math.inf,
         cpu_s: float = 0.0,
     ) -> None:
-        begin, self.machine = start(limits_of(AutotuneConfig()), cpus), Machine(cpus=cpus)
+        begin, self.machine = initial_settings(limits_of(AutotuneConfig()), cpus), Machine(cpus=cpus)
         self.tuner, self.engine = tuned(
             service_s=service_s, step_s=step_s, cpu_s=cpu_s, machine=self.machine, start=begin
         )
@@ -47,8 +47,9 @@ class TunedLoader:
 
 
 def test_it_starts_within_the_configuration() -> None:
-    assert start(limits_of(AutotuneConfig(max_local=3, max_prefetch=4)), 8.0) == Settings(local=3, prefetch=4)
-    assert start(limits_of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
+    few, many = AutotuneConfig(max_local=3, max_prefetch=4), AutotuneConfig(min_local=2, min_remote=1)
+    assert initial_settings(limits_of(few), 8.0) == Settings(local=3, prefetch=4)
+    assert initial_settings(limits_of(many), 1.0) == Settings(local=2, remote=1, prefetch=6)
 
 
 def test_a_jump_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from dpex.autotune.law.model import Model, PoolCost, Start
 from dpex.autotune.limits import Limits
+from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 
 ANYTHING = Limits(local=64, remote=0)
@@ -74,10 +77,11 @@ def test_workers_take_cpus_from_the_training_thread(count: int, rate: float, ste
 
 def test_cpus_left_to_workers_say_nothing_of_a_machine_alone() -> None:
     busy = replace(model(step_s=0.001, cpus=2.0, others=1.7, cpu_s=0.1), now=workers(2), measured_rate=5.0)
-    assert busy.alone().rate(workers(2)).value == pytest.approx(20.0)
-    assert busy.alone(keeps_factor=True).rate(workers(2)).value == pytest.approx(20.0 * max(0.5, 5.0 * 3.7 / 40.0))
+    assert busy.without_others().rate(workers(2)).value == pytest.approx(20.0)
+    kept = busy.without_others(keeps_factor=True)
+    assert kept.rate(workers(2)).value == pytest.approx(20.0 * max(0.5, 5.0 * 3.7 / 40.0))
     waiting = replace(busy, local=PoolCost(service_s=0.1, cpu_s=0.001))
-    assert waiting.alone().rate(workers(2)).value == pytest.approx(waiting.rate(workers(2)).value)
+    assert waiting.without_others().rate(workers(2)).value == pytest.approx(waiting.rate(workers(2)).value)
 
 
 def test_the_interval_grows_with_the_distance() -> None:
@@ -110,11 +114,42 @@ def test_a_start_grows_with_workers_beyond_the_cpus() -> None:
 
 def test_what_ends_the_stall() -> None:
     """33.5 batches a second of 1.1 CPU seconds need 37 CPUs, of which there are 16."""
-    work = replace(model(cpu_s=1.1, service_s=1.1, step_s=1 / 33.5), stages={"load": 0.61, "collate": 0.39})
-    found = work.to_end_stall()
+    found = model(cpu_s=1.1, service_s=1.1, step_s=1 / 33.5).to_end_stall()
     assert (found.rate, found.cpus, found.more_cpus) == pytest.approx((33.5, 36.85, 20.85))
     assert found.cost == pytest.approx(16 / 36.85)
-    assert (found.workers, found.stage) == (37, ("load", 0.61))
+    assert found.workers == 37
+
+
+def measured(*, is_full: bool = False, **pools: PoolReading) -> Model:
+    """The model of 100 batches, for each of which the training process takes 20 ms of CPU time."""
+    work = Reading(later_batches=100, trainer_cpu_s=2.0, cpus=8.0, pools=pools)
+    known: dict[str, Any] = {"others": 0.0, "limits": Limits(), "measured_rate": None, "error": 0.1}
+    return Model.of(work, now=workers(4), step_s=0.05, is_full=is_full, **known)
+
+
+MADE = PoolReading(tickets=100, load_s=10.0, load_cpu_s=6.0)
+SENT = PoolReading(tickets=100, load_s=20.0, load_cpu_s=4.0, transit_s=1.0)
+
+
+def test_a_pool_without_batches_takes_the_cost_of_another() -> None:
+    found = measured(local=MADE, remote=PoolReading())
+    assert found.local == found.remote
+    assert (found.local.service_s, found.local.cpu_s) == pytest.approx((0.1, 0.06))
+
+
+def test_the_way_from_a_remote_worker_is_part_of_its_time() -> None:
+    found = measured(local=MADE, remote=SENT)
+    assert (found.remote.service_s, found.remote.cpu_s) == pytest.approx((0.21, 0.04))
+
+
+def test_full_cpus_explain_the_time_of_workers_of_this_machine() -> None:
+    found = measured(is_full=True, local=MADE, remote=replace(SENT, load_cpu_s=16.0))
+    assert (found.local.service_s, found.remote.service_s) == pytest.approx((0.06, 0.21))
+
+
+def test_batches_of_the_training_process_are_no_part_of_its_steps() -> None:
+    assert measured(local=MADE).step_cpu_s == pytest.approx(0.02)
+    assert measured(inline=replace(MADE, load_cpu_s=1.5)).step_cpu_s == pytest.approx(0.005)
 
 
 seconds = st.floats(1e-5, 100.0)

@@ -1,8 +1,8 @@
-"""The causes of a wait and all other verdicts, each once: what measures it, what is told, and what would end it. Pure.
+"""The causes of a wait and all other verdicts, each once: what measures it, what is told, and what would end it. PURE.
 
-`dpex.measure.consumer_time` gives each second of the wait a name when it is measured: the stage of a batch, the order,
-the start, or what ``next()`` did. Each cause in `WAITS` takes seconds of these names from what the causes before it
-have left. The last one takes the rest. So the seconds add up to the wait.
+`dpex.measure.consumer_time` gives each second of the wait a name of `TIMED` when it is measured: the stage of a batch,
+the order, the start, or what ``next()`` did. Each cause in `WAITS` takes seconds of these names from what the causes
+before it have left. The last one takes the rest. So the seconds add up to the wait.
 
 Sums know better than single waits:
 
@@ -18,8 +18,8 @@ Sums know better than single waits:
 
 5. Time of the training thread on a run queue, while it draws or dispatches, is a lack of CPUs.
 
-A new cause takes a record here, and its name where it is timed. The verdict, the predictions, the report, its page, the
-live page and ``docs/how-to/gpu-starves.md`` read this table.
+A new cause takes a name and a record here, and a call of `Tally.busy` or `Tally.block` where it is timed. Counts,
+metrics, verdicts, predictions, reports, the live page and ``docs/how-to/gpu-starves.md`` are made from this module.
 """
 
 from __future__ import annotations
@@ -27,29 +27,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dpex.diagnose.facts import Facts, queueing_s
-from dpex.measure.consumer_time import STAGE_CAUSES, by_stage
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.pool_reading import PoolReading
+from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE
 
-Seconds = Mapping[str, float]
-"""Seconds by what was measured: the names of `dpex.measure.consumer_time.CAUSES`, and `TAKING_IN`."""
-Rule = Callable[[Facts, Seconds], Seconds]
-"""The seconds that a cause takes from those that are left."""
+# -- names of seconds --------------------------------------------------------------------------------------------------
 
+TIMED = (
+    *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
+    *("sampler", "dispatch", "unknown", "stream"),
+)
+"""All names of a wait: the keys of `Reading.causes`, and the label of the metric, in this order."""
+READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN, STREAM = range(
+    len(TIMED)
+)
+"""Their numbers, by which they are timed. Counting by name takes 0.1 µs more per batch."""
+STAGE_CAUSES = TIMED[: TRANSIT + 1]
+"""Names of waits for a stage of the awaited batch."""
 TAKING_IN = "taking batches in"
-STREAM = "the stream"
-"""The place of reading where other workers decode: their times say nothing of it."""
-_PLACES = {
+"""The name of seconds of `Reading.transfer_s`."""
+PLACES = {
     **dict.fromkeys(("read", "transform"), "the dataset"),
     "collate": "the collate function",
     "encode": "serialisation",
     "transit": "the network",
     "h2d": "host-to-device",
-    "stream": STREAM,
+    "stream": "the stream",
     TAKING_IN: TAKING_IN,
 }
-"""The part of the work by what was measured."""
+"""The part of the work by name of its seconds. Times of workers that decode say nothing of the stream."""
+Seconds = Mapping[str, float]
+"""Seconds by the names of `TIMED`, and `TAKING_IN`."""
+Rule = Callable[[Reading, Seconds], Seconds]
+"""The seconds that a cause takes from those that are left."""
 TINY_S = 0.0005
 """Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
 _AT_HAND = 4.0
@@ -70,7 +81,7 @@ class Cause:
         colour: The CSS colour.
         takes: The rules that give it its seconds, in order; () for a verdict without seconds.
         cheaper: Of work in ``next()``: the kind of prediction, the change in words, and the part that it saves.
-        is_own: The training thread's own work in ``next()``, which is timed there under the key.
+        is_own: The training thread's own work in ``next()``, which is timed there. The key is the name of its seconds.
         is_loop: The training thread's time, which no worker makes shorter.
         is_order: The cost of the order, which a larger prefetch ends.
         is_apart: No part of the loss that decides whether loading is the limit.
@@ -95,9 +106,9 @@ class Cause:
     has_places: bool = False
 
 
-def is_tiny(facts: Facts) -> bool:
+def is_tiny(reading: Reading) -> bool:
     """Return True if workers get batches that take hardly any time to make."""
-    return facts.workers > 0 and facts.tickets > 0 and facts.busy_s / facts.tickets < TINY_S
+    return reading.workers > 0 and reading.tickets > 0 and reading.busy_s / reading.tickets < TINY_S
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -114,86 +125,62 @@ def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
     return {name: part * left[name] for name in names}
 
 
-def _behind_one(facts: Facts) -> float:
+def _behind_one(reading: Reading) -> float:
     """Return N / (N - 1) for N batches at the same time, since the place of the late batch is not idle behind it."""
-    return facts.at_once / (facts.at_once - 1) if facts.at_once > 1 else 0.0
+    return reading.at_once / (reading.at_once - 1) if reading.at_once > 1 else 0.0
 
 
-def _narrow(facts: Facts, left: Seconds) -> Seconds:
+def _narrow(reading: Reading, left: Seconds) -> Seconds:
     """Workers were idle as fewer batches may be in flight than they can make at the same time.
 
     What the order costs is in it where ``memory_budget`` keeps the prefetch below what slow batches would take.
     """
-    if facts.prefetch >= facts.at_once and not facts.is_capped:
+    if reading.prefetch >= reading.at_once and not reading.is_capped:
         return {}
-    slowest_s = max(facts.services_s, default=0.0)
-    needed = slowest_s * facts.batches / max(1e-9, facts.wall_s) + facts.at_once
-    order_s = left["straggler"] if facts.is_capped and needed <= _AT_HAND * facts.prefetch else 0.0
-    return {**_part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts)), "straggler": order_s}
+    slowest_s = max(reading.services_s, default=0.0)
+    needed = slowest_s * reading.batches / max(1e-9, reading.wall_s) + reading.at_once
+    order_s = left["straggler"] if reading.is_capped and needed <= _AT_HAND * reading.prefetch else 0.0
+    return {**_part_of(left, STAGE_CAUSES, reading.other_idle_s * _behind_one(reading)), "straggler": order_s}
 
 
-def _crowded(facts: Facts, left: Seconds) -> Seconds:
+def _crowded(reading: Reading, left: Seconds) -> Seconds:
     """The training thread was on a run queue in ``next()``.
 
     Taking in and making batches there queue as well. That is their time, as it would go if they took none.
     """
     busy_s = sum(left[name] for name in OWN)
-    total_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolReading()).busy_s
-    if is_tiny(facts) or total_s <= 0:
+    total_s = busy_s + reading.transfer_s + reading.pools.get(INLINE, PoolReading()).busy_s
+    if is_tiny(reading) or total_s <= 0:
         return {}
-    return _part_of(left, OWN, busy_s * min(1.0, facts.loop_queued_s / total_s))
+    return _part_of(left, OWN, busy_s * min(1.0, reading.loop_queued_s / total_s))
 
 
-def _dispatch(facts: Facts, left: Seconds) -> Seconds:
+def _dispatch(reading: Reading, left: Seconds) -> Seconds:
     """Dispatching; of tiny batches also the stages while workers were not busy, and what has no other cause."""
-    if not is_tiny(facts):
+    if not is_tiny(reading):
         return {"dispatch": left["dispatch"]}
-    running_s = facts.workers * max(1e-9, facts.wall_s - facts.causes.get("startup", 0.0))
-    busy = min(1.0, (facts.busy_s + sum(pool.transit_s for pool in facts.pools.values())) / running_s)
+    running_s = reading.workers * max(1e-9, reading.wall_s - reading.causes.get("startup", 0.0))
+    busy = min(1.0, (reading.busy_s + sum(pool.transit_s for pool in reading.pools.values())) / running_s)
     idle = {name: (1.0 - busy) * left[name] for name in STAGE_CAUSES}
     return idle | {name: left[name] for name in ("dispatch", "unknown", TAKING_IN)}
 
 
-def _computing(facts: Facts, left: Seconds) -> Seconds:
+def _computing(reading: Reading, left: Seconds) -> Seconds:
     """CPU time of the dataset, of the collate function, and of readers whose samples other workers decode."""
     wall_s, cpu_s = (
-        sum(getattr(pool, name) for pool in facts.pools.values()) for name in ("collate_s", "collate_cpu_s")
+        sum(getattr(pool, name) for pool in reading.pools.values()) for name in ("collate_s", "collate_cpu_s")
     )
     return {
         "transform": left["transform"],
         "collate": left["collate"] * (_part(cpu_s, wall_s) if wall_s > 0 else 1.0),
-        "stream": left["stream"] * _part(facts.read_cpu_s, facts.read_s),
+        "stream": left["stream"] * _part(reading.read_cpu_s, reading.read_s),
     }
 
 
-def _queueing(facts: Facts, left: Seconds) -> Seconds:
+def _queueing(reading: Reading, left: Seconds) -> Seconds:
     """Waits of the workers for a CPU, among all that is no CPU time."""
-    load, collate = queueing_parts(facts)
+    load, collate = reading.queueing_parts
     return {"read": left["read"] * load, "collate": left["collate"] * collate}
-
-
-# -- waiting for a CPU -------------------------------------------------------------------------------------------------
-
-
-def queueing_parts(facts: Facts) -> tuple[float, float]:
-    """Parts, 0 to 1, of what is no CPU time in loading and in collating that workers spent on run queues."""
-    load_s, collate_s, load_wait_s, collate_wait_s = 0.0, 0.0, 0.0, 0.0
-    for name, pool in facts.pools.items():
-        load_wait_s += max(0.0, pool.load_s - pool.load_cpu_s)
-        collate_wait_s += max(0.0, pool.collate_s - pool.collate_cpu_s)
-        queued_s = _queued(facts, name, pool) / max(1e-9, pool.cpu_s)
-        load_s += queued_s * pool.load_cpu_s
-        collate_s += queued_s * pool.collate_cpu_s
-    return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s)
-
-
-def _queued(facts: Facts, name: str, pool: PoolReading) -> float:
-    """A pool's seconds on run queues, 0 if unknown; of the training thread's, what falls on batches made there."""
-    queued_s = queueing_s(pool)
-    if queued_s is not None or name != INLINE or facts.trainer_queued_s is None:
-        return queued_s or 0.0
-    total_s = pool.busy_s + facts.work_s
-    return facts.trainer_queued_s * pool.busy_s / total_s if total_s > 0 else 0.0
 
 
 def _part(part: float, whole: float) -> float:
@@ -355,6 +342,12 @@ OWN = tuple(cause.key for cause in WAITS if cause.is_own)
 """Names of the training thread's work in ``next()`` beside making batches and taking them in."""
 
 
+def by_stage(times: BatchTimes | PoolReading) -> tuple[float, float, float, float, float]:
+    """Return the seconds by the names of `STAGE_CAUSES`."""
+    transform_s = min(times.load_s, times.load_cpu_s)
+    return times.load_s - transform_s, transform_s, times.collate_s, times.encode_s, times.transit_s
+
+
 # -- seconds -----------------------------------------------------------------------------------------------------------
 
 
@@ -391,12 +384,12 @@ class LostTime:
         return " and ".join(name for name, seconds in places if seconds >= 0.3 * total) if total > 0 else ""
 
 
-def losses(facts: Facts) -> LostTime:
+def losses(reading: Reading) -> LostTime:
     """Attribute the wait; see the module."""
-    left, queued_s = _measured(facts), 0.0
+    left, queued_s = _measured(reading), 0.0
     taken: dict[str, dict[str, float]] = {cause.key: {} for cause in WAITS}
     for key, rule in ((cause.key, rule) for cause in WAITS for rule in cause.takes):
-        seconds = {name: min(left[name], most) for name, most in rule(facts, left).items()}
+        seconds = {name: min(left[name], most) for name, most in rule(reading, left).items()}
         left = {name: known - seconds.get(name, 0.0) for name, known in left.items()}
         for name, each in seconds.items():
             taken[key][name] = taken[key].get(name, 0.0) + each
@@ -408,21 +401,21 @@ def losses(facts: Facts) -> LostTime:
     )
 
 
-def _measured(facts: Facts) -> Seconds:
-    """The wait as it was measured, with waits behind a slow batch put down to the stages while workers were busy."""
-    found = {**dict.fromkeys((*STAGE_CAUSES, "h2d", "straggler", "startup", "stream", *OWN), 0.0), **facts.causes}
-    order_s = min(found["straggler"], facts.head_idle_s * _behind_one(facts))
+def _measured(reading: Reading) -> Seconds:
+    """Return the wait by name. Waits behind a slow batch belong to the stages as far as all workers were busy."""
+    found = {**dict.fromkeys(TIMED, 0.0), **reading.causes}
+    order_s = min(found["straggler"], reading.head_idle_s * _behind_one(reading))
     rest_s, found["straggler"] = found["straggler"] - order_s, order_s
-    made = [sum(stage) for stage in zip(*(by_stage(pool) for pool in facts.pools.values()), strict=True)]
+    made = [sum(stage) for stage in zip(*(by_stage(pool) for pool in reading.pools.values()), strict=True)]
     for name, seconds in zip(STAGE_CAUSES, made, strict=False):
         found[name] += rest_s * seconds / sum(made) if sum(made) > 0 else 0.0
     if not sum(made) > 0:
         found["unknown"] += rest_s
-    return {**found, TAKING_IN: facts.transfer_s}
+    return {**found, TAKING_IN: reading.transfer_s}
 
 
 def _by_place(seconds: Seconds) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for name, each in seconds.items():
-        found[_PLACES[name]] = found.get(_PLACES[name], 0.0) + each
+        found[PLACES[name]] = found.get(PLACES[name], 0.0) + each
     return found
