@@ -23,7 +23,7 @@ _TINY = 1e-9
 
 
 class StepTimes(NamedTuple):
-    """Seconds of training steps, summed over so many ``steps``. queued_s: on a run queue, beyond ``net_s``."""
+    """Seconds of all ``steps`` training steps. queued_s: on a run queue, beyond ``net_s``."""
 
     net_s: float
     queued_s: float

@@ -147,7 +147,7 @@ def test_full_cpus_explain_the_time_of_workers_of_this_machine() -> None:
     assert (found.local.service_s, found.remote.service_s) == pytest.approx((0.06, 0.21))
 
 
-def test_batches_of_the_training_process_are_no_part_of_its_steps() -> None:
+def test_batches_made_in_process_are_no_part_of_steps() -> None:
     assert measured(local=MADE).step_cpu_s == pytest.approx(0.02)
     assert measured(inline=replace(MADE, load_cpu_s=1.5)).step_cpu_s == pytest.approx(0.005)
 
