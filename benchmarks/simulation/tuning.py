@@ -18,9 +18,7 @@ from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.settings import LOCAL, REMOTE
-from dpex.system.machine import OTHERS_EVERY_S, OTHERS_FIRST_S
-from dpex.system.meter import MachineLook
-from dpex.system.run_queue import Queued
+from dpex.system.meter import OTHERS_EVERY_S, OTHERS_FIRST_S, MachineCounts, Queued
 
 if TYPE_CHECKING:
     from benchmarks.simulation.rank import Rank
@@ -68,9 +66,9 @@ class Tuning:
         self._windows.go_on(window, self._interval_s, is_changed=decision is not None)
         self._loop.after(self._windows.pause_s, self._turn)
 
-    def _look(self, reading: Reading) -> MachineLook:
+    def _look(self, reading: Reading) -> MachineCounts:
         """CPU time and run queues, as the kernel would tell them; the training process has no other thread at work."""
-        look = MachineLook(at=reading.at, cpu_s=self._simulator.ticks(self._rank.trainer_cpu_s))
+        look = MachineCounts(at=reading.at, cpu_s=self._simulator.ticks(self._rank.trainer_cpu_s))
         if not self._simulator.world.knows_queue:
             return look
         trainer = self._rank.trainer

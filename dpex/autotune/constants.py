@@ -96,7 +96,7 @@ STOPPED_S, STOPPED = 30.0, 10.0
 meanwhile."""
 MOST_WORKERS = 10**5
 """More than any cluster has."""
-LOOK_S = 2.0
+NVML_SETTLES_S = 2.0
 """Seconds under a setting before NVML describes it: dpex reads NVML once a second, and it covers the last second."""
 
 # -- windows of measurements -------------------------------------------------------------------------------------------

@@ -3,6 +3,17 @@
 A policy sees a window only if it measured something and the setting is inside the limits. A setting outside them is
 brought inside by the supervisor itself, with a "limit" decision. A wish of the policy is clipped.
 
+A loop that does not synchronise runs ahead of the GPU. It may wait in ``next()`` while kernels are queued and lose
+nothing, and its own step may take a tenth of the GPU's. So `LossClock` judges loading by the best clock:
+
+- *events*: CUDA events on the stream of the training loop. The loss is the time in which that stream waited for data.
+  Its wait for copies and the device transform belongs to the step, because no worker shortens it.
+- *nvml*: Without events, the loss is at most the time in which the GPU ran no kernel.
+- *wait*: Without a known GPU, the loss is the training loop's wait.
+
+A window by the GPU's clock has the GPU as its consumer: ``blocked_s`` and ``next_busy_s`` are the GPU's waits, and
+``stepping_s`` is the rest.
+
 The outcome of a decision is written once the workers run and enough windows have passed, or with the next decision. An
 "undo" marks the decision that it undoes as not kept.
 """
@@ -12,16 +23,87 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.constants import CONSTANTS, STOPPED, STOPPED_S
+from dpex.autotune.constants import CONSTANTS, NVML_SETTLES_S, STOPPED, STOPPED_S
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
-from dpex.autotune.measured import LossClock, is_legal
 from dpex.autotune.trace import Recorder, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Policy
+from dpex.measure.readable import remainder
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
+
+_TINY = 1e-9
+_MOST = 1e18
+"""Larger than any time, size or count."""
+
+
+def is_legal(window: Reading) -> bool:
+    """Return True if each number of a window is possible: finite, and negative only in the free memory.
+
+    Sums of a record never shrink, so that only a broken clock or counter gives another number.
+    """
+    parts = (window, window.local, window.remote)
+    numbers = (value for part in parts for name, value in vars(part).items() if name != "memory_free")
+    return all(0.0 <= value <= _MOST for value in numbers if isinstance(value, (int, float)))
+
+
+# -- the clock of the loss ---------------------------------------------------------------------------------------------
+
+
+class LossClock:
+    """Chooses the clock of each window; see the module."""
+
+    def __init__(self) -> None:
+        self._settings: Settings | None = None
+        self._since_s = 0.0
+
+    def of(self, window: Reading) -> Reading | None:
+        """Return the window by its best clock, or None if that clock has not measured yet."""
+        self._since_s = self._since_s + window.seconds if window.settings == self._settings else 0.0
+        self._settings = window.settings
+        if window.gpu_running_stall_s is not None:
+            return replace(by_events(window), signal="events")
+        if window.kernel_ratio is not None:
+            return replace(_by_nvml(window), signal="nvml") if self._since_s >= NVML_SETTLES_S else None
+        return window
+
+
+def by_events(window: Reading) -> Reading:
+    """Return the window by CUDA events; without them, the window itself.
+
+    Pending events carry no information. If the loop took batches meanwhile, the stream had other work. Otherwise the
+    training loop is in ``next()``, and the remaining work of the stream is unknown.
+    """
+    if window.gpu_running_stall_s is None or not window.later_batches:
+        return window
+    stall_s, step_s = window.gpu_running_stall_s, window.gpu_steps_s + (window.feed_wait_s or 0.0)
+    if window.gpu_steps:  # events completed before this window: scale their stall to its length
+        stall_s *= window.seconds / max(_TINY, stall_s + step_s)
+    return _with_loss(window, min(stall_s, window.seconds))
+
+
+def _by_nvml(window: Reading) -> Reading:
+    idle_s = max(0.0, 1.0 - (window.kernel_ratio or 0.0)) * window.seconds
+    return _with_loss(window, min(window.blocked_s + window.next_busy_s, idle_s))
+
+
+def _with_loss(window: Reading, lost_s: float) -> Reading:
+    """Return the window of a consumer with a loss, at the end of each call of ``next()``."""
+    busy_s = min(lost_s, window.next_busy_s)
+    wait_s = lost_s - busy_s
+    return replace(
+        window,
+        blocked_s=wait_s,
+        next_busy_s=busy_s,
+        stepping_s=remainder(window.seconds, lost_s),
+        step_count=None,
+        straggler_s=min(window.straggler_s, wait_s),
+    )
+
+
+# -- decisions and their outcomes --------------------------------------------------------------------------------------
 
 
 class _Followed:

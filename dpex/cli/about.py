@@ -18,7 +18,7 @@ from typing import Any
 import dpex
 from dpex.measure.readable import size
 from dpex.system.cpus import cgroup_cpus, local_ranks, rank_cpus, usable_cpus
-from dpex.system.machine import free_memory
+from dpex.system.meter import free_memory
 
 _PACKAGES = ("torch", "ray", "numpy", "torchdata", "lightning", "accelerate", "transformers", "webdataset", "datasets")
 """Packages whose versions are shown if they are installed. torch and Ray are shown in any case."""

@@ -45,8 +45,8 @@ from dpex.stats import LoaderStats, StreamStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.gpu.stall import GpuStall
+from dpex.system.meter import own_queue_s
 from dpex.system.processes import watch
-from dpex.system.run_queue import own_queue_s
 from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from dpex.system.clock import monotonic
 from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import cuda_stall
 from dpex.system.handlers import is_of_handler
-from dpex.system.run_queue import own_queue_s
+from dpex.system.meter import own_queue_s
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.batch_seeding import InProcessMaker

@@ -25,7 +25,7 @@ from dpex.measure.settings import LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import meter
 from dpex.system.clock import monotonic
-from dpex.system.meter import MachineLook
+from dpex.system.meter import MachineCounts
 
 if TYPE_CHECKING:
     from dpex.engine.engine import EnginePlan
@@ -141,7 +141,7 @@ class CounterSource(Protocol):
 class _Baseline(NamedTuple):
     """The start of the machine's counts. past: those until then. is_resting: they do not grow."""
 
-    look: MachineLook
+    machine: MachineCounts
     wall_s: float
     past: Reading = Reading()
     is_resting: bool = False
@@ -174,7 +174,7 @@ class IteratorCounters(LastReading[Reading]):
     def rest(self) -> None:
         """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
         base = self._from
-        if not base.is_resting and monotonic() - base.look.at >= REST_S:
+        if not base.is_resting and monotonic() - base.machine.at >= REST_S:
             self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
 
     def wake(self) -> None:
@@ -185,15 +185,16 @@ class IteratorCounters(LastReading[Reading]):
 
     def _baseline(self, found: Reading) -> _Baseline:
         """Begin the machine's counts. The run queues of workers count from their own start on."""
-        return _Baseline(meter.look((), found.thread or self._thread, found.pids), found.wall_s)
+        return _Baseline(meter.read_machine((), found.thread or self._thread, found.pids), found.wall_s)
 
     def _measured(self, source: CounterSource) -> Reading:
         """Return the counts, with those of the machine."""
         found, base = source.reading(), self._from
-        is_short = not base.is_resting and monotonic() - base.look.at < SHORT_S
-        look = meter.cpu_look() if is_short else meter.look(found.pids, found.thread or self._thread, found.pids)
-        part = look.part(base.look, found.wall_s - base.wall_s)  # the time between two passes is left out in proportion
-        found = look.completed(found, base.look, part, part)
+        is_short = not base.is_resting and monotonic() - base.machine.at < SHORT_S
+        thread = found.thread or self._thread
+        now = meter.read_cpu_time() if is_short else meter.read_machine(found.pids, thread, found.pids)
+        part = now.part(base.machine, found.wall_s - base.wall_s)  # time between passes is left out in proportion
+        found = now.completed(found, base.machine, part, part)
         past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
         return replace(found, **_of_machine(past))
 

@@ -34,7 +34,7 @@ from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus
-from dpex.system.machine import MachineMeter, free_memory
+from dpex.system.meter import MachineMeter, free_memory
 
 logger: logging.Logger = logging.getLogger("dpex")
 

@@ -32,7 +32,7 @@ from dpex.autotune.constants import (
 from dpex.measure.batch_times import RECENT
 from dpex.measure.reading import EngineLook, Reading
 from dpex.system import meter
-from dpex.system.meter import MachineLook
+from dpex.system.meter import MachineCounts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class WindowMark:
     """A reading of an engine, and what the kernel counts at that time."""
 
     reading: Reading
-    machine: MachineLook
+    machine: MachineCounts
 
     def seconds_to(self, reading: Reading) -> float:
         """The consumer's, until then."""
@@ -77,9 +77,9 @@ def between(before: WindowMark, after: WindowMark) -> Reading:
     return window.with_pools(remote=replace(window.remote, queued_s=0.0, queue_known_s=0.0))
 
 
-def look_at_machine(reading: Reading) -> MachineLook:
+def look_at_machine(reading: Reading) -> MachineCounts:
     """Return the kernel's counts of an engine's processes and of the training thread."""
-    return meter.look(reading.pids, reading.thread)
+    return meter.read_machine(reading.pids, reading.thread)
 
 
 class MeasurementWindows:
@@ -88,7 +88,7 @@ class MeasurementWindows:
     May be used from several threads. length_s: how long the present one is to be. machine: asked at each end of one.
     """
 
-    def __init__(self, machine: Callable[[Reading], MachineLook] = look_at_machine) -> None:
+    def __init__(self, machine: Callable[[Reading], MachineCounts] = look_at_machine) -> None:
         self.length_s: float = SHORTEST_WINDOW_S
         self._machine = machine
         self._bases: dict[int, WindowMark] = {}

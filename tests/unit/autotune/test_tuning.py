@@ -19,7 +19,7 @@ from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineLook, Reading
 from dpex.measure.settings import Settings
-from dpex.system.meter import MachineLook
+from dpex.system.meter import MachineCounts
 
 BATCH_BYTES = 1e6
 
@@ -219,9 +219,9 @@ def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
     other = Loader(tuner.settings, clock=loader.clock)
     engines_of(tuner).append(other)
 
-    def look(_: Any) -> MachineLook:
+    def look(_: Any) -> MachineCounts:
         tuner.leave(other)
-        return MachineLook(at=0.0, cpu_s=0.0)
+        return MachineCounts(at=0.0, cpu_s=0.0)
 
     tuner._windows = MeasurementWindows(look)
     for _ in range(2):

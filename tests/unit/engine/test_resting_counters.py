@@ -7,8 +7,7 @@ from dpex.engine import snapshots
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.reading import Reading
 from dpex.system import meter
-from dpex.system.machine import CpuUse
-from dpex.system.run_queue import Queued, RunQueueTimes
+from dpex.system.meter import CpuUse, Queued, RunQueueTimes
 
 
 class Training:
@@ -19,7 +18,7 @@ class Training:
         monkeypatch.setattr(snapshots, "monotonic", self.clock)
         monkeypatch.setattr(meter, "monotonic", self.clock)
         monkeypatch.setattr(meter.time, "process_time", lambda: self.cpu_s)
-        monkeypatch.setattr(meter.run_queue, "look", self._look)
+        monkeypatch.setattr(meter, "read_run_queues", self._look)
         monkeypatch.setattr(meter, "cpu_used", lambda pids: CpuUse(2 * self.cpu_s, self.cpu_s))
 
     def _look(self, pids: tuple[int, ...], thread: int) -> Queued:
@@ -63,6 +62,6 @@ def test_a_short_pass_is_not_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> No
     training, counters = Training(monkeypatch), LoaderCounters()
     counters.open(training)
     training.train(0.5)
-    monkeypatch.setattr(meter.run_queue, "look", None)
+    monkeypatch.setattr(meter, "read_run_queues", None)
     counters.rest()
     counters.wake()
