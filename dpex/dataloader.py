@@ -231,7 +231,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         self._is_auto = is_auto
         check_settings(self)
         if Sizing(self).is_tuned:
-            from dpex.autotune.runtime.trace_file import check as check_trace
+            from dpex.autotune.runtime.trace import check as check_trace
             from dpex.autotune.runtime.tuned import start_of
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)

@@ -21,6 +21,7 @@ The outcome of a decision is written once the workers run and enough windows hav
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, NVML_SETTLES_S, STOPPED, STOPPED_S
@@ -28,11 +29,13 @@ from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
-from dpex.autotune.trace import Recorder, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Policy
 from dpex.measure.readable import remainder
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
+
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.trace import Recorder
 
 _TINY = 1e-9
 _MOST = 1e18
@@ -183,8 +186,7 @@ class Supervisor:
         """Record that this policy begins; once."""
         if not self._is_announced and self._recorder is not None:
             self._is_announced = True
-            origin = TraceOrigin(config=self.config, start=self._start, limits=self.limits, why=self._why)
-            self._recorder.origin(origin, at)
+            self._recorder.origin(self.config, self._start, self.limits, self._why, at)
 
     def useful_remote(self, most: int) -> int | None:
         """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""

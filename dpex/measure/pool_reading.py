@@ -152,7 +152,9 @@ class PoolReading(Record):
         how_to_read="A long tail makes stragglers, which prefetch hides. Its count is the batches made by that pool.",
         total="busy_s",
     )
-    services_s: tuple[float, ...] = few_of_many("How long the latest batches took.", latest_services, "seconds")
+    services_s: tuple[float, ...] = few_of_many(
+        "How long the latest batches took.", latest_services, "seconds", is_traced=True
+    )
     deaths: int = counter(
         "Workers that ended unexpectedly; each is replaced.",
         metric="dpex_worker_restarts_total",

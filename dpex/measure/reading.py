@@ -201,7 +201,7 @@ class Reading(Record):
     gpu_running_stall_s: float | None = counter(
         "The same without the first batch of each epoch.", "seconds", default=None
     )
-    pools: Mapping[str, PoolReading] = by_name("Worker pools.")
+    pools: Mapping[str, PoolReading] = by_name("Worker pools.", is_traced=True)
     cache_memory_bytes: int | None = state(
         "Bytes of shared memory of this machine in which `dpex.cached` keeps samples.",
         "bytes",
@@ -225,8 +225,8 @@ class Reading(Record):
     batch_waits: Waits = log("The wait for each of the latest batches.", Waits, Waits.then, Waits.since)  # noqa: RUF009
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")
     others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
-    pids: tuple[int, ...] = level("Processes that are local workers.", default=())
-    thread: int = state("The native id of the training thread, 0 if unknown.")
+    pids: tuple[int, ...] = level("Processes that are local workers.", default=(), is_traced=False)
+    thread: int = state("The native id of the training thread, 0 if unknown.", is_traced=False)
 
     @property
     def sharing_ranks(self) -> int:

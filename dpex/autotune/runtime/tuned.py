@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.runtime.trace_file import filled_in
+from dpex.autotune.runtime.trace import filled_in
 from dpex.errors import OptionError
 from dpex.measure.settings import WORKER_POOLS, Settings
 

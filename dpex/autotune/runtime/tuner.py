@@ -25,7 +25,7 @@ from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST
 from dpex.autotune.law.law import start
 from dpex.autotune.law.wording import named
 from dpex.autotune.limits import Limits
-from dpex.autotune.runtime.trace_file import recorder
+from dpex.autotune.runtime.trace import recorder
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted
