@@ -207,7 +207,7 @@ class Supervisor:
             return None
         self._follow(judged)
         decision = self._decide(judged)
-        return None if decision is None else self._taken(judged, decision)
+        return None if decision is None else self._record(judged, decision)
 
     def _decide(self, window: Reading) -> Decision | None:
         inside = self.limits.inside(window)
@@ -220,7 +220,7 @@ class Supervisor:
         changed = replace(wish, at=window.at, old=window.settings, new=new, signal=window.signal)
         return None if new == window.settings else changed
 
-    def _taken(self, window: Reading, decision: Decision) -> Decision:
+    def _record(self, window: Reading, decision: Decision) -> Decision:
         """Close the decision before, and note this one with its text."""
         undone = self._undone() if decision.reason == "undo" else None
         self._close(window, len(self.decisions) - 1, kept=undone != len(self.decisions) - 1)

@@ -172,7 +172,7 @@ class RoomFound:
 class Room(Protocol):
     """A source of room for remote workers. Both methods may take their time."""
 
-    def look(self, wanted: RoomWanted) -> RoomFound | None:
+    def find(self, wanted: RoomWanted) -> RoomFound | None:
         """Return what this loader may ask for; None if there can be no remote workers."""
 
     def rest(self) -> None:

@@ -4,7 +4,7 @@ Any thread may ask; nothing here waits for the consumer or takes its lock, so a 
 change, right to within the moment that passes meanwhile.
 
 `IteratorCounters` holds the counts of one iterator. When the iterator ends, it keeps the counts and releases the
-engine. `IteratorCounters.end` takes no lock, as a garbage collection may call it anywhere. Its beginning and its end
+engine. `IteratorCounters.freeze` takes no lock, as a garbage collection may call it anywhere. Its beginning and its end
 read a few small files in ``/proc``.
 """
 
@@ -20,7 +20,7 @@ from dpex.measure.causes import STARTUP
 from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_reading import PoolReading
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import meter
@@ -71,11 +71,11 @@ class EngineView:
             failed_nodes=tuple(counts.failed.values()),
         )
 
-    def look(self, found: Reading, *, resizing: bool) -> EngineLook:
+    def report(self, found: Reading, *, resizing: bool) -> EngineReport:
         """Return a reading with what else the tuner must know."""
         pool = self._pools.by_name.get(LOCAL)
         most = None if pool is None else pool.counts.most
-        return EngineLook(
+        return EngineReport(
             reading=found,
             resizing=resizing,
             refused=self._pools.refused,
@@ -205,8 +205,8 @@ class LoaderCounters:
         self.epochs: int = 0
         """Count of epochs that have begun, those without measurements included."""
 
-    def open(self, source: CounterSource) -> IteratorCounters:
-        """Return new counters for an iterator's engine. Call `IteratorCounters.end` when the iterator has ended."""
+    def add_iterator(self, source: CounterSource) -> IteratorCounters:
+        """Return new counters for an iterator's engine. Call `IteratorCounters.freeze` when the iterator has ended."""
         counters = IteratorCounters(source)
         self._iterators.add(counters)
         return counters

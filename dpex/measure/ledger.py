@@ -18,14 +18,14 @@ T = TypeVar("T")
 class LastReading(Generic[T]):
     """The present value of a source, and its last value once it has ended.
 
-    `end` takes no lock, as a garbage collection may call it anywhere.
+    `freeze` takes no lock, as a garbage collection may call it anywhere.
     """
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read: Callable[[], T] | None = read
         self._last: list[T] = []
 
-    def end(self, last: T | None = None) -> None:
+    def freeze(self, last: T | None = None) -> None:
         """Keep the present value, or ``last`` if the source cannot be read any more; let go of the source.
 
         Idempotent.

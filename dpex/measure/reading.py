@@ -359,7 +359,7 @@ class Reading(Record):
         return wait_ratio(self.next_s, self.work_s)
 
 
-class EngineLook(NamedTuple):
+class EngineReport(NamedTuple):
     """A reading of an engine, and what else the tuner must know.
 
     Attributes:

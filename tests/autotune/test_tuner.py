@@ -252,7 +252,7 @@ def test_room_on_the_cluster(
     room._look = lambda: (free, capacity)  # type: ignore[method-assign]
     reported: list[Claim] = []
     room._share.report = lambda claim, **_: (reported.append(claim), granted)[1]  # type: ignore[assignment, misc]
-    found = room.look(RoomWanted(requested=requested, running=running, useful=7))
+    found = room.find(RoomWanted(requested=requested, running=running, useful=7))
     assert found == RoomFound(more=expected[0], unplaced=expected[1], granted=granted)
     assert reported == [Claim(useful=7, most=capacity, requested=requested, running=running)]
 

@@ -35,7 +35,7 @@ class Training:
 
 def test_machine_counters_rest_between_persistent_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     training, counters = Training(monkeypatch), LoaderCounters()
-    counters.open(training)
+    counters.add_iterator(training)
 
     def counted() -> tuple[float, ...]:
         found = counters.read()
@@ -60,7 +60,7 @@ def test_machine_counters_rest_between_persistent_epochs(monkeypatch: pytest.Mon
 
 def test_a_short_pass_is_not_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     training, counters = Training(monkeypatch), LoaderCounters()
-    counters.open(training)
+    counters.add_iterator(training)
     training.train(0.5)
     monkeypatch.setattr(meter, "read_run_queues", None)
     counters.rest()
