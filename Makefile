@@ -43,7 +43,7 @@ help:
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
-	@echo "make lint    ruff, mypy, pyright and import contracts   (make format to let ruff tidy up)"
+	@echo "make lint    ruff, mypy, pyright, import contracts, lengths of modules   (make format to let ruff tidy up)"
 	@echo "make dist    build the sdist, and the wheel from it, in dist/"
 
 venv: $(STAMP)
@@ -168,6 +168,7 @@ lint: $(STAMP)
 	$(BIN)/mypy --strict dpex benchmarks/simulation tests/fresh_scripts/typed_use.py
 	sh -c 'PATH=$(BIN):$$PATH; pyright tests/fresh_scripts/typed_use.py && pyright --verifytypes dpex --ignoreexternal'
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/structure.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dpex.version import VERSION
+
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
     from dpex.autotune.runtime.tuned import Tuned
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from dpex.worker.batch_seeding import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch.utils.data import Dataset
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
-from dpex.errors import OptionError
 from dpex.hints import with_hints
-from dpex.loader.base_loader import BaseLoader
-from dpex.loader.checks import check_generator, check_settings, parsed_device, start_fork_server_early
+from dpex.loader.base_loader import BaseLoader, Samples, T_co
+from dpex.loader.checks import (
+    check_place,
+    check_settings,
+    check_torch_arguments,
+    checked_option,
+    import_iterators,
+    parsed_device,
+    start_fork_server_early,
+)
 from dpex.loader.passes import begin, diagnosis_source
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers
 from dpex.loader.streams import streams_of
 from dpex.loader.unused import count_as_used, watch
-from dpex.options import (
-    DEFAULTS,
-    HELD,
-    ClusterConfig,
-    DeviceConfig,
-    MetricsConfig,
-    Seeding,
-    WorkerConfig,
-    check_torchs,
-    checked,
-)
+from dpex.options import DEFAULTS, HELD, ClusterConfig, DeviceConfig, MetricsConfig, Seeding, WorkerConfig, checked
 from dpex.schedule.names import is_asynchronous
 from dpex.schedule.sample_policy import SamplePolicy
 from dpex.system.compiler import never_traced
 from dpex.system.cpus import static_worker_count
-from dpex.system.ray_package import require_ray
-from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,14 +45,6 @@ if TYPE_CHECKING:
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
     from dpex.stats import LoaderStats
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Samples(Protocol[T_co]):
-    """A dataset that is no `torch.utils.data.Dataset`, such as a list or a range: it has a sample for each index."""
-
-    def __getitem__(self, index: Any, /) -> T_co: ...
 
 
 def _new_runtime() -> LoaderRuntime:
@@ -185,8 +171,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         sample_policy: SamplePolicy | None = None,
         metrics_config: MetricsConfig | None = None,
     ) -> None:
-        check_torchs(dataset, num_workers, prefetch_factor, timeout)
-        check_generator(generator)
+        check_torch_arguments(dataset, num_workers, prefetch_factor, timeout, generator)
         given = {option: value for option, value in locals().items() if option in DEFAULTS}
         is_auto = num_workers == "auto"
         options = checked(given, is_auto=is_auto, is_asynchronous=is_asynchronous(dataset))
@@ -195,14 +180,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         streams = streams_of(self, dataset) if is_auto else None
         number = static_worker_count() if num_workers == "auto" else num_workers  # before anything was measured
         count = number if streams is None else streams.count
-        if self.distribute_mode is True:
-            require_ray()
-        if self.distribute_mode is False and self.head_address != "auto":
-            warn(
-                f"head_address={self.head_address!r} has no effect without distribute_mode: give "
-                "distribute_mode=True for workers on that cluster",
-                UserWarning,
-            )
+        check_place(self)
         self._streams = streams
         self._chosen = count if is_auto else None
         self._settings = None
@@ -230,31 +208,16 @@ class DpexDataLoader(BaseLoader[T_co]):
         self.in_order = in_order
         self._is_auto = is_auto
         check_settings(self)
-        if Sizing(self).is_tuned:
-            from dpex.autotune.runtime.trace import check as check_trace
-            from dpex.autotune.runtime.tuned import start_of
-
-            check_trace(self.autotune or AutotuneConfig(), os.environ)
-            start_of(self.autotune or AutotuneConfig())
         start_fork_server_early(self)
         watch(self)
-        if count:  # the modules of an epoch: else the first batch would wait for their import
-            import dpex.engine.with_workers
-            import dpex.pools.factory
-
-            if self.distribute_mode is True:
-                import dpex.pools.ray.nodes
-        else:
-            import dpex.engine.in_process  # noqa: F401
+        import_iterators(self)
 
     def __setattr__(self, attr: str, val: Any) -> None:
         if hasattr(self, "_is_auto"):  # the constructor has ended
             if attr == "num_workers":
                 fix_workers(self, val)
             elif attr in DEFAULTS:
-                options = {name: getattr(self, name) for name in DEFAULTS} | {attr: val}
-                val = checked(options, is_auto=self._is_auto)[attr]
-                val = parsed_device(val) if attr == "device" else val
+                val = checked_option(self, attr, val)
         super().__setattr__(attr, val)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -336,12 +299,7 @@ class DpexDataLoader(BaseLoader[T_co]):
                 while the loader records another timeline.
             OSError: The file cannot be written, at the end of ``with``.
         """
-        sizing = Sizing(self)
-        if self.num_workers == 0 or sizing.why_torch is not None or sizing.is_piped:
-            raise OptionError(
-                f"timeline({str(path)!r}): this loader has no workers of dpex's own, so there is nothing to record; "
-                "give num_workers of at least 1, or 'auto'"
-            )
+        Sizing(self).check_recordable(path)
         return self._runtime.record(Path(path).expanduser())
 
     def stats(self) -> LoaderStats:
@@ -369,11 +327,7 @@ class DpexDataLoader(BaseLoader[T_co]):
 
         Another run begins with them by ``AutotuneConfig(start=...)``. Each rank has its own.
         """
-        from dpex.autotune.runtime.tuned import Tuned
-
-        tuner = Sizing(self).tuner()
-        found = Sizing(self).current() if tuner is None else tuner.found
-        return Tuned(local=found.local, remote=found.remote, prefetch=found.prefetch, seeding=str(self.seeding))
+        return Sizing(self).tuned()
 
     @property
     def metrics_url(self) -> str | None:

@@ -12,9 +12,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from operator import index
 from types import SimpleNamespace
-from typing import Any, Literal, SupportsFloat, SupportsIndex
+from typing import Any, Literal
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
@@ -421,49 +420,6 @@ def _check_together(options: Any) -> None:
         f"DeviceConfig(transform={transform!r}) beside device=None: give a device, such as 'cuda'; with 'cpu' the "
         "transform runs on the host",
     )
-
-
-def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: Any) -> None:
-    """Check values that torch's constructor accepts wrongly, or refuses without naming them. Messages contain torch's
-    words.
-
-    Raises:
-        OptionError: The dataset is missing, or a number is no number, not whole or too small.
-    """
-    _require(
-        dataset is not None,
-        "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)",
-    )
-    words = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing"
-    _require(
-        num_workers == "auto" or (isinstance(num_workers, SupportsIndex) and index(num_workers) >= 0),
-        f"num_workers={num_workers!r}: {_opening(num_workers, words)} a whole number of at least 0, or 'auto' for a "
-        "number that dpex finds and changes while training runs",
-    )
-    _require(
-        isinstance(timeout, SupportsFloat) and float(timeout) >= 0,
-        f"timeout={timeout!r}: {_opening(timeout, 'timeout option should be non-negative')} a number of seconds, or 0 "
-        "to wait without limit",
-    )
-    if num_workers == 0:
-        return  # torch refuses every prefetch_factor then
-    opening = _opening(prefetch_factor, "prefetch_factor option should be non-negative")
-    _require(
-        prefetch_factor is None or (isinstance(prefetch_factor, SupportsIndex) and index(prefetch_factor) >= 1),
-        f"prefetch_factor={prefetch_factor!r}: {opening} a whole number of at least 1 (batches per worker), or None "
-        "for 2",
-    )
-
-
-def _opening(value: Any, torchs: str) -> str:
-    """Return the start of a sentence with the remedy, after torch's words if the value is negative."""
-    return f"{torchs}. Give" if isinstance(value, SupportsFloat) and float(value) < 0 else "give"
-
-
-def check_count(name: str, value: int | None, least: int = 0) -> None:
-    """Raise `OptionError` unless ``value`` is an int of at least ``least``, or None."""
-    ok = value is None or _is_whole(value, least)
-    _require(ok, f"{name}={value!r}: give a whole number of at least {least}, or None to leave it as it is")
 
 
 # -- unknown names -----------------------------------------------------------------------------------------------------

@@ -19,9 +19,8 @@ from benchmarks.simulation.scenarios import Scenario, calm_from
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Steering
 from benchmarks.simulation.world import World
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.law.law import start as law_start
-from dpex.autotune.limits import Limits
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision
 from dpex.measure.reading import Reading
@@ -45,7 +44,7 @@ _GRAIN_S = 0.1
 
 def cold_start(world: World, config: AutotuneConfig | None = None) -> Settings:
     """What a loader begins with when nothing is known yet, within its limits."""
-    return law_start(Limits.of(config or AutotuneConfig()), world.cpus / world.ranks, memory=world.memory / world.ranks)
+    return law_start(limits_of(config or AutotuneConfig()), world.cpus / world.ranks, memory=world.memory / world.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dpex.errors import OptionError
 from dpex.hints import hinted
@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     import os
 
     from dpex.autotune.limits import Limits
-    from dpex.autotune.runtime.tuned import Tuned
     from dpex.autotune.types import Policy
     from dpex.measure.settings import Settings
+
+
+class StartSettings(Protocol):
+    """Settings to start from: a `dpex.Tuned`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings by name, as `dpex.Tuned.as_dict` does."""
 
 
 def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = False, optional: bool = False) -> bool:
@@ -97,7 +103,7 @@ class AutotuneConfig:
     memory_share: float = 0.5
     interval_s: float = 1.0
     trace: str | None = None
-    start: Tuned | Mapping[str, Any] | str | os.PathLike[str] | None = None
+    start: StartSettings | Mapping[str, Any] | str | os.PathLike[str] | None = None
     policy: Callable[[AutotuneConfig, Settings, Limits], Policy] | None = None
 
     def __post_init__(self) -> None:
@@ -140,3 +146,14 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("interval_s", 0.05, 60, False, False),
 )
 assert {"trace", "start", "policy", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}
+
+
+def limits_of(config: AutotuneConfig) -> Limits:
+    """Return the limits that a configuration gives."""
+    from dpex.autotune.constants import MOST_WORKERS
+    from dpex.autotune.limits import Limits
+
+    highest = (config.max_local, config.max_remote, config.max_prefetch)
+    local, remote, prefetch = (MOST_WORKERS if most is None else most for most in highest)
+    least = {"least_local": config.min_local, "least_remote": config.min_remote}
+    return Limits(local=local, remote=remote, prefetch=prefetch, **least)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
 from dpex.measure.reading import Reading
 from dpex.measure.settings import LOCAL, REMOTE, Settings
@@ -35,14 +34,6 @@ class Limits:
     memory: float = math.inf
     worker_bytes: float = 0.0
     batch_bytes: float = 0.0
-
-    @classmethod
-    def of(cls, config: AutotuneConfig) -> Limits:
-        """Return the limits that a configuration gives."""
-        highest = (config.max_local, config.max_remote, config.max_prefetch)
-        local, remote, prefetch = (MOST_WORKERS if most is None else most for most in highest)
-        least = {"least_local": config.min_local, "least_remote": config.min_remote}
-        return cls(local=local, remote=remote, prefetch=prefetch, **least)
 
     # -- what narrows them ---------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.constants import CONSTANTS, NVML_SETTLES_S, STOPPED, STOPPED_S
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import SettingStats
@@ -168,7 +168,7 @@ class Supervisor:
         why: str = "",
     ) -> None:
         self.config = config
-        self.limits: Limits = limits or Limits.of(config)
+        self.limits: Limits = limits or limits_of(config)
         self.policy: Policy = (config.policy or Law)(config, start, self.limits)
         self.decisions: list[Decision] = [] if former is None else list(former.decisions)
         self._numbers: list[int] = [] if former is None else list(former._numbers)

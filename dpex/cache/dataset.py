@@ -11,9 +11,7 @@ import copy
 import logging
 import os
 import uuid
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index as whole_number
@@ -43,10 +41,6 @@ CHECKED_FIRST = 2
 """Samples of each process that are prepared twice, to see if they are random."""
 CHECKED_EVERY = 1000
 """Later, one sample of that number is prepared twice."""
-_MOST_ITEMS = 64
-"""Maximum items of a list in which `caches_in` searches for caches."""
-_MOST_OBJECTS = 1000
-"""Maximum objects whose parts `caches_in` searches, the nearest first."""
 _LABEL_DIGITS = 16
 """Digits of a key that stand for name and version. The digits after them belong to the fingerprint."""
 _OWN = "_CachedDataset__"
@@ -429,46 +423,3 @@ class CachedDataset(Dataset[Any]):
     def stop_caching(self) -> None:
         """Neither read from the cache nor keep samples in it, in this process."""
         self.__stores = {}
-
-
-# -- caches within datasets --------------------------------------------------------------------------------------------
-
-
-def caches_in(dataset: Any) -> list[CachedDataset]:
-    """Return the cached datasets in a dataset: itself, or datasets in its attributes, lists and inner datasets."""
-    caches: list[CachedDataset] = []
-    seen: dict[int, Any] = {}
-    waiting = deque([dataset])
-    while waiting and len(seen) < _MOST_OBJECTS:
-        one = waiting.popleft()
-        if id(one) not in seen:
-            seen[id(one)] = one
-            waiting.extend(_parts_of(one))
-            if isinstance(one, CachedDataset):
-                caches.append(one)
-    return caches
-
-
-def _parts_of(one: Any) -> list[Any]:
-    if isinstance(one, (list, tuple)):
-        return [part for part in one[:_MOST_ITEMS] if hasattr(part, "__dict__") or isinstance(part, (list, tuple))]
-    return [] if isinstance(one, CachedDataset) else list(getattr(one, "__dict__", {}).values())
-
-
-def bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the bytes of all caches in a dataset, by fields of `Reading`.
-
-    It keeps no dataset alive.
-    """
-    caches = [weakref.ref(one) for one in caches_in(dataset)]
-
-    def present() -> dict[str, int]:
-        found: dict[str, int] = {}
-        for one in caches:
-            cache = one()
-            for where, stored in cache.stored().items() if cache is not None else ():
-                name = f"cache_{where}_bytes"
-                found[name] = found.get(name, 0) + stored.nbytes
-        return found
-
-    return present

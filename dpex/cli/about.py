@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import dpex
 from dpex.measure.readable import size
 from dpex.system.cpus import cgroup_cpus, local_ranks, rank_cpus, usable_cpus
 from dpex.system.meter import free_memory
+from dpex.version import VERSION
 
 _PACKAGES = ("torch", "ray", "numpy", "torchdata", "lightning", "accelerate", "transformers", "webdataset", "datasets")
 """Packages whose versions are shown if they are installed. torch and Ray are shown in any case."""
@@ -62,7 +62,7 @@ def about(environ: Mapping[str, str]) -> str:
 
 def _versions() -> Iterator[tuple[str, str]]:
     has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    yield "dpex", dpex.__version__
+    yield "dpex", VERSION
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()}{'' if has_gil else ', no GIL'})"
     for name in _PACKAGES:
         version = _version(name)

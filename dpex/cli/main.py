@@ -24,8 +24,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-import dpex
 from dpex.cli.about import About
+from dpex.version import VERSION
 
 COMMANDS = ("demo", "run", "top", "cluster")
 """Modules of this package, in the order of the help. None imports torch: ``dpex run`` must not, before the script."""
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "training waits.",
         allow_abbrev=False,
     )
-    found.add_argument("--version", action="version", version=f"dpex {dpex.__version__}")
+    found.add_argument("--version", action="version", version=f"dpex {VERSION}")
     found.add_argument(
         "--about", action=About, help="show the versions, CPUs and settings that a report of a problem needs, and exit"
     )

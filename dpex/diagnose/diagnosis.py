@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dpex.diagnose import report, what_if, work
 from dpex.diagnose.end_of_stall import end_of_stall
 from dpex.diagnose.facts import Facts, Subject
-from dpex.diagnose.verdict import Verdict, judge
+from dpex.diagnose.findings import Findings, recommended
+from dpex.diagnose.verdict import judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.causes import losses
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Diagnosis:
+class Diagnosis(Findings):
     """The reason why training waits for data, with its evidence, and the effect of possible changes.
 
     ``str()`` and ``repr()`` are the report on one screen, and `full` is the report with all tables.
@@ -57,21 +58,6 @@ class Diagnosis:
         >>> diagnosis.to_dict()["version"]
         6
     """
-
-    facts: Facts
-    verdict: Verdict
-    predictions: tuple[Prediction, ...] = ()
-    beyond: Prediction | None = None
-    held_back: str = ""
-    end_of_stall: str = ""
-
-    @property
-    def recommendation(self) -> Prediction | None:
-        """The argument or the stopped program that brings most, or else the change that brings most for its effort;
-        None if nothing is worth it or nothing can be said."""
-        if self.verdict.cause in ("too-early", "consumer"):
-            return None
-        return what_if.recommended(self.predictions, self.facts.rate)
 
     @property
     def advice(self) -> str:
@@ -157,9 +143,9 @@ def diagnose(facts: Facts) -> Diagnosis:
     better = what_if.better(facts, found, model)
     own = [one for one in better if facts.is_tuned and one.kind in TUNERS]
     others = tuple(one for one in better if one not in own)
-    first, beyond = what_if.recommended(others, facts.rate), None
+    first, beyond = recommended(others, facts.rate), None
     if first is not None and first.kind in ARGUMENTS:
-        beyond = what_if.recommended(what_if.better(facts, found, model, after=first), first.rate)
+        beyond = recommended(what_if.better(facts, found, model, after=first), first.rate)
     return Diagnosis(
         facts=facts,
         verdict=verdict,

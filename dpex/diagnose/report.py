@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dpex.diagnose import hot_calls, work
 from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts
+from dpex.diagnose.findings import Findings
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.measure.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
@@ -19,9 +20,6 @@ from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.measure.record import as_json
 from dpex.measure.settings import INLINE, LOCAL, REMOTE
-
-if TYPE_CHECKING:
-    from dpex.diagnose.diagnosis import Diagnosis
 
 COLUMNS = 100
 """Lines of the text are wrapped at this width, or at that of a narrower terminal: a report is read in logs and mails,
@@ -112,7 +110,7 @@ def _range(one: Prediction) -> str:
     return f"{percent(one.wait)} ({100 * one.low:.0f} to {percent(one.high)})"
 
 
-def advice(found: Diagnosis) -> str:
+def advice(found: Findings) -> str:
     """Return what to do first, with the rate and the wait that it should bring."""
     facts, best = found.facts, found.recommendation
     usual, rate = CAUSES[found.verdict.cause].advice, rounded(facts.rate)
@@ -130,7 +128,7 @@ def advice(found: Diagnosis) -> str:
     return told or f"{usual} No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now."
 
 
-def text(found: Diagnosis, columns: int = COLUMNS) -> str:
+def text(found: Findings, columns: int = COLUMNS) -> str:
     """Return the report on one screen, in lines of that width: verdict, evidence, first advice, the end of the stall,
     and failures."""
     facts, verdict = found.facts, found.verdict
@@ -158,7 +156,7 @@ def failures(facts: Facts) -> Iterator[str]:
         yield told
 
 
-def full(found: Diagnosis, columns: int = COLUMNS) -> str:
+def full(found: Findings, columns: int = COLUMNS) -> str:
     """The screen, and all tables below it."""
     lines = [text(found, columns)]
     for section in sections(found):
@@ -197,7 +195,7 @@ def table(section: ReportSection, columns: int = COLUMNS) -> Iterator[str]:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
+def sections(found: Findings) -> tuple[ReportSection, ...]:
     """The tables that have rows."""
     facts = found.facts
     evidence = tuple((one.name, measure(one), one.how) for one in found.verdict.evidence)
@@ -314,7 +312,7 @@ def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def plain(found: Diagnosis) -> dict[str, Any]:
+def plain(found: Findings) -> dict[str, Any]:
     """JSON-able, see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
     hot = hot_calls.hot_calls(found.facts)
     told: dict[str, Any] = as_json({"hot_calls": hot} | _members(found), members=_members, infinite=lambda _: None)

@@ -9,7 +9,7 @@ the seconds of its cause (`dpex.measure.causes`). A batch takes a step and a wai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dpex.autotune.constants import CONSTANTS, MOST_WORKERS
@@ -34,20 +34,10 @@ _THREADS = 32
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
 
-EFFORT: dict[str, float] = {
-    **dict.fromkeys(("workers", "prefetch", "budget", "start", "streams", "free"), 1.0),
-    **dict.fromkeys(("narrow", "place"), 2.0),
-    **dict.fromkeys(("larger", "cached"), 3.0),
-    **dict.fromkeys(("awaited", "divided", "cheaper"), 4.0),
-    "machines": 12.0,
-}
-"""A person's effort by kind of change: an argument or a stopped program, another type, a cache, a rewrite, machines."""
 ARGUMENTS = ("workers", "prefetch", "budget", "start", "streams")
 """Changes of an argument of the loader."""
 AT_HAND = (*ARGUMENTS, "free")
 """Changes that need no other code: of arguments, and of programs that are stopped. They are advised first."""
-WORTH_FIRST = 0.1
-"""A rate that is higher by less is no reason to advise a change `AT_HAND` before code, or code before machines."""
 _MOST_READING = 0.95
 """Part of the time that the wait for reading takes, at most, where the number of streams is calculated from it."""
 CACHED = 0.95
@@ -92,21 +82,6 @@ def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None
     least = (1.0 + WORTH) * (facts.rate if after is None else after.rate)
     changes = [one for one in run.changes() if one.rate > least and (after is None or one.kind not in AT_HAND)]
     return tuple(sorted(changes, key=lambda one: (one.kind not in AT_HAND, -one.rate)))
-
-
-def recommended(predictions: Sequence[Prediction], rate: float) -> Prediction | None:
-    """Return the change with the best gain for its effort, or None. ``rate``: The measured batches per second.
-
-    A change `AT_HAND` comes before other code, and other code before machines that nobody has yet, if its gain over
-    ``rate`` is `WORTH_FIRST`.
-    """
-
-    def worth(one: Prediction) -> tuple[int, float]:
-        is_worth = one.rate >= (1.0 + WORTH_FIRST) * rate
-        rank = 2 if one.kind in AT_HAND else int(one.kind != "machines")
-        return rank * is_worth, math.log(one.rate / rate) / EFFORT[one.kind]
-
-    return max(predictions, key=worth, default=None)
 
 
 def held_back(facts: Facts) -> str:

@@ -23,7 +23,7 @@ from dpex.worker.fetch import Failure
 
 if TYPE_CHECKING:
     from dpex.device.pinning import Pinner
-    from dpex.engine.engine import EnginePlan
+    from dpex.engine.plan import EnginePlan
 
 OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
 """Errors that report lost workers."""

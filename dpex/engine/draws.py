@@ -7,15 +7,19 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, count, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from dpex.engine.index_source import IndexSource
 from dpex.engine.samplers import SamplerStart, batches_of, each_of
 from dpex.system.handlers import is_of_handler
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.decoded_stream import FailedRead
+
+if TYPE_CHECKING:
+    from dpex.schedule.schedule import Schedule
 
 _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
 
@@ -33,7 +37,7 @@ class BegunDraws(NamedTuple):
         return cls(start, list(islice(each_of(source), 1)), source)
 
 
-class Draws:
+class Draws(IndexSource):
     """See the module.
 
     Args:
@@ -78,15 +82,15 @@ class Draws:
         self._numbers, self._due, self.start = count(first), first + 1, begun.start
         self._indices = chain(begun.first, each_of(begun.source))
 
-    def draw(self, most: int) -> list[Any]:
-        """Return the indices of the next ``most`` batches, or of all that are left.
+    def next_indices(self, schedule: Schedule, count: int) -> list[Any]:
+        """Return the indices of the next ``count`` batches, or of all that are left.
 
         A `FailedRead` at the end stands for an error of the sampler, in the place of a batch.
         """
         drawn: deque[tuple[Any, int]] = deque()
         found: list[Any] = []
-        at_once = most if not self._copies and self._stateful is None else 1
-        while len(found) < most:
+        at_once = count if not self._copies and self._stateful is None else 1
+        while len(found) < count:
             drawn.clear()
             try:
                 self.draw_into(drawn, at_once)
@@ -95,6 +99,7 @@ class Draws:
                     raise
                 return [*found, *(index for index, _ in drawn), FailedRead(error)]
             if not drawn:
+                self.is_over = True
                 break
             found += [_as_drawn(index) if self._copies else index for index, _ in drawn]
         return found

@@ -18,14 +18,15 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from threading import get_ident, get_native_id
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpex.engine.delivery import OF_WORKERS, Delivery
-from dpex.engine.drawing import POINT_S, Drawing, ReadBatches
-from dpex.engine.draws import Draws
+from dpex.engine.drawing import Drawing
+from dpex.engine.index_source import IndexSource
+from dpex.engine.plan import EnginePlan
 from dpex.engine.pools import ANY, Pools
 from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
@@ -37,21 +38,14 @@ from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.placement import Place
-from dpex.schedule.prefetch import PrefetchRules
 from dpex.schedule.progress import START, ResumePoint
-from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats, StreamStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
-from dpex.system.gpu.stall import GpuStall
 from dpex.system.meter import own_queue_s
 from dpex.system.processes import watch
 from dpex.system.wakeup import Wakeup
-
-if TYPE_CHECKING:
-    from dpex.device.feed import Feed
-    from dpex.device.pinning import Pinner
 
 logger: logging.Logger = logging.getLogger("dpex")
 
@@ -61,6 +55,8 @@ COLLECT_PINNED_EVERY_S = 0.01
 """Minimum seconds between polls while the pinning thread has more than half of its maximum of batches."""
 TICK_S = 1.0
 """Maximum seconds of one sleep of the consumer, because some changes wake no thread."""
+POINT_S = 1.0
+"""Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and report their states within milliseconds."""
 FIRST_STATES_S = 5.0
@@ -75,50 +71,6 @@ _INHERITED = (
     "persistent_workers=True, which keeps the first iterator, "
     "make a new DpexDataLoader here"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginePlan:
-    logicals: int
-    iterable: bool
-    in_order: bool
-    timeout_s: float
-    may_group: bool
-    memory_budget: int | None
-    make_pool: Callable[[str, int], WorkerPool]
-    """Makes the pool of a name, with a number of workers."""
-    samples: SamplePolicy = AS_TORCH
-    """The policy for samples that cannot be loaded."""
-    pinner: Pinner | None = None
-    feed: Feed | None = None
-    gpu: GpuStall[Any] | None = None
-    metered: bool = False
-    pass_batches: int = 0
-    """Batches of a whole pass, 0 if unknown."""
-    lanes: int = 1
-    """Batches that a worker makes at the same time."""
-    is_tuned: bool = False
-    """A tuner chooses the settings."""
-    starts_anew: bool = False
-    """Each pass starts workers of its own."""
-
-    def state(self, settings: Settings) -> EngineState:
-        """Return the state of an engine that begins with ``settings``."""
-        rules = PrefetchRules(
-            logical=self.logicals > 0,
-            may_group=self.may_group,
-            memory_budget=self.memory_budget,
-            lanes=self.lanes,
-            is_tuned=self.is_tuned,
-        )
-        return EngineState(
-            logicals=self.logicals,
-            iterable=self.iterable,
-            in_order=self.in_order,
-            rules=rules,
-            settings=settings,
-            tolerates=self.samples.tolerates,
-        )
 
 
 class Engine:
@@ -165,7 +117,7 @@ class Engine:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, source: Draws | ReadBatches, resume: ResumePoint | None = None) -> None:
+    def begin_epoch(self, source: IndexSource, resume: ResumePoint | None = None) -> None:
         """Start a pass: tickets are drawn from ``source``, up to the prefetch at once.
 
         ``resume``: the position at which the pass continues if another run began it; ``source`` begins at the same
@@ -181,7 +133,7 @@ class Engine:
             self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            self._drawing.begin(source)
+            self._drawing.source = source
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self.state, resume.ahead)
             self._tally.begin_pass(began)
@@ -410,7 +362,7 @@ class Engine:
             if left <= 0:
                 raise self._delivery.timed_out()
             limit = min(limit, left)
-        reading = self._drawing.descriptors()
+        reading = self._drawing.source.descriptors()
         watched = self._pools.descriptors()
         self._wakeup.watch(watched + reading if reading and self.state.room(starving=True) else watched)
         self._tally.block(monotonic(), self._cause(), self._idle_ratio())
@@ -423,7 +375,7 @@ class Engine:
             return STRAGGLER
         if not self._placement.running():
             return STARTUP
-        if self._drawing.awaits_reading(schedule):
+        if self._drawing.source.awaits_reading(schedule):
             return STREAM
         self._pools.awaited = schedule.next_number if self._plan.in_order else ANY
         return NONE_YET
@@ -510,7 +462,7 @@ class Engine:
 
     def stats(self) -> LoaderStats:
         """Return a snapshot. Any thread may call it; it does not wait for the consumer."""
-        return replace(self._view.stats(), streams=self._drawing.streams() or self._streams())
+        return replace(self._view.stats(), streams=self._drawing.source.streams() or self._streams())
 
     def _streams(self) -> tuple[StreamStats, ...]:
         """Return the counts of each stream, without the number of its shards."""
@@ -533,7 +485,7 @@ class Engine:
         try:
             if self._is_changing and not self._is_counted:
                 return None
-            return self._drawing.with_reading(self.state.point())
+            return self._drawing.source.with_reading(self.state.point())
         finally:
             self._lock.release()
 
@@ -584,7 +536,7 @@ class Engine:
 
     def reading(self) -> Reading:
         """Return all counts. Any thread may call it; it does not wait for the consumer."""
-        return self._view.reading(self._consumer, self._drawing.reading())
+        return self._view.reading(self._consumer, self._drawing.source.reading())
 
     def record(self, timeline: Timeline | None) -> None:
         """Record batches and calls of `next` there from now on; None: no longer."""

@@ -28,7 +28,7 @@ from dpex.system.clock import monotonic
 from dpex.system.meter import MachineCounts
 
 if TYPE_CHECKING:
-    from dpex.engine.engine import EnginePlan
+    from dpex.engine.plan import EnginePlan
     from dpex.engine.pools import Pools
     from dpex.pools.base import WorkerPool
     from dpex.schedule.engine_state import EngineState

@@ -18,8 +18,9 @@ from torch.utils.data import BatchSampler
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
 from dpex.engine.delivery import ERRORS
 from dpex.engine.draws import BegunDraws, Draws
-from dpex.engine.engine import FIRST_STATES_S, TOLD_S, Engine, EnginePlan
+from dpex.engine.engine import FIRST_STATES_S, TOLD_S, Engine
 from dpex.engine.pass_state import PassRecorder, begin_pass, point_for, worker_state
+from dpex.engine.plan import EnginePlan
 from dpex.engine.samplers import draws_ahead_safely
 from dpex.measure.ledger import LastReading
 from dpex.measure.settings import LOCAL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from torch.utils.data import DataLoader
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from dpex.pools.base import MakesPool
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Samples(Protocol[T_co]):
+    """A dataset that is no `torch.utils.data.Dataset`, such as a list or a range: it has a sample for each index."""
+
+    def __getitem__(self, index: Any, /) -> T_co: ...
 
 
 class BaseLoader(LoaderOptions, DataLoader[T_co]):

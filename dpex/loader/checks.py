@@ -1,11 +1,14 @@
-"""Checks of a new loader: options that exclude its data or its workers; and processes that must begin early."""
+"""Checks of a new loader: values of torch's arguments, and options that exclude its data or its workers. And what must
+begin early: processes and imports."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import torch
 from torch.utils.data import MapDataPipe
@@ -13,9 +16,11 @@ from torch.utils.data import MapDataPipe
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
-from dpex.loader.sizing import is_daemonic
+from dpex.loader.sizing import Sizing, is_daemonic
+from dpex.options import DEFAULTS, checked
 from dpex.schedule.names import is_asynchronous
-from dpex.system.ray_package import is_ray_connected
+from dpex.system.ray_package import is_ray_connected, require_ray
+from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.loader.base_loader import BaseLoader
@@ -27,6 +32,65 @@ has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 Threads of dpex share deques, dicts and tuples without a lock, because one thread writes and others copy them within one
 call of C. Only the global interpreter lock keeps such a copy whole.
 """
+
+
+def check_torch_arguments(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: Any, generator: Any) -> None:
+    """Check values that torch's constructor accepts wrongly, or refuses without naming them. Messages contain torch's
+    words.
+
+    Raises:
+        OptionError: The dataset is missing, a number is no number, not whole or too small, or the generator is not
+            torch's.
+    """
+    if dataset is None:
+        raise OptionError(
+            "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)"
+        )
+    if num_workers != "auto" and not _is_whole(num_workers, least=0):
+        words = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing"
+        raise OptionError(
+            f"num_workers={num_workers!r}: {_opening(num_workers, words)} a whole number of at least 0, or 'auto' for "
+            "a number that dpex finds and changes while training runs"
+        )
+    if not (isinstance(timeout, SupportsFloat) and float(timeout) >= 0):
+        opening = _opening(timeout, "timeout option should be non-negative")
+        raise OptionError(f"timeout={timeout!r}: {opening} a number of seconds, or 0 to wait without limit")
+    # with num_workers=0 torch refuses every prefetch_factor
+    if num_workers != 0 and prefetch_factor is not None and not _is_whole(prefetch_factor, least=1):
+        opening = _opening(prefetch_factor, "prefetch_factor option should be non-negative")
+        raise OptionError(
+            f"prefetch_factor={prefetch_factor!r}: {opening} a whole number of at least 1 (batches per worker), or "
+            "None for 2"
+        )
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(
+            f"generator={generator!r}: give a torch.Generator, such as torch.Generator().manual_seed(3), or None"
+        )
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, SupportsIndex) and index(value) >= least
+
+
+def _opening(value: Any, torchs: str) -> str:
+    """Return the start of a sentence with the remedy, after torch's words if the value is negative."""
+    return f"{torchs}. Give" if isinstance(value, SupportsFloat) and float(value) < 0 else "give"
+
+
+def check_place(loader: BaseLoader[Any]) -> None:
+    """Check that Ray is installed for workers on a cluster, and warn of an address without them.
+
+    Raises:
+        ClusterError: Ray is not installed.
+    """
+    if loader.distribute_mode is True:
+        require_ray()
+    if loader.distribute_mode is False and loader.head_address != "auto":
+        warn(
+            f"head_address={loader.head_address!r} has no effect without distribute_mode: give "
+            "distribute_mode=True for workers on that cluster",
+            UserWarning,
+        )
 
 
 def check_settings(loader: BaseLoader[Any]) -> None:
@@ -60,6 +124,12 @@ def check_settings(loader: BaseLoader[Any]) -> None:
         if autotune.max_local == 0 and loader.distribute_mode is False:
             why = "this leaves no worker: give distribute_mode=True for workers on a cluster"
             _refuse("AutotuneConfig(max_local=0) without distribute_mode", why)
+    if Sizing(loader).is_tuned:
+        from dpex.autotune.runtime.trace import check as check_trace
+        from dpex.autotune.runtime.tuned import start_of
+
+        check_trace(autotune or AutotuneConfig(), os.environ)
+        start_of(autotune or AutotuneConfig())
 
 
 def _refuse(what: object, why: str) -> None:
@@ -78,12 +148,28 @@ def start_fork_server_early(loader: BaseLoader[Any]) -> None:
         start_early(loader.multiprocessing_context)
 
 
-def check_generator(generator: Any) -> None:
-    """Raise OptionError unless ``generator`` is torch's, or None."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise OptionError(
-            f"generator={generator!r}: give a torch.Generator, such as torch.Generator().manual_seed(3), or None"
-        )
+def import_iterators(loader: BaseLoader[Any]) -> None:
+    """Import the modules of the loader's iterators, because the first batch would wait for their import."""
+    if not loader.num_workers:
+        import dpex.engine.in_process
+
+        return
+    import dpex.engine.with_workers
+    import dpex.pools.factory
+
+    if loader.distribute_mode is True:
+        import dpex.pools.ray.nodes  # noqa: F401
+
+
+def checked_option(loader: BaseLoader[Any], name: str, value: Any) -> Any:
+    """Return the value of an option that is assigned to a loader.
+
+    Raises:
+        OptionError: The loader's other options, or the option itself, exclude the value.
+    """
+    options = {one: getattr(loader, one) for one in DEFAULTS} | {name: value}
+    found = checked(options, is_auto=loader._is_auto)[name]
+    return parsed_device(found) if name == "device" else found
 
 
 def parsed_device(device: Any) -> torch.device | None:

@@ -184,8 +184,11 @@ def _exported(loader: BaseLoader[Any]) -> LoaderMetrics | None:
 
 def _cache_bytes_of(dataset: Any) -> Callable[[], dict[str, Any]]:
     """Return a function that returns the sizes of the caches in a dataset. It does not keep the dataset alive."""
-    module = sys.modules.get("dpex.cache.dataset")
-    return dict if module is None else module.bytes_of(dataset)
+    if "dpex.cache.dataset" not in sys.modules:
+        return dict
+    from dpex.cache.within import bytes_of
+
+    return bytes_of(dataset)
 
 
 def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:

@@ -12,22 +12,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import index
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.errors import OptionError
 from dpex.loader.streams import Streams, launched, named_shards, told_streams
 from dpex.measure.settings import KNOBS, LOCAL, REMOTE, WORKER_POOLS, Settings
-from dpex.options import check_count
 from dpex.system.cpus import rank_cpus, ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.autotune.limits import Limits
+    from dpex.autotune.runtime.tuned import Tuned
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.loader.base_loader import BaseLoader
     from dpex.stats import StreamStats
@@ -93,6 +94,14 @@ class Sizing:
         """Return True if the samples or the random numbers of a batch depend on the worker that makes it."""
         return self._loader.seeding == "worker" or self.is_iterable
 
+    def check_recordable(self, path: str | Path) -> None:
+        """Raise OptionError if the loader has no workers of which a timeline could be recorded."""
+        if self._workers == 0 or self.why_torch is not None or self.is_piped:
+            raise OptionError(
+                f"timeline({str(path)!r}): this loader has no workers of dpex's own, so there is nothing to record; "
+                "give num_workers of at least 1, or 'auto'"
+            )
+
     def tuner(self) -> Tuner | None:
         runtime = self._loader._runtime
         if runtime.tuner is None and self.is_tuned:
@@ -120,6 +129,15 @@ class Sizing:
         resized: Settings | None = self._loader._settings
         return self.fixed() if resized is None else resized
 
+    def tuned(self) -> Tuned:
+        """See `dpex.DpexDataLoader.tuned`."""
+        from dpex.autotune.runtime.tuned import Tuned
+
+        tuner = self.tuner()
+        found = self.current() if tuner is None else tuner.found
+        seeding = str(self._loader.seeding)
+        return Tuned(local=found.local, remote=found.remote, prefetch=found.prefetch, seeding=seeding)
+
     def fixed(self) -> Settings:
         """Return the settings of an untuned loader, from its arguments."""
         loader, workers = self._loader, self._workers
@@ -129,9 +147,7 @@ class Sizing:
         return Settings(local=local, remote=remote, prefetch=prefetch, is_prefetch_fixed=self.is_prefetch_given)
 
     def limits(self, config: AutotuneConfig, start: Settings) -> Limits:
-        from dpex.autotune.limits import Limits
-
-        loader, limits = self._loader, Limits.of(config)
+        loader, limits = self._loader, limits_of(config)
         if loader.worker_config.memory_budget is not None:
             limits = replace(limits, batch_budget=int(loader.worker_config.memory_budget))
         if self.is_prefetch_given and loader.prefetch_factor is not None:
@@ -265,6 +281,13 @@ class Sizing:
             f"resize({', '.join(f'{name}={count}' for name, count in asked.items())}) asks for other workers than the "
             f"{now.local} local and {now.remote} remote, but {why}. {remedy}"
         )
+
+
+def check_count(name: str, value: int | None, least: int = 0) -> None:
+    """Raise OptionError unless ``value`` is an int of at least ``least``, or None."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if value is not None and not is_count:
+        raise OptionError(f"{name}={value!r}: give a whole number of at least {least}, or None to leave it as it is")
 
 
 def fix_workers(loader: BaseLoader[Any], count: Any) -> None:

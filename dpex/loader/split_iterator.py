@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from dpex._torch import DatasetKind
-from dpex.engine.drawing import ReadBatches
 from dpex.engine.pass_state import PassRecorder, PassState, point_for
+from dpex.engine.read_batches import ReadBatches
 from dpex.engine.with_workers import _DpexDataLoaderIter
 from dpex.measure.settings import Settings
 from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, raw_stream_of

@@ -19,7 +19,6 @@ from functools import reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import dpex
 from dpex.autotune.types import Decision
 from dpex.diagnose.diagnosis import DiagnosisSource
 from dpex.engine.snapshots import CounterSource
@@ -31,6 +30,7 @@ from dpex.measure.settings import KNOBS
 from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import Gpus
 from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, METRICS, OTHERS, Metric
+from dpex.version import VERSION
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -219,7 +219,7 @@ class Collector:
         with self._lock:
             families = Families()
             torch = str(getattr(sys.modules.get("torch"), "__version__", ""))
-            families.add("dpex_build_info", [dpex.__version__, platform.python_version(), torch], 1.0)
+            families.add("dpex_build_info", [VERSION, platform.python_version(), torch], 1.0)
             for add in (self._add_loaders, self._add_gpus):
                 try:
                     add(families)

@@ -14,8 +14,7 @@ A class that a script or a notebook defines travels by its name, also from a wor
 
 One pickle (protocol 5, cloudpickle) contains the dataset, the collate function and the init function.
 Their shared objects stay shared, and a bound method stays bound to *this* dataset. For workers of other machines,
-arrays and the storages of CPU tensors are raw buffers beside the pickle, which a whole node can share. An error names
-an object that cannot be pickled by the path of attributes that leads to it.
+arrays and the storages of CPU tensors are raw buffers beside the pickle, which a whole node can share.
 
 For other machines, Ray's own copy of cloudpickle makes the pickle, as it has the modules and types that users
 registered with Ray. This module does not import Ray, because Ray is connected before a pickle travels to another
@@ -30,7 +29,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -45,6 +44,7 @@ from torch.multiprocessing.reductions import rebuild_typed_storage, reduce_tenso
 
 from dpex._torch import DisableTorchFunctionSubclass, rebuild_from_type, rebuild_sparse_tensor
 from dpex.errors import ShippingError
+from dpex.transport.unpicklable import explain
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -53,10 +53,6 @@ SPAN_ALIGN = 64
 no further apart are sent as one."""
 _OUTSIDE_BYTES = 1024
 """A buffer of a dataset that is shorter than this stays inside the pickle."""
-_SEARCH_LEVELS = 6
-"""Levels of a dataset in which the attribute that cannot be pickled is searched."""
-_SEARCH_VALUES = 2000
-"""Values that are tried in that search: each is pickled once more."""
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -404,10 +400,6 @@ def _as_storage(buffer: Any) -> torch.UntypedStorage:
     return memory.untyped_storage()
 
 
-# -- naming unpicklable objects
-# -----------------------------------------------------------------------------------------
-
-
 def is_shipping() -> bool:
     """Return True while this thread pickles an object for a process that is a part of this run."""
     return get_spawning_popen() is not None or getattr(_thread, "is_shipping", False)
@@ -421,85 +413,15 @@ def _dump(pickler: Any, obj: Any) -> None:
     try:
         pickler.dump(obj)
     except Exception as error:
-        raise ShippingError(_explain(obj, error)) from error
+        raise ShippingError(explain(obj, error, _travels)) from error
     finally:
         _thread.is_shipping = False
 
 
-def explain_spawn(obj: Any, error: Exception) -> str:
-    """Return the path and type of the part of ``obj`` that a spawned process cannot receive, the error, the remedy."""
-    return _explain(obj, error, _is_spawnable)
-
-
-def _is_spawnable(value: Any) -> bool:
-    """Return True for objects that `multiprocessing` pickles, and for its own locks and queues, which need a new
-    process."""
-    try:
-        ForkingPickler.dumps(value)
-    except Exception as error:
-        return isinstance(error, RuntimeError)
-    return True
-
-
-def _explain(obj: Any, error: Exception, travels: Callable[[Any], bool] | None = None) -> str:
-    search = (obj, "", (), iter(range(_SEARCH_VALUES)), travels or _travels)
-    path, value = _find_culprit(*search) or ("", obj)
-    kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    remedy = "leave it out of the pickle (__getstate__) or open it lazily in the worker"
-    if isinstance(value, (type, FunctionType)):
-        remedy = "define it at the top of a module"
-    place = path.removeprefix(".setup").removeprefix(".") or "the object"
-    return f"{place} (a {name}) cannot be pickled: {error}; {remedy}"
-
-
-def _find_culprit(
-    value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], travels: Callable[[Any], bool]
-) -> tuple[str, Any] | None:
-    """Return the deepest part that fails by itself, and its path; None if ``value`` fails only for a part above it."""
-    above = (*above, id(value))
-    innocent = False
-    for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():
-        if id(part) in above:
-            innocent = True
-        elif next(budget, None) is not None and not travels(part):
-            found = _find_culprit(part, path + step, above, budget, travels)
-            if found is not None:
-                return found
-            innocent = True
-    return None if innocent and len(above) > 1 else (path, value)
-
-
 def _travels(value: Any) -> bool:
+    """Return True if a remote worker can receive ``value``."""
     try:
         _dataset_pickler(_remote_pickler())(io.BytesIO(), 5, buffer_callback=lambda _: False).dump(value)
     except Exception:
         return False
     return True
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield from ((f".{name}", part) for name, part in attributes.items())
-    yield from _parts_of_functions(value)
-
-
-def _parts_of_functions(value: Any) -> Iterator[tuple[str, Any]]:
-    function = getattr(value, "__func__", value)
-    if function is not value:
-        yield ".__self__", value.__self__
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
-        try:
-            yield f".{name}", cell.cell_contents
-        except ValueError:
-            continue
-    if hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
-        yield ".func", value.func
-        yield ".args", value.args
-        yield ".keywords", getattr(value, "keywords", {})

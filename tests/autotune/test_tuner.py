@@ -20,6 +20,7 @@ from inspection import engine_of, settings_of, tuner_of
 from waiting import ManualClock, until
 
 from dpex import AutotuneConfig, DpexDataLoader
+from dpex.autotune.config import limits_of
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.types import Decision, RoomFound, RoomWanted
@@ -139,7 +140,7 @@ def test_what_was_fixed_by_resize_stays_so_in_a_copy() -> None:
     ],
 )
 def test_there_is_always_a_worker(config: AutotuneConfig, remote: bool, least: tuple[int, int]) -> None:
-    limits = Limits.of(config)
+    limits = limits_of(config)
     found = limits.with_a_worker() if remote else limits.without_remote(1)
     assert (found.least_local, found.least_remote) == least
 

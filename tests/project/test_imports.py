@@ -59,7 +59,7 @@ def test_making_a_loader_starts_nothing() -> None:
 
 
 FOR_THE_CLASS = (
-    *("dpex", "dpex.dataloader", "dpex.errors", "dpex.hints", "dpex.options", "dpex._torch"),
+    *("dpex", "dpex.dataloader", "dpex.errors", "dpex.hints", "dpex.options", "dpex._torch", "dpex.version"),
     *("dpex.schedule", "dpex.schedule.names"),
     *("dpex.schedule.sample_policy", "dpex.schedule.seeding"),
     *("dpex.system", "dpex.system.compiler", "dpex.system.cpus"),

@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import dpex
+from dpex import version
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
 from dpex.autotune.types import Decision, Outcome
@@ -95,9 +95,8 @@ def header(at: float) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cpus(),
     }
-    version = ".".join(map(str, VERSION))
-    started_s = time.time() - at
-    return {"format": FORMAT, "dpex": dpex.__version__, "started_s": started_s, "machine": machine, "version": version}
+    wrote = {"dpex": version.VERSION, "started_s": time.time() - at, "machine": machine}
+    return {"format": FORMAT, **wrote, "version": ".".join(map(str, VERSION))}
 
 
 def recorder(config: AutotuneConfig) -> Recorder | None:

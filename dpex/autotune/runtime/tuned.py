@@ -76,8 +76,10 @@ def start_of(config: AutotuneConfig) -> Tuned | None:
     if given is None or isinstance(given, Tuned):
         return given
     try:
-        if not isinstance(given, Mapping):
+        if isinstance(given, (str, os.PathLike)):
             values = json.loads(Path(filled_in(os.fspath(given), os.environ)).expanduser().read_text())
+        elif not isinstance(given, Mapping):
+            values = given.as_dict()
         if not isinstance(values, Mapping) or values.get("dpex_tuned") != VERSION:
             raise ValueError(f"no settings of version {VERSION} ({values!s:.40})")
         counts: dict[str, Any] = {name: values.get(name) for name in _LEAST}

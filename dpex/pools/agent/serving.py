@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from dpex._torch import WorkerInfo, set_worker_info
 from dpex._torch import collate as torch_collate
-from dpex.cache.dataset import caches_in
 from dpex.cache.files import hold_all
+from dpex.cache.within import caches_in
 from dpex.errors import DpexError
 from dpex.measure.pool_reading import LINK, PoolReading
 from dpex.pools.local.fork_server import ForkStarter, in_common, keep_from_templates

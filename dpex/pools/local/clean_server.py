@@ -86,7 +86,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
         return CleanStarter(kind, plan, imports_script=method != "fork")
     except Exception as error:
         if method != "fork" and isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):
-            from dpex.transport.pickling import explain_spawn
+            from dpex.transport.unpicklable import explain_spawn
 
             warn(
                 "Got pickle error when attempting to start a worker Process. The start method "

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import dpex
+from dpex import version
 from dpex.autotune.law.wording import described
 from dpex.autotune.types import Decision
 from dpex.diagnose import hot_calls, report
@@ -325,7 +325,7 @@ class HistorySampler:
         with self._lock:
             head = {
                 "version": VERSION,
-                "dpex": dpex.__version__,
+                "dpex": version.VERSION,
                 "process": self._process,
                 "at": round(self._wall(), 3),
                 "number": self._number,

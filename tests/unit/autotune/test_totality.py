@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
-from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.limits import Limits
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision
 from dpex.measure.pool_reading import PoolReading
@@ -140,7 +139,7 @@ def test_any_sequence_of_legal_windows_keeps_the_limits(
 ) -> None:
     if is_plausible:
         turns = [(plausible(window), carried_out) for window, carried_out in turns]
-    limits = replace(Limits.of(config), batch_budget=budget)
+    limits = replace(limits_of(config), batch_budget=budget)
     for window, decision in play(Supervisor(config, first(config), limits), turns):
         assert_within(config, window, decision)
 

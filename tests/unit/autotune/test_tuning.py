@@ -10,7 +10,7 @@ import pytest
 from inspection import engines_of
 from waiting import ManualClock
 
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.constants import AWAY_S, MOST_WORKERS, SHORTEST_WINDOW_S, WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING
 from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner, cold_start
@@ -134,7 +134,7 @@ def tuned(config: AutotuneConfig | None = None, **work: Any) -> tuple[Tuner, Loa
     tuner = Tuner(
         config or AutotuneConfig(),
         start,
-        given.get("limits", Limits.of(config or AutotuneConfig())),
+        given.get("limits", limits_of(config or AutotuneConfig())),
         room=given.get("room"),
         clock=loader.clock,
         machine=given.get("machine", Machine()),

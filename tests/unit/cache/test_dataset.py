@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 import dpex
 from dpex.cache import files
-from dpex.cache.dataset import CHECKED_FIRST, bytes_of, caches_in
+from dpex.cache.dataset import CHECKED_FIRST
+from dpex.cache.within import bytes_of, caches_in
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
 from dpex.transport.pickling import pack, unpack

@@ -12,7 +12,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
 from dpex.diagnose.facts import Facts, Subject
-from dpex.diagnose.what_if import WORTH, Prediction, recommended
+from dpex.diagnose.findings import recommended
+from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.causes import TIMED
 from dpex.measure.pool_reading import CallSums

@@ -11,7 +11,8 @@ from fake_pool import FakePool
 
 from dpex.engine.delivery import ERRORS
 from dpex.engine.draws import Draws
-from dpex.engine.engine import Engine, EnginePlan
+from dpex.engine.engine import Engine
+from dpex.engine.plan import EnginePlan
 from dpex.engine.snapshots import EngineView
 from dpex.errors import BatchTimeoutError, ClusterError, WorkerDiedError
 from dpex.measure.settings import REMOTE, Settings

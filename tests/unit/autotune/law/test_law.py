@@ -5,10 +5,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.autotune.constants import CONSTANTS
 from dpex.autotune.law.law import start
-from dpex.autotune.limits import Limits
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Decision
 from dpex.measure.settings import Settings
@@ -30,7 +29,7 @@ class TunedLoader:
         at_once: float = math.inf,
         cpu_s: float = 0.0,
     ) -> None:
-        begin, self.machine = start(Limits.of(AutotuneConfig()), cpus), Machine(cpus=cpus)
+        begin, self.machine = start(limits_of(AutotuneConfig()), cpus), Machine(cpus=cpus)
         self.tuner, self.engine = tuned(
             service_s=service_s, step_s=step_s, cpu_s=cpu_s, machine=self.machine, start=begin
         )
@@ -48,8 +47,8 @@ class TunedLoader:
 
 
 def test_it_starts_within_the_configuration() -> None:
-    assert start(Limits.of(AutotuneConfig(max_local=3, max_prefetch=4)), 8.0) == Settings(local=3, prefetch=4)
-    assert start(Limits.of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
+    assert start(limits_of(AutotuneConfig(max_local=3, max_prefetch=4)), 8.0) == Settings(local=3, prefetch=4)
+    assert start(limits_of(AutotuneConfig(min_local=2, min_remote=1)), 1.0) == Settings(local=2, remote=1, prefetch=6)
 
 
 def test_a_jump_is_bounded() -> None:
