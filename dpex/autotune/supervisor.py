@@ -1,4 +1,4 @@
-"""What the tuner does for every policy: legal windows by the best clock, limits, and outcomes of decisions. PURE.
+"""The frame of every policy: legal windows by the best clock, limits, and outcomes of decisions. PURE.
 
 A policy sees a window only if it measured something and the setting is inside the limits. A setting outside them is
 brought inside by the supervisor itself, with a "limit" decision. A wish of the policy is clipped.
@@ -7,7 +7,7 @@ A loop that does not synchronise runs ahead of the GPU. It may wait in ``next()`
 nothing, and its own step may take a tenth of the GPU's. So `LossClock` judges loading by the best clock:
 
 - *events*: CUDA events on the stream of the training loop. The loss is the time in which that stream waited for data.
-  Its wait for copies and the device transform belongs to the step, because no worker shortens it.
+  Waits for copies and for the device transform belong to the step. No worker shortens them.
 - *nvml*: Without events, the loss is at most the time in which the GPU ran no kernel.
 - *wait*: Without a known GPU, the loss is the training loop's wait.
 
@@ -110,7 +110,7 @@ def _with_loss(window: Reading, lost_s: float) -> Reading:
 
 
 class _Followed:
-    """The windows since a decision: all of them, and those in which the workers ran that it asked for."""
+    """The windows since a decision: all, and the settled ones, in which the requested workers ran."""
 
     def __init__(self, at: float) -> None:
         self._at = at
@@ -118,7 +118,7 @@ class _Followed:
         self._all, self._settled = SettingStats(), SettingStats()
 
     def add(self, window: Reading, goal: float) -> None:
-        """Take in a window. Batches that other workers began are not in it, once it counts as settled."""
+        """Count a window. A settled window holds no batches that other workers began."""
         self._all.add(window, goal)
         running = window.local.running + window.remote.running
         missing = window.settings.workers - window.remote.unplaced - running
@@ -134,7 +134,7 @@ class _Followed:
         return count >= CONSTANTS.trial_windows or (count >= CONSTANTS.enough_windows and self._settled.has_rate)
 
     def outcome(self, at: float, *, kept: bool) -> Outcome | None:
-        """Return what was measured; None without a window."""
+        """Return the measured rate and wait; None without a window."""
         seen = self._settled if len(self._settled) else self._all
         if not len(seen):
             return None
@@ -145,16 +145,16 @@ class Supervisor:
     """Supervises a policy.
 
     Args:
-        config: The configuration. Its policy decides, and the law without one.
+        config: The configuration, with the policy. Without a policy, the law of dpex decides.
         start: The setting to begin with.
-        limits: Those of the configuration, the loader and the user; None: those of the configuration.
+        limits: The limits of the configuration, the loader and the user. None: The limits of the configuration alone.
         recorder: Receives windows, decisions and outcomes.
-        former: The supervisor that this one replaces: its decisions, and the wait for an outcome, go on here.
-        why: Why this one replaces it, else "".
+        former: The replaced supervisor. Its decisions, and the wait for an outcome, go on here.
+        why: The reason of the replacement, or "".
 
     Attributes:
         policy: The policy.
-        decisions: All that were taken, oldest first, with what they brought.
+        decisions: All decisions with their outcomes, the oldest first.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Supervisor:
         self._why = why
 
     def begin(self) -> Settings:
-        """The setting to begin with."""
+        """Return the setting to begin with."""
         return self._start
 
     def announce(self, at: float = 0.0) -> None:
@@ -245,12 +245,12 @@ class Supervisor:
             self._close(window, last, kept=True)
 
     def _undone(self) -> int | None:
-        """The decision that an "undo" takes back: the latest one of the policy."""
+        """Return the number of the policy's latest decision, which an "undo" takes back."""
         own = [number for number, decision in enumerate(self.decisions) if decision.reason != "limit"]
         return own[-1] if own else None
 
     def _close(self, window: Reading, number: int, *, kept: bool) -> None:
-        """Write what the latest decision brought, as far as it is known."""
+        """Write the outcome of the latest decision, as far as it is known."""
         outcome = None if self._followed is None else self._followed.outcome(window.at, kept=kept)
         if outcome is not None and (self.decisions[number].outcome is None or not kept):
             self._write(number, outcome)

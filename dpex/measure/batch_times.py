@@ -26,7 +26,7 @@ OWN_CODE = "own code"
 
 
 class BatchTimes(NamedTuple):
-    """The times of one batch. CPU seconds include those of libraries' threads, so they may exceed the wall seconds.
+    """The times of one batch. CPU seconds include threads of libraries, so they may exceed the wall seconds.
 
     `PoolReading` declares the fields that add up. ``transit_s`` is the time on the network while the worker was idle.
 
@@ -133,20 +133,20 @@ cheaper."""
 KEPT = 256
 """Batches whose wall seconds are kept one by one: the latest. Their median is known to within three points of rank."""
 SUMMED = tuple(name for name in BatchTimes._fields if name in PoolReading.declared() and name != "calls")
-"""Fields of `BatchTimes` that add up to those of `PoolReading`."""
+"""Fields of `BatchTimes` that add up to fields of `PoolReading`."""
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
 _NOTHING = (*(NO_TIMES[at] for at in _PLACES), 0)
 MOST_PATHS = 256
-"""Paths of a pool. A call with a further one counts for its caller."""
+"""The maximum number of paths in a pool. Beyond it, a call with a new path counts for its caller."""
 _NO_CALLS = CallSums()
 
 
 class PoolTimes:
     """Sums over the batches that a worker pool, or the training process, has made.
 
-    The thread that receives batches counts them, and any thread may read. The fields of `SUMMED` are then of the same
-    batches. All other counts may lack the batch that is being counted.
+    The thread that receives batches counts them, and any thread may read. A reader gets the fields of `SUMMED` for the
+    same batches. All other counts may lack the batch that is being counted.
 
     Attributes:
         shared: Batches among ``tickets`` for another training.
@@ -220,7 +220,7 @@ class PoolTimes:
 
 
 def made_on_node(batches: Sequence[BatchTimes], delay: float | None) -> PoolReading:
-    """Return what some batches add to the reading of their machine.
+    """Return the counts that some batches add to the reading of their machine.
 
     ``delay``: seconds on run queues for each second on a CPU; None: not known.
     """

@@ -1,4 +1,4 @@
-"""Count the consumer's time, which is the training loop's, in ``next()`` and between two calls; of waits, by cause.
+"""Count the time of the consumer, the training loop, in ``next()`` by cause, and between two calls.
 
 The consumer's thread writes and any other may read. The first call of a pass is counted apart, because its time belongs
 to the start and not to the work. Every second of waiting gets one cause, by these rules:
@@ -12,9 +12,9 @@ to the start and not to the work. Every second of waiting gets one cause, by the
    of Queueing Network Models", 1978). So each stage costs the consumer its share of the service time, whichever stage
    overlapped the wait.
 5. A batch made in the training process: its stages, as long as they took.
-6. Busy in ``next()`` drawing from the sampler: `SAMPLER`. Busy handing out work, and taking in what workers report:
+6. Busy in ``next()`` drawing from the sampler: `SAMPLER`. Busy handing out work, and receiving reports of workers:
    `DISPATCH`.
-7. All other seconds, such as those of errors: `UNKNOWN`.
+7. All other seconds, such as the time of errors: `UNKNOWN`.
 
 Getting the samples, ``dataset[i]``, is one stage to dpex. The CPU seconds in it count as `TRANSFORM`, the rest as
 `READ`: reading waits, computing does not. So a dataset that decodes as it reads shows both, and a machine with more
@@ -180,7 +180,7 @@ class Tally:
     # -- calls of next() ---------------------------------------------------------------------------------------------
 
     def begin_pass(self, now: float) -> None:
-        """Begin a pass at ``now``. Of the one before, which may have been broken off, no count is lost."""
+        """Begin a pass at ``now``. A previous pass that was broken off keeps all its counts."""
         unended_s = self._unended_s(now)
         seqlock = self.seqlock
         seqlock.changes |= 1

@@ -62,7 +62,7 @@ class Ledger(Generic[E]):
         return self._state[1]
 
     def add(self, entry: E) -> None:
-        """Count another iterator. Those that have ended are joined into one value."""
+        """Count another iterator. Ended iterators are joined into one value."""
         with self._lock:
             past, entries = self._state
             ended = [other for other in entries if other.has_ended]

@@ -22,7 +22,7 @@ LINK: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("links", "sent_bytes", "resent_bytes", "sending_s"), sum),
     "round_trip_s": max,
 }
-"""Fields about the way from machines of the cluster, and how those of several machines become one."""
+"""Fields about the way from machines of the cluster, and the functions that join several machines."""
 _KNOWN = 0.5
 """The smallest share of the work with known run queues that stands for all of the work."""
 _WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
@@ -47,8 +47,8 @@ class CallSums(Record):
 class PoolReading(Record):
     """A worker pool, the training process ("inline"), or a machine of the cluster: the values of `LoaderStats.pools`.
 
-    Counts and times are sums over the batches that it has made. Those of the link are counted by TCP at its far end.
-    `declared()` says what each field means.
+    Counts and times are sums over the batches that it has made. TCP counts the traffic of the link at its far end.
+    `declared()` gives the meaning of each field.
     """
 
     links: int = level("Machines with a connection of their own, which measure it.")
@@ -85,7 +85,7 @@ class PoolReading(Record):
         metric=_WALL,
     )
     load_cpu_s: float = counter(
-        "CPU seconds of that, those of libraries' threads included.", "seconds", stage="load", metric=_CPU
+        "CPU seconds of that, with the threads of libraries.", "seconds", stage="load", metric=_CPU
     )
     collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
     collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
@@ -165,7 +165,7 @@ class PoolReading(Record):
         "Busy seconds for which the kernel reports run queues; all of them on most kernels.", "seconds"
     )
     calls: Mapping[str, CallSums] = by_name("Calls by path, of the batches in which calls were timed.")
-    nodes: Mapping[str, PoolReading] = by_name("Machines of the cluster: what was made there, and their link.")
+    nodes: Mapping[str, PoolReading] = by_name("Machines of the cluster: the batches made there, and their link.")
     failed_nodes: Sequence[str] = few_of_many(
         "The reasons why nodes of the cluster were excluded.", lambda one, other: tuple(dict.fromkeys([*one, *other]))
     )
@@ -181,7 +181,7 @@ class PoolReading(Record):
     )
 
     def since(self, earlier: PoolReading) -> PoolReading:
-        """See `Record.since`. The times of single batches are those of the batches since then, as far as kept."""
+        """See `Record.since`. Times of single batches are kept for batches made since then."""
         found = super().since(earlier)
         new = self.services_s[-found.tickets :] if found.tickets else ()
         return replace(found, services_s=new)

@@ -25,7 +25,7 @@ _DECLARED = "declared"
 class Rule(NamedTuple):
     """The functions that join two values of a field.
 
-    plus: of two records of the same time. then: of one record and a later one. since: of a record and an earlier one.
+    ``plus`` joins records of the same time, ``then`` an earlier and a later one, ``since`` a later and an earlier one.
     """
 
     plus: Callable[[Any, Any], Any]
@@ -41,7 +41,7 @@ class Quantity:
     ``metric``: The exported name, or "".
     ``how_to_read``: The meaning of the metric's values to the user.
     ``label``: The value of the metric's last label if several fields share a metric; by default the stage.
-    ``buckets``, ``total``: Of a histogram, the finite upper bounds and the attribute with the sum of the observations.
+    ``buckets``, ``total``: The finite upper bounds of a histogram, and the attribute with the sum of the observations.
     ``is_traced``: True if a trace holds the field, because a policy may read it.
     """
 
@@ -71,7 +71,7 @@ class Record:
         return _joined(self, other, "plus")
 
     def then(self: _R, later: _R) -> _R:
-        """Return the sum of this record and a later one. Levels and states are those of the later one."""
+        """Return the sum of this record and a later one. The later record gives levels and states."""
         return _joined(self, later, "then")
 
     def since(self: _R, earlier: _R) -> _R:
@@ -90,7 +90,7 @@ class Record:
         return replace(self, **found)
 
     def traced(self) -> dict[str, Any]:
-        """Return the fields of a trace for JSON, as far as they differ from those of an empty record."""
+        """Return the fields of a trace for JSON, as far as they differ from an empty record."""
         empty = _empty(type(self))  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
         traced = {name: getattr(self, name) for name, one in self.declared().items() if one.is_traced}
         return {name: _as_traced(value) for name, value in traced.items() if value != getattr(empty, name)}
@@ -252,18 +252,18 @@ def histogram(what: str, buckets: tuple[float, ...], **more: str) -> Any:
 
 
 def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: Any) -> Any:
-    """Declare counts or records by name; or texts, of which the later one is kept."""
+    """Declare counts or records by name, or texts by name, where the later text is kept."""
     rule = _TEXT_BY_NAME if is_text else _BY_NAME
     return _field(rule, what, unit, {"is_traced": False, **more}, default_factory=dict)
 
 
 def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: Any) -> Any:
-    """Declare some of many values. ``join`` chooses among those of two records; they are never subtracted."""
+    """Declare some of many values. ``join`` chooses among the values of two records. They are never subtracted."""
     return _field(Rule(join, join, _as_it_is), what, unit, {"is_traced": False, **more}, default=())
 
 
 def log(what: str, empty: Callable[[], Any], join: Callable[[Any, Any], Any], since: Callable[[Any, Any], Any]) -> Any:
-    """Declare what was noted one by one. ``join``: of two records; ``since``: what is new since an earlier one."""
+    """Declare a log of single values. ``join`` joins two logs; ``since`` returns the news since an earlier log."""
     return _field(Rule(join, join, since), what, "", {"is_traced": False}, default_factory=empty)
 
 

@@ -96,13 +96,13 @@ def as_text(index: Any) -> str:
 
 
 class SamplingSchedule:
-    """Choose the batches of a sequence that are looked at closely, as a look costs time.
+    """Choose the batches of a sequence in which dpex times single calls, because timing costs time.
 
-    None is chosen within `FIRST_S` of the first. The next look is due after `REST` times the cost of the last one, and
-    after an eighth of the time since the first batch, a minute at most. So a short run has dozens of looks, and a long
-    one has ever more. The choice among the next few batches is random, so that looks have no rhythm of the work.
+    No batch is chosen within `FIRST_S` of the first. The next timing is due after `REST` times the cost of the previous
+    timing, and after an eighth of the time since the first batch, a minute at most. So a short run has dozens of
+    timings, and a long run ever more. The choice among the next few batches is random, in case the work has a rhythm.
 
-    due: Time of the next look. Compare it, and call `comes` only from then on.
+    due: Time of the next timing. Compare it, and call `comes` only from then on.
     """
 
     __slots__ = ("_began", "_pass_by", "_random", "due", "taken")
@@ -138,7 +138,7 @@ class SamplingSchedule:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """The waits of batches ``first``, ``first + 1``, ... of a loader, so that the ranks of a job can be compared.
+    """The waits for the batches ``first``, ``first + 1``, ... so that the ranks of a job can be compared.
 
     Attributes:
         first: The number of the first batch, from 0.
@@ -156,7 +156,7 @@ class Waits:
         return self.first + len(self.seconds)
 
     def then(self, later: Waits) -> Waits:
-        """Return these waits and those of a later iterator, whose batches follow."""
+        """Return these waits, followed by the waits of a later iterator."""
         if later.first:
             return Waits(self.end + later.first, later.seconds, later.at)
         return Waits(self.first, self.seconds + later.seconds, self.at + later.at).latest()

@@ -115,7 +115,7 @@ def values_of(reading: Reading) -> MetricValues:
 
 
 def _few(machines: Mapping[str, PoolReading]) -> Mapping[str, PoolReading]:
-    """The first machines that measure their connection, and the others as one. The first stay the first."""
+    """Return the first machines that measure their connection, and all others as one. The order never changes."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
@@ -197,7 +197,7 @@ class Families(dict[str, Any]):
         self[name].add_metric(list(labels), value)
 
     def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:
-        """Add the samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
+        """Add the samples of a histogram; ``counts`` are by bucket, the infinite bucket last."""
         bounds = [*map(str, BY_NAME[name].buckets), "+Inf"]
         self[name].add_metric(list(labels), list(zip(bounds, accumulate(counts), strict=True)), total)
 

@@ -7,7 +7,7 @@ sees it), ``outcome`` (of an earlier decision, by its number) and ``decision`` (
 holds it.
 
 A reader takes a version whose first number it knows. A newer second number adds kinds of lines and fields. An older
-reader passes over them, and a newer reader fills those that an old trace lacks with defaults.
+reader passes over them. A newer reader gives missing fields their defaults.
 
 The tuner's thread alone writes, and only in the process that made the `TraceFile`. Nothing is held between two lines,
 neither a buffer nor a descriptor, so that a killed run leaves a readable file and a fork shares nothing. An error while
@@ -179,7 +179,7 @@ def check(config: AutotuneConfig, environ: Mapping[str, str]) -> None:
     """Refuse a name that cannot be written to, before training begins.
 
     Raises:
-        OptionError: The name is that of a folder or device, or its folder is missing or cannot be written to.
+        OptionError: The name belongs to a folder or device, or its folder is missing or read-only.
     """
     try:
         path = wanted(config, environ)

@@ -37,7 +37,7 @@ from dpex.system.meter import MachineCounts
 
 @dataclass(frozen=True)
 class WindowMark:
-    """A reading of an engine, and what the kernel counts at that time."""
+    """A reading of an engine, and the kernel's counts at that time."""
 
     reading: Reading
     machine: MachineCounts
@@ -73,7 +73,7 @@ def between(before: WindowMark, after: WindowMark) -> Reading:
     # before the first batch of a pass the training thread waits and is on no run queue: only its CPU time is divided
     part = after.machine.part(before.machine, before.seconds_to(after.reading))
     window = after.machine.completed(window, before.machine, part)
-    # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
+    # the law does not know the CPUs of other machines, so their queueing stays part of a batch's time
     return window.with_pools(remote=replace(window.remote, queued_s=0.0, queue_known_s=0.0))
 
 
@@ -83,9 +83,15 @@ def machine_of(reading: Reading) -> MachineCounts:
 
 
 class MeasurementWindows:
-    """The windows of several engines: all begin and end with the one that got on most. The caller numbers engines.
+    """The windows of several engines, which the caller numbers. The engine with the most progress ends a window of all.
 
-    May be used from several threads. length_s: how long the present one is to be. machine: asked at each end of one.
+    Several threads may use it.
+
+    Args:
+        machine: Returns the kernel's counts at each end of a window.
+
+    Attributes:
+        length_s: Seconds that the present window is to last.
     """
 
     def __init__(self, machine: Callable[[Reading], MachineCounts] = machine_of) -> None:

@@ -44,7 +44,7 @@ EVERY_S = 1.0
 KEEP = 600
 """Frames that are kept: ten minutes."""
 NOW_S = 5.0
-"""Seconds that the figures of the present cover: those of a single second vary too much."""
+"""Seconds that the figures of the present cover. A single second varies too much."""
 NOW_READINGS = 1 + round(NOW_S / EVERY_S)
 MOST_DECISIONS = 100
 """The latest decisions that are sent."""
@@ -150,7 +150,7 @@ class LoaderHistory:
         return now - then, reading.since(before)
 
     def update_case(self) -> None:
-        """Take what is diagnosed from the ledger, also between frames: a pass may have begun since the last one."""
+        """Take the case for diagnosis from the ledger. A pass may have begun since the last frame."""
         assert self._ledger is not None
         case = self._ledger.case
         if self.case is not None and (case is None or case.book is not self.case.book):
@@ -224,7 +224,7 @@ class LoaderHistory:
 
 
 def _cache(reading: Reading) -> Mapping[str, Any] | None:
-    """Return what a cache of samples has done and has; None if no sample came through one."""
+    """Return the use and the size of a cache of samples; None if no sample came through a cache."""
     hits, misses = of_pools(reading, "cache_hits"), of_pools(reading, "cache_misses")
     if not hits + misses:
         return None
