@@ -102,20 +102,20 @@ class SamplingSchedule:
     timing, and after an eighth of the time since the first batch, a minute at most. So a short run has dozens of
     timings, and a long run ever more. The choice among the next few batches is random, in case the work has a rhythm.
 
-    due: Time of the next timing. Compare it, and call `comes` only from then on.
+    due: Time of the next timing. Compare it, and call `is_chosen` only from then on.
     """
 
-    __slots__ = ("_began", "_pass_by", "_random", "due", "taken")
+    __slots__ = ("_began", "_pass_by", "_random", "due", "timings")
 
     def __init__(self) -> None:
         self.due: float = 0.0
-        self.taken: int = 0
+        self.timings: int = 0
         self._began: float | None = None
         self._pass_by = 0
         self._random = Random(0).random
 
-    def comes(self, now: float) -> bool:
-        """Return True if the batch that begins now is looked at; then call `took` when it has ended."""
+    def is_chosen(self, now: float) -> bool:
+        """Return True if the batch that begins now is to be timed; then call `end_timing` when it has ended."""
         if self._began is None:
             self._began = now
             self.due = now + FIRST_S
@@ -125,12 +125,12 @@ class SamplingSchedule:
             return False
         return True
 
-    def took(self, now: float, extra_s: float) -> None:
+    def end_timing(self, now: float, extra_s: float) -> None:
         """End a timing, which cost ``extra_s`` seconds."""
-        self.taken += 1
+        self.timings += 1
         since_s = now - (self._began or now)
         self.due = now + max(REST * extra_s, min(_LONGEST_S, since_s / _PART))
-        self._pass_by = int(self._random() * min(_BY, self.taken + 1))
+        self._pass_by = int(self._random() * min(_BY, self.timings + 1))
 
 
 # -- waits -------------------------------------------------------------------------------------------------------------

@@ -402,7 +402,7 @@ def test_a_thread_with_a_profile_function_keeps_it() -> None:
     timer = AlwaysTimer()
     assert not fetcher(Samples(), timer).fetch([0])[1].calls
     assert sys.getprofile() is other_profile
-    assert timer._occasions.taken == 1  # so that it is tried seldom
+    assert timer._occasions.timings == 1  # so that it is tried seldom
 
 
 @pytest.mark.usefixtures("no_profile_afterwards")
@@ -501,10 +501,10 @@ def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[i
     while now < 100.0 + seconds:
         began = now
         now += each_s
-        if began >= occasions.due and occasions.comes(began):
+        if began >= occasions.due and occasions.is_chosen(began):
             now += extra_ratio * each_s
             cost_s += extra_ratio * each_s
-            occasions.took(now, extra_ratio * each_s)
+            occasions.end_timing(now, extra_ratio * each_s)
             chosen.append(number)
         number += 1
     return chosen, cost_s
