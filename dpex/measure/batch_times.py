@@ -103,13 +103,13 @@ _ENCODED = BatchTimes._fields[_AT("encode_s") :]
 _PACKING = f"""
 def loaded_times(*, {", ".join(_LOADED)}):
     {", ".join(_CACHED)} = CACHE_USE.take()
-    return tuple.__new__(BatchTimes, ({", ".join((*_LOADED, *_CACHED))}, *NO_TIMES[{len(_LOADED + _CACHED)}:]))
+    return new(BatchTimes, ({", ".join((*_LOADED, *_CACHED, *map(repr, NO_TIMES[_AT("encode_s") :])))}))
 
 def encoded_times(times, *, encode_s, cpu_s, nbytes, ended_at, transit_s=0.0):
     encode_cpu_s = cpu_s - times[{_AT("load_cpu_s")}] - times[{_AT("collate_cpu_s")}]
     return (*times[:{len(_LOADED + _CACHED)}], {", ".join(_ENCODED)})
 """
-_packing: dict[str, Any] = {"BatchTimes": BatchTimes, "CACHE_USE": CACHE_USE, "NO_TIMES": NO_TIMES}
+_packing: dict[str, Any] = {"BatchTimes": BatchTimes, "CACHE_USE": CACHE_USE, "new": tuple.__new__}
 exec(_PACKING, _packing)
 loaded_times: Callable[..., BatchTimes] = _packing["loaded_times"]
 """Return the times of a loaded batch, from its `_LOADED` fields by name.
