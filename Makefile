@@ -24,7 +24,7 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check check-tests check-ray test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-others bench-report docs mutants soak lint format dist clean
+.PHONY: help venv demo check check-tests check-ray test test-long test-times coverage test-gpu gpu-proof speed bench bench-readme bench-rivals bench-others bench-report docs mutants soak lint format dist clean
 
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: training, live page, diagnosis (a minute, after the installation)"
@@ -37,9 +37,10 @@ help:
 	@echo "make gpu-proof  the same, then ResNet-50 with torch's loader and dpex's: all figures in under ten minutes (FIGURES)"
 	@echo "make speed   train with heavy preprocessing: torch, dpex here, dpex with 1, 2 and 4 further nodes (SPEED_ARGS)"
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
+	@echo "make bench-readme  measure README's table at this commit, and keep it: 25 minutes  (BENCH_ARGS=--quick)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
 	@echo "make bench-others  benchmarks of others, unchanged: DLIO (MLPerf Storage), SPDL's cases  (OTHERS_ARGS='dlio --rounds 1')"
-	@echo "make bench-report  write the tables of README.md and docs/benchmarks.md from the kept results, and print their ages"
+	@echo "make bench-report  write the tables of README.md and docs from the kept results, and print their ages"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
@@ -121,6 +122,9 @@ speed: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-readme: $(STAMP)
+	$(BIN)/python -m benchmarks.readme $(BENCH_ARGS)
 
 $(RIVALS_STAMP): benchmarks/rivals/requirements.txt
 	test -x $(RIVALS) || $(PYTHON) -m venv $(RIVALS_VENV)

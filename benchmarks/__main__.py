@@ -34,7 +34,7 @@ QUIET_LOAD = 0.5
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     usual = [row.key for row in ROWS if row.kind in ("local", "start", "remote")]
-    told = f"{', '.join(BY_KEY)} (all but those that begin with loaders or train, and landscape); {OBJECTS} (alone)"
+    told = f"{', '.join(BY_KEY)} (all but landscape, loaders-, train- and readme-); {OBJECTS} (alone)"
     parser.add_argument("--rows", nargs="+", choices=[*BY_KEY, OBJECTS], default=usual, metavar="ROW", help=told)
     parser.add_argument("--only", nargs="+", metavar="WHO", help="these contestants, as torch:2 dpex:0 dpex:auto")
     parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="measure dpex alone, beside that of a checkout")

@@ -1,91 +1,59 @@
-"""Write the tables of README.md and docs/benchmarks.md: `python -m benchmarks.report`; and a row as text.
+"""Write the tables of README.md, docs/benchmarks.md and docs/scale.md: `python -m benchmarks.report`. A row as text.
 
-Tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a test fails where
-they differ. The figures of a row are those of the newest run with rows of its kind. Rows in which dpex is slower come
-first, but where each loader has a line: there the fastest comes first.
+The tables of `benchmarks.scale` and `benchmarks.origin` are made there. All others stand between `<!-- bench:NAME -->`
+and `<!-- /bench -->` and are made of the kept runs alone. A test fails where they differ. A row has the
+figures of the newest run with rows of its kind. Rows in which dpex is slower come first, but where each loader has a
+line the fastest comes first.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks import parts
+from benchmarks.cells import (
+    NOT_MEASURED,
+    NOTHING,
+    Line,
+    named_cell,
+    rate_cell,
+    ratio_cells,
+    shown_rate,
+    shown_ratio,
+    table,
+)
 from benchmarks.contestants import AUTO, LIMIT, Contestant
 from benchmarks.keep import Kept, kept_runs
+from benchmarks.origin import __main__ as origin
 from benchmarks.process import ROOT
+from benchmarks.readme_table import NODES_KEPT, nodes_origin, readme_table
 from benchmarks.results import Part, RowResult, Seeding, Spread, is_behind
 from benchmarks.rows import BY_KEY, Kind
+from benchmarks.scale import __main__ as scale
+from benchmarks.scale import page
 from benchmarks.works import WORKS
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md")
+PAGES = (*DOCUMENTS, page.DOCUMENT)
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 
 MEASURED = ("dpex/autotune/law", "dpex/engine", "dpex/pools", "dpex/transport")
 """Folders whose changes make figures old."""
 MOST_SINCE = 100
 """Commits to `MEASURED` after which a figure must be measured again. All rows take two hours on an idle machine."""
-NOTHING = "-"
-NOT_MEASURED = "Not measured yet."
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of a table, and whether dpex is behind something in it."""
-
-    cells: tuple[str, ...]
-    behind: bool
-
-
-def shown_rate(result: RowResult, rate: float) -> str:
-    """A rate for people; of the time to the first batch, that time."""
-    if result.row.kind == "start":
-        return f"{1000 / rate:,.0f} ms"
-    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
-
-
-def shown_ratio(spread: Spread | None) -> str:
-    """Median and range."""
-    if spread is None:
-        return NOTHING
-    return f"{spread.median:.2f}x ({spread.low:.2f} to {spread.high:.2f})"
-
-
-def rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True, part: Part = "whole") -> str:
-    """Somebody's rate and setting, and what the loop waited where it has a step."""
-    if contestant is None:
-        return NOTHING
-    shown = shown_rate(result, result.rate(contestant, part).median)
-    prefetch = f", prefetch {contestant.prefetch}" if contestant.prefetch else ""
-    waiting = f", waiting {result.waiting(contestant).median:.0%}" if result.row.step_s else ""
-    return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
-
-
-def ratio_cells(*ratios: Spread | None) -> list[str]:
-    """Each ratio with its range."""
-    return [shown_ratio(one) for one in ratios]
-
-
-def named_cell(result: RowResult, contestant: Contestant | None, part: Part = "whole") -> str:
-    """Somebody's rate, and who it is."""
-    return f"{rate_cell(result, contestant, count=False, part=part)}, {contestant.label}" if contestant else NOTHING
-
-
-def table(header: Sequence[str], lines: Iterable[Line]) -> str:
-    """A Markdown table; lines where dpex is behind come first, and say so."""
-    ordered = sorted(lines, key=lambda line: not line.behind)
-    cells = [header, ["---"] * len(header), *(line.cells for line in ordered)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def same_count(result: RowResult, seeding: Seeding | None) -> Spread | None:
-    """dpex over torch, both with as many workers as there are cores."""
+    """Return the ratio of dpex to torch, both with one worker per core."""
     return result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
 
 
@@ -108,9 +76,6 @@ def best_torch(result: RowResult) -> Contestant | None:
 def auto_over(result: RowResult, other: Contestant | None) -> Spread | None:
     """The whole course of "auto" beside torch's after its start."""
     return result.ratio(AUTO, other, "whole", torch_part(result))
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _newest(runs: Sequence[Kept], kind: Kind) -> Kept | None:
@@ -229,26 +194,6 @@ def _loader_line(result: RowResult, contestant: Contestant) -> Line:
     return Line(cells=cells, behind=False)
 
 
-README_ROWS = ("landscape", "loaders-wait", "loaders-http")
-
-
-def readme_table(runs: Sequence[Kept]) -> str:
-    """Some rows of other loaders' table: PyTorch's loader, and "auto" with each form of the dataset."""
-    header = ("2 CPUs, no GPU", "PyTorch, best `num_workers`", 'dpex, `"auto"`', 'dpex, `"auto"`, `async` dataset')
-    return table(header, [_readme_line(row) for row in _rows(runs, "loaders") if row.row.key in README_ROWS])
-
-
-def _readme_line(result: RowResult) -> Line:
-    forms = [one for one in result.courses if one.engine == "dpex" and one.workers == "auto" and one.form]
-    ours = (AUTO, result.best_of(forms))
-    cells = (
-        result.row.title,
-        rate_cell(result, result.best("torch")),
-        *(rate_cell(result, one, count=False) for one in ours),
-    )
-    return Line(cells=cells, behind=is_behind(result.ratio(AUTO, result.best("torch"))))
-
-
 def _cpu(result: RowResult, contestant: Contestant) -> str:
     cpu_s = result.batch_cpu_s(contestant)
     return f"{1000 * cpu_s:.2f} ms" if cpu_s else NOTHING
@@ -287,7 +232,7 @@ def _percent(share: Spread | None) -> str:
 
 
 def origin_text(runs: Sequence[Kept], kind: Kind) -> str:
-    """What the rows of a kind were measured on."""
+    """Name the machine, the versions and the commit of the rows of a kind."""
     if (run := _newest(runs, kind)) is None:
         return NOT_MEASURED
     machine, versions = run.machine, run.versions
@@ -300,7 +245,7 @@ def origin_text(runs: Sequence[Kept], kind: Kind) -> str:
         f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}{gpu}. "
         f"Python {versions['python']}, torch {versions['torch']}, Ray {versions['ray']}. {commit}. "
         f"Rounds: at least {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median "
-        "(range)."
+        "(range)." + (f" {nodes_origin()}" if kind == "readme" else "")
     )
 
 
@@ -311,6 +256,7 @@ def _lengths(run: Kept, kind: Kind) -> str:
         "remote": f" of {settings.window_s:g} s",
         "start": "",
         "loaders": f" of {settings.window_s:g} s, of {settings.learning_window_s:g} s under a step",
+        "readme": f" of {settings.learning_window_s:g} s",
         "training": f" of {settings.learning_window_s:g} s, twice as long with further nodes",
     }
     return lengths[kind]
@@ -323,7 +269,7 @@ TABLES: dict[str, tuple[Kind, Callable[[Sequence[Kept]], str]]] = {
     "start": ("start", start_table),
     "remote": ("remote", remote_table),
     "loaders": ("loaders", loaders_table),
-    "readme": ("loaders", readme_table),
+    "readme": ("readme", lambda runs: readme_table(_rows(runs, "readme"))),
     "training": ("training", training_table),
 }
 """The tables by name, and the kind of rows that each is made of."""
@@ -352,7 +298,7 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
 
 
 def row_text(result: RowResult) -> str:
-    """Every contestant, then what they come to."""
+    """Show a line for each contestant, then the ratios."""
     lines = [result.row.title, *(_measured(result, contestant) for contestant in result.courses)]
     lines += [f"    {name:<46}{shown_ratio(spread):>14}" for name, spread in _figures(result) if spread is not None]
     return "\n".join(lines + [f"    {one.label}: failed: {why.splitlines()[-1]}" for one, why in result.failed.items()])
@@ -385,9 +331,15 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
     return found
 
 
-def commits_since(kept: Kept, root: Path = ROOT) -> int | None:
-    """Return how many commits have changed `MEASURED` since a kept run; None if git cannot tell."""
-    for since in ([f"{kept.commit}..HEAD"], [f"--since={kept.until}", "HEAD"]):  # a clone may not have the commit
+def parts_tables() -> dict[str, str]:
+    """Make the blocks of the pages of `benchmarks.scale` and `benchmarks.origin`."""
+    return page.tables(json.loads(scale.KEPT.read_text())) | origin.tables(json.loads(origin.KEPT.read_text()))
+
+
+def commits_since(commit: str | None, until: str | None = None, root: Path = ROOT) -> int | None:
+    """Return how many commits have changed `MEASURED` since a commit, or since a time; None if git cannot tell."""
+    times = [[f"--since={until}", "HEAD"]] if until else []  # a clone may not have the commit
+    for since in ([f"{commit}..HEAD"], *times):
         command = ["git", "rev-list", "--count", "--no-merges", *since, "--", *MEASURED]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -405,17 +357,28 @@ def quoted_first(runs: Sequence[Kept]) -> list[Kept]:
 
 def age(kept: Kept, root: Path = ROOT) -> str:
     """Return a line on a kept run: its commit, its rows, and how far the measured code has moved on."""
-    since = commits_since(kept, root)
-    known = "unknown here" if since is None else f"{since} commits to {', '.join(MEASURED)} since"
-    again = ": measure its rows again" if since is not None and since > MOST_SINCE else ""
     rows = f"{len(kept.rows)} row{'s' * (len(kept.rows) != 1)} of {kept.until[:10]}"
-    return f"{rows} at {(kept.commit or 'no commit')[:8]}: {known}{again}"
+    return _age(rows, kept.commit, kept.until, root)
+
+
+def _age(what: str, commit: str | None, until: str | None = None, root: Path = ROOT) -> str:
+    since = commits_since(commit, until, root)
+    known = "unknown here" if since is None else f"{since} commits to {', '.join(MEASURED)} since"
+    again = ": measure again" if since is not None and since > MOST_SINCE else ""
+    return f"{what} at {(commit or 'no commit')[:8]}: {known}{again}"
+
+
+def parts_ages() -> Iterator[str]:
+    """Yield a line for the results of `benchmarks.scale`, of the row on nodes, and of `benchmarks.origin`."""
+    for path in (scale.KEPT, NODES_KEPT, origin.KEPT):
+        sha, _ = json.loads(path.read_text())["commit"]
+        yield _age(str(path.relative_to(ROOT)), sha)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the tables of all documents are those of the kept runs now. Where one cannot be made, none is written."""
+    """Write the tables of all documents; return 0. Where one cannot be made, write none and return 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("documents", type=Path, nargs="*", metavar="FILE", help="whose tables (those of all documents)")
+    parser.add_argument("documents", type=Path, nargs="*", metavar="FILE", help="to write (all documents)")
     parser.add_argument("--print", action="store_true", help="only print every table")
     options = parser.parse_args(arguments)
     runs = kept_runs()
@@ -423,14 +386,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(f"<!-- bench:{name} -->\n{make(runs)}\n<!-- /bench -->" for name, make in BLOCKS.items()), sep="\n\n")
         return 0
     try:
-        texts = {path: rewritten(path.read_text(), runs) for path in options.documents or DOCUMENTS}
+        blocks = parts_tables()
+        pages = options.documents or PAGES
+        texts = {path: parts.rewritten(rewritten(path.read_text(), runs), blocks) for path in pages}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     for path, text in texts.items():
         path.write_text(text)
-        print(f"{len(BLOCK.findall(text))} tables of {path.name} made of {len(runs)} kept runs")
-    print(*map(age, runs), sep="\n")
+        found = len(BLOCK.findall(text)) + len(parts.places(text))
+        print(f"{found} tables of {path.name} made of what is kept")
+    print(*map(age, runs), *parts_ages(), sep="\n")
     return 0
 
 

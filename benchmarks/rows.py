@@ -23,7 +23,7 @@ MACHINE_CPUS = 2
 NODES_LONGER = 2.0
 """Windows are longer by this where nodes take part: starting what runs there takes seconds on few cores."""
 
-Kind = Literal["local", "start", "remote", "loaders", "training"]
+Kind = Literal["local", "start", "remote", "loaders", "training", "readme"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,8 @@ class Row:
     kind: "local": torch and dpex with many numbers of workers, and the rivals of that environment. "start": the first
     batch. "remote": workers on a second raylet. "loaders": the contestants named in ``plan``, torch, dpex and rivals,
     with their memory, and asynchronous forms of the dataset. "training": a whole training, which with a GPU trains
-    ResNet-50.
+    ResNet-50. "readme": PyTorch with a sweep of its workers beside "auto", each with the same window, and the
+    asynchronous forms named in ``forms``.
     step_s: what the consumer waits after each batch. counted: everybody takes the same number of batches, as many as
     the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
@@ -51,11 +52,12 @@ class Row:
     waits: bool = False
     use: Use = "read"
     plan: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
 
     @property
     def same_length(self) -> bool:
         """Whether everybody has as many batches, or as many seconds, as "auto", so that whole courses compare."""
-        return self.counted or self.long or self.kind in ("loaders", "training")
+        return self.counted or self.long or self.kind in ("loaders", "training", "readme")
 
     def count(self, window_s: float) -> int | None:
         """Batches of a measurement of that length, in thirds; None: as many as fit."""
@@ -77,6 +79,8 @@ def _planned(row: Row, cores: int) -> list[Contestant]:
         return [*actors, Contestant(engine="dpex-remote", workers=cores)]
     if row.kind == "start":
         return [*_fixed("torch", {0, cores}), *_fixed("dpex", {0, cores}), AUTO]
+    if row.kind == "readme":
+        return _readme(row, cores)
     return _trained(row, cores) if row.kind == "training" else _local(row, cores)
 
 
@@ -96,6 +100,14 @@ def _local(row: Row, cores: int) -> list[Contestant]:
         return [*_fixed("torch", counts), *_fixed("dpex", counts), *ahead, *batch, AUTO]
     counts = {0, cores, 2 * cores}
     return [*_fixed("torch", counts), *_fixed("dpex", counts), AUTO]
+
+
+def _readme(row: Row, cores: int) -> list[Contestant]:
+    """torch with a sweep of its workers, and "auto" with each form of the dataset."""
+    counts = {cores, 8 * cores, WAITING_COUNT} if row.waits else {0, cores, 2 * cores, 4 * cores}
+    ahead = [Contestant(engine="torch", workers=WAITING_COUNT, prefetch=factor) for factor in PREFETCHES]
+    forms = [Contestant(engine="dpex", workers="auto", form=form) for form in row.forms]
+    return [*_fixed("torch", counts), *(ahead if row.waits else ()), AUTO, *forms]
 
 
 def _trained(row: Row, cores: int) -> list[Contestant]:
@@ -229,6 +241,32 @@ ROWS = (
         kind="training",
         step_s=0.012,  # needs 11 workers: two of this machine and two each of four nodes are nearly enough
         waits=True,
+    ),
+    Row(
+        key="readme-rows",
+        title="a table in memory, one row of 5 numbers per batch",
+        work="floats",
+        kind="readme",
+    ),
+    Row(
+        key="readme-photographs",
+        title="photographs, decoded, cropped and normalised, batches of 64",
+        work="jpeg",
+        kind="readme",
+    ),
+    Row(
+        key="readme-http",
+        title="objects of 64 KB over HTTP, batches of 16",
+        work="http",
+        kind="readme",
+        waits=True,
+        forms=("aiohttp",),
+    ),
+    Row(
+        key="readme-text",
+        title="English text into tokens, batches of 128 KB",
+        work="tokens",
+        kind="readme",
     ),
 )
 BY_KEY = {row.key: row for row in ROWS}

@@ -53,7 +53,7 @@ class DpexTracker(GeneralTracker):
     def log(self, values: Mapping[str, Any], step: int | None = None, **others: Any) -> None:
         """Write the figures since the last call."""
         for readings in self._readings:
-            self._write(readings.take(), step or 0)
+            self._write(readings.take_figures(), step or 0)
 
     def finish(self) -> None:
         """Print the diagnosis."""

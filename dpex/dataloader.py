@@ -24,10 +24,10 @@ from dpex.loader.checks import (
     parsed_device,
     start_fork_server_early,
 )
-from dpex.loader.passes import begin, diagnosis_source
+from dpex.loader.passes import diagnosis_source, new_iterator
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers
 from dpex.loader.streams import streams_of
-from dpex.loader.unused import count_as_used, watch
+from dpex.loader.unused import count_as_used, warn_if_unused
 from dpex.options import DEFAULTS, HELD, ClusterConfig, DeviceConfig, MetricsConfig, Seeding, WorkerConfig, checked
 from dpex.schedule.names import is_asynchronous
 from dpex.schedule.sample_policy import SamplePolicy
@@ -209,7 +209,7 @@ class DpexDataLoader(BaseLoader[T_co]):
         self._is_auto = is_auto
         check_settings(self)
         start_fork_server_early(self)
-        watch(self)
+        warn_if_unused(self)
         import_iterators(self)
 
     def __setattr__(self, attr: str, val: Any) -> None:
@@ -226,11 +226,11 @@ class DpexDataLoader(BaseLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _runtime=_new_runtime())
-        watch(self)
+        warn_if_unused(self)
 
     def _get_iterator(self) -> BaseDataLoaderIter:
         count_as_used(self)
-        return begin(self, super()._get_iterator)
+        return new_iterator(self, super()._get_iterator)
 
     def close(self) -> None:
         """End all workers of all iterators of this loader. It may be called repeatedly, and the loader iterated anew.
@@ -300,7 +300,7 @@ class DpexDataLoader(BaseLoader[T_co]):
             OSError: The file cannot be written, at the end of ``with``.
         """
         Sizing(self).check_recordable(path)
-        return self._runtime.record(Path(path).expanduser())
+        return self._runtime.record_timeline(Path(path).expanduser())
 
     def stats(self) -> LoaderStats:
         """Return a snapshot of the latest iterator: workers by pool, batches in flight, bytes and times.
@@ -418,9 +418,9 @@ class DpexDataLoader(BaseLoader[T_co]):
             StateError: The state belongs to another dataset, order, batch size, seed or number of workers, which the
                 message names, or it is invalid. It is a ValueError.
         """
-        from dpex.loader.states import load
+        from dpex.loader.states import resume_from
 
-        load(self, state_dict)
+        resume_from(self, state_dict)
 
     def __iter__(self) -> BaseDataLoaderIter:
         begun, self._begun = self._begun, None

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.loader.served import OF_DATA, OF_WORKERS, ON_DEMAND, StandIn, settings_of, stand_in_of, why_not
+from dpex.loader.served import OF_DATA, OF_WORKERS, ON_DEMAND, StandIn, settings_of, stand_in_of, why_not_served
 from dpex.loader.unused import count_as_used
 from dpex.measure.readable import remainder
 from dpex.measure.reading import wait_ratio
@@ -86,7 +86,7 @@ def serve(
 def _check_served(loader: Any, inner: Any) -> None:
     """Raise OptionError if dpex cannot make the batches of the ``inner`` loader."""
     makes_its_own = getattr(type(inner), "_get_iterator", None) is not DataLoader._get_iterator
-    reason = "its class makes iterators itself" if makes_its_own else why_not(inner)
+    reason = "its class makes iterators itself" if makes_its_own else why_not_served(inner)
     remedy = "Train with a DpexDataLoader"
     _require(reason is None, f"serve({loader!r}): dpex cannot make its batches: {reason}. {remedy}")
 
@@ -160,7 +160,7 @@ class LoaderFigures:
         self._last = LoaderStats()
         self._pass: Any = None
 
-    def take(self) -> dict[str, float]:
+    def take_figures(self) -> dict[str, float]:
         """Return the measured figures by name.
 
         - ``wait_ratio``: Share of the time in which the training loop waited in ``next()``, 0 to 1.
@@ -261,6 +261,6 @@ def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
 
     def log(step: int) -> None:
         for one in readings:
-            write(one.take(), step)
+            write(one.take_figures(), step)
 
     return log

@@ -54,7 +54,7 @@ class DpexCallback(Callback):  # type: ignore[misc]  # mypy skips the package
     def _log(self, trainer: Any) -> None:
         self._read(trainer)
         for readings in self._readings:
-            values = readings.take()
+            values = readings.take_figures()
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step)
 

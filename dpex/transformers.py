@@ -48,7 +48,7 @@ class DpexTrainerCallback(TrainerCallback):  # type: ignore[misc]  # mypy skips 
             return
         if self._readings is None or self._readings.loader is not loader_behind(loader):
             self._readings = LoaderFigures(loader)
-        values = self._readings.take()
+        values = self._readings.take_figures()
         logs.update(values)
         if state.log_history:
             state.log_history[-1].update(values)

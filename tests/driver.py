@@ -37,7 +37,7 @@ class Driver:
         self.performer = Pools(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.by_name  # type: ignore[assignment]
         self.sampler: Iterator[Any] = iter(())
-        self.perform(self.state.placement.open())
+        self.perform(self.state.placement.request_start())
 
     def make_pool(self, name: str, count: int) -> FakePool:
         pool = FakePool(name, **self.options)
@@ -52,7 +52,7 @@ class Driver:
         self.performer.perform()
 
     def tell(self, event: Any) -> None:
-        self.perform(self.state.handle(event, self.now))
+        self.perform(self.state.apply_event(event, self.now))
 
     def begin(self, count: int = 20, point: ResumePoint | None = None) -> None:
         """Begin an epoch of ``count`` batches. It resumes at ``point``, with a sampler that begins there."""
@@ -76,7 +76,7 @@ class Driver:
         for _ in range(self.state.room(starving)):
             index = next(self.sampler, NOTHING)
             if index is NOTHING:
-                self.state.schedule.end_of_sampler()
+                self.state.schedule.end_sampler()
                 break
             self.state.placement.dirty.add(self.state.schedule.draw(index).queue)
         if self.state.has_to_send(starving):
@@ -88,7 +88,7 @@ class Driver:
             events = pool.poll()
             self.performer.report(name)
             while events:
-                self.state.handle(events.popleft(), self.now)
+                self.state.apply_event(events.popleft(), self.now)
         self.performer.perform()
         self.fill(starving=not self.state.schedule.ready)
 

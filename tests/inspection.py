@@ -114,4 +114,4 @@ def tuner_of(loader: Any) -> Any:
 
 def settings_of(loader: Any) -> Any:
     """The settings with which the next epoch of a loader begins."""
-    return Sizing(loader).current()
+    return Sizing(loader).current_settings()

@@ -18,7 +18,7 @@ import torch
 from benchmarks.cluster import raylets
 from benchmarks.origin.steps import STEPS
 from benchmarks.origin.training import WAYS, Run, as_argument
-from benchmarks.parts import Parts, origin, rewritten
+from benchmarks.parts import Parts, origin
 from benchmarks.process import ROOT, run_module
 
 DOCUMENT = ROOT / "docs/benchmarks.md"
@@ -118,11 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of the steps (3)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a course of the steps (8)")
     parser.add_argument("--results", type=Path, default=KEPT.with_name("local.json"), help="a file to continue")
-    parser.add_argument("--write", action="store_true", help=f"only write the tables of {KEPT.name} into the page")
     options = parser.parse_args()
-    if options.write:
-        DOCUMENT.write_text(rewritten(DOCUMENT.read_text(), tables(json.loads(KEPT.read_text()))))
-        return
     kept = Parts(options.results)
     if "trainings" in options.parts:
         measure_trainings(kept, options.epochs)

@@ -96,8 +96,8 @@ class Simulation:
         first, last = cluster.starts_s
         for node in range(cluster.nodes):
             self._at(first + (last - first) * (node + 1) / cluster.nodes, "up", node)
-        state.placement.open()
-        state.placement.reported(REMOTE, PoolStatus())
+        state.placement.request_start()
+        state.placement.update_status(REMOTE, PoolStatus())
         state.begin_epoch()
         now, taken, twice, seen, half = 0.0, 0, 0, set(), (0.0, 0)
         while now < seconds:
@@ -134,13 +134,13 @@ class Simulation:
             _, _, (kind, *values) = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(now, *values)
         if self.state.rules.is_due:
-            self.state.learn()
+            self.state.apply_averages()
         return now
 
     def _status(self) -> None:
         up = tuple(worker.number for worker in self._workers if worker.is_up)
         count = len(self._workers)
-        self.state.placement.reported(REMOTE, PoolStatus(workers=up, requested=count, running=len(up)))
+        self.state.placement.update_status(REMOTE, PoolStatus(workers=up, requested=count, running=len(up)))
 
     def _up(self, now: float, node: int) -> None:
         mine = self._of(node)
@@ -148,7 +148,7 @@ class Simulation:
             worker.is_up, worker.free_at = True, now
         self._status()
         for worker in mine:
-            self.state.handle(WorkerUp(REMOTE, worker.number), now)
+            self.state.apply_event(WorkerUp(REMOTE, worker.number), now)
         if self.cluster.deaths_per_hour:
             self._at(now + self._random.expovariate(self.cluster.deaths_per_hour / 3600), "down", node)
 
@@ -164,7 +164,7 @@ class Simulation:
             gone = WorkerGone(
                 REMOTE, worker.number, self.state.epoch, lost[worker.number], None, False, "its node died"
             )
-            self.state.handle(gone, now)
+            self.state.apply_event(gone, now)
         self._at(now + self.cluster.down_s, "up", node)
 
     def _of(self, node: int) -> list[_Worker]:
@@ -217,4 +217,4 @@ class Simulation:
             worker.held.popleft()
         times = NO_TIMES._replace(samples=1, load_s=self.cluster.batch_s, nbytes=self.cluster.nbytes)
         ticket = send.tickets[place].number
-        self.state.handle(TicketMade(send.epoch, ticket, number, lambda: ticket, times=times), now)
+        self.state.apply_event(TicketMade(send.epoch, ticket, number, lambda: ticket, times=times), now)

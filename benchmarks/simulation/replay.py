@@ -28,7 +28,7 @@ from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Outcome
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
-from dpex.system.user_warnings import forgive
+from dpex.system.user_warnings import replace_unencodable
 
 _T = TypeVar("_T")
 _WIDTH = 116
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
         print(f"replay: {error}", file=sys.stderr)
         return 2
     windows = replay(trace)
-    forgive(sys.stdout)
+    replace_unencodable(sys.stdout)
     for line in report(trace, windows):
         write(line)
     return int(not all(window.is_same for window in windows))

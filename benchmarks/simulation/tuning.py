@@ -18,7 +18,7 @@ from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import LOCAL, REMOTE
-from dpex.system.meter import OTHERS_EVERY_S, OTHERS_FIRST_S, MachineCounts, Queued
+from dpex.system.meter import OTHERS_EVERY_S, OTHERS_FIRST_S, MachineCounts, QueueTimes
 
 if TYPE_CHECKING:
     from benchmarks.simulation.rank import Rank
@@ -73,7 +73,7 @@ class Tuning:
             return look
         trainer = self._rank.trainer
         workers = {_WORKERS: {_WORKERS: self._rank.local.ran}} if reading.local.running else {}
-        return replace(look, queued=Queued(by_pid=workers, here={_TRAINER: trainer}, trainer=trainer))
+        return replace(look, queued=QueueTimes(by_pid=workers, here={_TRAINER: trainer}, trainer=trainer))
 
     # -- what is measured ----------------------------------------------------------------------------------------------
 

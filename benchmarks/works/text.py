@@ -1,9 +1,13 @@
-"""Text, taken apart in pure Python: words are found, looked up and padded."""
+"""Text, taken apart in pure Python: words are found, looked up and padded.
+
+The text is the language reference that Python ships, repeated until it is larger than the last-level cache.
+"""
 
 import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -15,14 +19,9 @@ from benchmarks.works import ENDLESS
 DOCUMENT_BYTES = 1024
 LENGTH = 256
 """Words of a sample; shorter documents are padded, longer ones cut."""
-VOCABULARY = 20_000
-WORDS_AT_ONCE = 100_000
-ZIPF = 1.3
-"""Exponent of the law by which common words are common."""
 STRIDE = 1_000_003
 UNKNOWN = 0
 PATTERN = re.compile(r"[a-z]+|[.,]")
-SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "zu", "an")
 
 
 class Corpus:
@@ -35,7 +34,7 @@ class Corpus:
 
     @property
     def path(self) -> Path:
-        return data_file(f"corpus-{self.documents}.txt")
+        return data_file(f"reference-{self.documents}.txt")
 
     @cached_property
     def _mapped(self) -> np.ndarray:
@@ -56,12 +55,8 @@ def corpus() -> Corpus:
 
 
 def words() -> list[str]:
-    """The vocabulary, the most common first."""
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(SYLLABLES), (4 * VOCABULARY, 4)).tolist()
-    lengths = rng.integers(1, 5, len(drawn)).tolist()
-    spelled = ("".join(SYLLABLES[one] for one in row[:length]) for row, length in zip(drawn, lengths, strict=True))
-    return list(dict.fromkeys((".", ",", *spelled)))[:VOCABULARY]
+    """The vocabulary, in the order of the text."""
+    return list(dict.fromkeys(word for page in topics.values() for word in PATTERN.findall(page.lower())))
 
 
 class Documents(Dataset[torch.Tensor]):
@@ -81,10 +76,6 @@ class Documents(Dataset[torch.Tensor]):
 
 
 def _text(size: int) -> Iterator[bytes]:
-    """So many bytes of words."""
-    rng, vocabulary, written = np.random.default_rng(1), np.array(words(), dtype=object), 0
-    while written < size:
-        chosen = np.minimum(rng.zipf(ZIPF, WORDS_AT_ONCE), VOCABULARY) - 1
-        piece = (" ".join(vocabulary[chosen]) + " ").encode("ascii")[: size - written]
-        written += len(piece)
-        yield piece
+    """So many bytes of the language reference."""
+    once = "\n\n".join(topics.values()).encode("ascii", "replace")
+    yield from (once[: size - start] for start in range(0, size, len(once)))

@@ -31,7 +31,7 @@ class Passages(Dataset[torch.Tensor]):
 
 def _tokenizer(learned_from: Corpus) -> Tokenizer:
     """The trained tokenizer, from its file if there is one."""
-    path = data_file(f"tokenizer-{learned_from.documents}.json")
+    path = data_file(f"reference-tokens-{learned_from.documents}.json")
     if not path.exists():
         write_whole(path, [_trained(learned_from).to_str().encode()])
     return Tokenizer.from_file(str(path))

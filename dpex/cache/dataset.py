@@ -21,9 +21,9 @@ from typing import Any, Literal
 from torch.utils.data import Dataset, get_worker_info
 
 from dpex.cache.encoding import Encoded, decoded, encoded, is_same
-from dpex.cache.files import aside, folder_of, memory_folder, path_of, room
+from dpex.cache.files import aside_folder, folder_of, memory_folder, path_of, store_room
 from dpex.cache.fingerprint import digest, fingerprint
-from dpex.cache.preparing import has_getitem, is_cachable, load, prepared, prepared_again
+from dpex.cache.preparing import has_getitem, is_cachable, load_samples, prepared, prepared_again
 from dpex.cache.store import MemoryStore, Store, Stored
 from dpex.errors import CacheError, OptionError
 from dpex.measure.batch_times import CACHE_USE
@@ -71,8 +71,8 @@ def cached(
         dataset: A map-style dataset with a length. ``__getitem__`` or ``__getitems__`` loads its samples.
         memory: The maximum number of bytes of samples in shared memory on each machine, as a number or as a text such
             as "8GB". A table takes 24 more for each sample of the dataset. The memory is free again when the last
-            process that uses the cache ends. None: half of the free shared memory, divided by the training processes of
-            the machine that keep a cache of their own. 0: no cache in memory.
+            process that uses the cache ends. None: half of the free shared memory. Training processes of the machine
+            that keep a cache of their own divide it. 0: no cache in memory.
         disk: A folder on a local disk, for a cache that outlives the run. It needs ``version``.
         disk_budget: The maximum number of bytes on the disk. None: half of the free bytes.
         name: A name by which other trainings join the cache, such as the other ranks of a job. It needs ``version``.
@@ -143,7 +143,7 @@ def cached(
     if name is not None:
         _warn_of_another(key, f"name={name!r}, version={version!r}", folder)
     elif sizes["memory"] is None:
-        sizes["memory"] = room() // 2 // local_ranks(os.environ)
+        sizes["memory"] = store_room() // 2 // local_ranks(os.environ)
     memory_key = key if name is not None or disk is None else uuid.uuid4().hex
     options = _Options(on_random=on_random, label=label, memory_key=memory_key, is_private=name is None, disk=folder)
     return CachedDataset(dataset, key, replace(options, **sizes))
@@ -198,7 +198,7 @@ class CachedDataset(Dataset[Any]):
     def __init__(self, dataset: Any, key: str, options: _Options) -> None:
         vars(self).update(dataset=dataset, key=key)
         self.__options, self.__samples = options, len(dataset)
-        self.__open()
+        self.__open_stores()
         for store in self.__stores.values():
             if store.why_full:
                 logger.warning("the cache in %s takes no samples: %s. It is only read", store.path, store.why_full)
@@ -212,20 +212,20 @@ class CachedDataset(Dataset[Any]):
             one = has_getitem(self.dataset)
             return self.dataset[index] if one else self.dataset.__getitems__([index])[0]
         in_bulk = not has_getitem(self.dataset)
-        found = self.__kept(place)
+        found = self.__cached_sample(place)
         (sample,) = self.__prepared([place], in_bulk=in_bulk) if found is None else found
         return sample
 
     @property
     def __getitems__(self) -> Any:
         """The method that returns a list of samples at once; None if the dataset has none."""
-        return self.__many if getattr(self.dataset, "__getitems__", None) else None
+        return self.__load_many if getattr(self.dataset, "__getitems__", None) else None
 
-    def __many(self, indices: Sequence[Any]) -> Any:
+    def __load_many(self, indices: Sequence[Any]) -> Any:
         places = [place for index in indices if (place := self.__place(index)) is not None]
         if len(places) < len(indices) or not self.__is_caching():
             return self.dataset.__getitems__(indices)
-        each = ((at, self.__kept(place)) for at, place in enumerate(places))
+        each = ((at, self.__cached_sample(place)) for at, place in enumerate(places))
         found = {at: kept[0] for at, kept in each if kept is not None}
         missing = [at for at in range(len(places)) if at not in found]
         if missing:
@@ -283,16 +283,16 @@ class CachedDataset(Dataset[Any]):
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
-    def __open(self) -> None:
+    def __open_stores(self) -> None:
         """Open the stores of this machine. Raises as `cached`."""
         options = self.__options
         stores: dict[str, Store] = {}
         self.__pid, self.__misses, self.__stores = os.getpid(), 0, stores
         label, samples, disk = options.label, self.__samples, options.disk
-        if disk is not None and aside(disk).exists():
+        if disk is not None and aside_folder(disk).exists():
             text = (
-                f"{label} is not cached, as a sample was random in an earlier run: remove {aside(disk)} to begin "
-                f"anew, rename it to {disk.name} to read it as it is, or give another version="
+                f"{label} is not cached, as a sample was random in an earlier run: remove {aside_folder(disk)} to "
+                f"begin anew, rename it to {disk.name} to read it as it is, or give another version="
             )
             if options.on_random == "raise":
                 raise CacheError(text)
@@ -319,7 +319,7 @@ class CachedDataset(Dataset[Any]):
         vars(self).update(dataset=dataset, key=key)
         self.__options = options if options.memory_key else replace(options, memory_key=uuid.uuid4().hex)
         try:
-            self.__open()
+            self.__open_stores()
         except (CacheError, OptionError) as error:
             where = "on disk " if self.__stores else ""
             logger.warning("%s is not cached %sin process %s: %s", options.label, where, os.getpid(), error)
@@ -330,7 +330,7 @@ class CachedDataset(Dataset[Any]):
         vars(made).update(vars(self), dataset=copy.copy(self.dataset))
         return made
 
-    def __kept(self, place: int) -> tuple[Any] | None:
+    def __cached_sample(self, place: int) -> tuple[Any] | None:
         """Return a sample that is kept, in a tuple; None if it is to be prepared."""
         began = monotonic()
         memory, disk = (self.__stores.get(where) for where in ("memory", "disk"))
@@ -353,7 +353,7 @@ class CachedDataset(Dataset[Any]):
         CACHE_USE.saved_s += max(0.0, cost_s - (monotonic() - began))
         return (kept,)
 
-    def __keep(self, place: int, sample: Any, cost_us: int) -> None:
+    def __store_sample(self, place: int, sample: Any, cost_us: int) -> None:
         stores = {where: store for where, store in self.__stores.items() if not store.why_full}
         if not stores:
             return
@@ -362,9 +362,9 @@ class CachedDataset(Dataset[Any]):
             if store.put(place, pieces, cost_us) or store.is_random:
                 continue
             if store.is_first("full" if store.why_full else "left_out"):
-                self.__tell_unkept(where, store, place, pieces.nbytes)
+                self.__warn_of_full_store(where, store, place, pieces.nbytes)
 
-    def __tell_unkept(self, where: str, store: Store, place: int, nbytes: int) -> None:
+    def __warn_of_full_store(self, where: str, store: Store, place: int, nbytes: int) -> None:
         stored, label = store.stored(), self.__options.label
         goes_on = "read from disk" if where == "memory" and "disk" in self.__stores else "prepared each time"
         why = f"no more: {store.why_full}" if store.why_full else f"not sample {place}, of {nbytes:,} bytes"
@@ -394,7 +394,7 @@ class CachedDataset(Dataset[Any]):
         due = [place for number, place in numbers if number < CHECKED_FIRST or number % CHECKED_EVERY == 0]
         self.__misses += len(places)
         differing: list[int] = []
-        make = partial(load, self.dataset, in_bulk=in_bulk)
+        make = partial(load_samples, self.dataset, in_bulk=in_bulk)
         made, took_s, is_random = prepared(partial(make, places), self.dataset if due else None)
         if due and not is_random:
             again = zip(due, prepared_again(partial(make, due), self.dataset), strict=True)
@@ -404,7 +404,7 @@ class CachedDataset(Dataset[Any]):
             return made
         cost_us = min(int(took_s / len(places) * 1e6), 2**32 - 1)
         for place, each in zip(places, made, strict=True):
-            self.__keep(place, each, cost_us)
+            self.__store_sample(place, each, cost_us)
         return made
 
     def __end_caching(self, place: int) -> None:

@@ -26,7 +26,7 @@ def memory_folder() -> Path:
     return SHARED_MEMORY / f"dpex-{os.getuid()}"
 
 
-def room() -> int:
+def store_room() -> int:
     """Return the bytes that a store of this process may take at present, of shared memory and of all memory."""
     found = os.statvfs(SHARED_MEMORY)
     free = free_memory()
@@ -62,12 +62,12 @@ def folder_of(disk: Path, key: str) -> Path:
     return disk.absolute() / key
 
 
-def aside(folder: Path) -> Path:
+def aside_folder(folder: Path) -> Path:
     """Return the place of a cache on disk of which a sample turned out to be random."""
     return folder.with_suffix(".aside")
 
 
-def hold_all() -> list[Any]:
+def hold_all_stores() -> list[Any]:
     """Use all stores of this user on this machine, without reading them, for as long as the result lives."""
     held = []
     for path in memory_folder().glob(f"*{_SUFFIX}"):
@@ -115,7 +115,7 @@ class HeldFile:
 
 def _release(fd: int, path: Path, pid: int | None) -> None:
     """Close the file, and remove it if it has no other user. A forked process shares the lock of process ``pid``."""
-    if os.getpid() == pid and is_alone(fd) and is_there(path, fd):
+    if os.getpid() == pid and is_alone(fd) and is_linked(path, fd):
         path.unlink()
     os.close(fd)
 
@@ -129,7 +129,7 @@ def is_alone(fd: int) -> bool:
     return True
 
 
-def is_there(path: Path, fd: int) -> bool:
+def is_linked(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
@@ -140,5 +140,5 @@ def remove_unused(folder: Path) -> None:
     """Remove the stores of processes that were killed."""
     for path in folder.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            if is_alone(file.fileno()) and is_there(path, file.fileno()):
+            if is_alone(file.fileno()) and is_linked(path, file.fileno()):
                 path.unlink()

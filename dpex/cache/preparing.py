@@ -49,7 +49,7 @@ def is_cachable(dataset: Any) -> bool:
     return not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and has_samples
 
 
-def load(dataset: Any, places: Sequence[int], *, in_bulk: bool) -> list[Any]:
+def load_samples(dataset: Any, places: Sequence[int], *, in_bulk: bool) -> list[Any]:
     """Return the samples of these places, by ``__getitems__`` if ``in_bulk``.
 
     Raises:

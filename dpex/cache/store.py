@@ -33,7 +33,7 @@ import numpy as np
 
 from dpex.cache import files
 from dpex.cache.encoding import ALIGNMENT, Encoded
-from dpex.cache.files import ClaimLock, HeldFile, aside, is_alone, is_there, own_folder, remove_unused
+from dpex.cache.files import ClaimLock, HeldFile, aside_folder, is_alone, is_linked, own_folder, remove_unused
 from dpex.errors import CacheError
 from dpex.transport.memory import HUGE_PAGE, advise, map_memory
 
@@ -111,18 +111,18 @@ class Store:
         self._own: dict[str, int] = {}
         """Words of the header that could not be written."""
         self._claims: Any = contextlib.nullcontext() if is_read_only else ClaimLock(path.parent / "lock")
-        self._file = HeldFile(path, self._opened(budget, name), stays=self.stays)
+        self._file = HeldFile(path, self._open_file(budget, name), stays=self.stays)
 
-    def _opened(self, budget: int | None, name: str) -> int:
+    def _open_file(self, budget: int | None, name: str) -> int:
         """Return the open file, with a shared lock. The first user makes it, if it is not whole."""
         flags = (os.O_RDONLY if self._error else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(_TRIES):
             fd = os.open(self.path, flags, 0o600)
             try:
                 if not self._error and is_alone(fd):
-                    self._begin(fd, budget, name)
+                    self._make_file(fd, budget, name)
                 fcntl.flock(fd, fcntl.LOCK_SH)
-                if is_there(self.path, fd) and self._is_whole(fd):
+                if is_linked(self.path, fd) and self._is_whole(fd):
                     return fd
             except BaseException as error:
                 os.close(fd)
@@ -140,7 +140,7 @@ class Store:
         found = os.pread(fd, 16, 0)
         return found == struct.pack("<2Q", _MAGIC, self._samples) and os.fstat(fd).st_size >= self._begins
 
-    def _begin(self, fd: int, budget: int | None, name: str) -> None:
+    def _make_file(self, fd: int, budget: int | None, name: str) -> None:
         """Make the file unless it is whole, and forget events of earlier runs. The caller has an exclusive lock."""
         if not self._is_whole(fd):
             if os.fstat(fd).st_size:
@@ -158,21 +158,21 @@ class Store:
     def _write_header(self, fd: int, capacity: int, used: int, least: int) -> None:
         """Write the header. The words of events are zero."""
         words = struct.pack("<5Q", _MAGIC, self._samples, capacity, used, least)
-        _write(fd, 0, (words.ljust(8 * len(_WORDS), b"\0"),))
+        _write_all(fd, 0, (words.ljust(8 * len(_WORDS), b"\0"),))
 
-    def _read(self, at: int, nbytes: int) -> bytes | memoryview:
+    def _read_bytes(self, at: int, nbytes: int) -> bytes | memoryview:
         """Return bytes of the header or the table. Bytes that were cut off or cannot be read are zeros."""
         try:
             return os.pread(self._file.fd, nbytes, at).ljust(nbytes, b"\0")
         except OSError:
             return bytes(nbytes)
 
-    def _get(self, word: str) -> int:
-        return self._own.get(word) or int(_WORD.unpack(self._read(_AT[word], 8))[0])
+    def _get_word(self, word: str) -> int:
+        return self._own.get(word) or int(_WORD.unpack(self._read_bytes(_AT[word], 8))[0])
 
-    def _set(self, word: str, value: int) -> None:
+    def _set_word(self, word: str, value: int) -> None:
         try:
-            _write(self._file.fd, _AT[word], (_WORD.pack(value),))
+            _write_all(self._file.fd, _AT[word], (_WORD.pack(value),))
         except OSError:
             self._own[word] = value
 
@@ -180,17 +180,17 @@ class Store:
 
     def get(self, index: int) -> tuple[Any, int] | None:
         """Return the encoded sample and the microseconds that it took to prepare; None if it is missing or damaged."""
-        place, nbytes, cost_us, crc = entry = _ENTRY.unpack(self._read(PAGE + index * _ENTRY.size, _ENTRY.size))
+        place, nbytes, cost_us, crc = entry = _ENTRY.unpack(self._read_bytes(PAGE + index * _ENTRY.size, _ENTRY.size))
         if not place:
             return None
         is_seen = crc == _checksum(index, place, nbytes, cost_us)
-        memory = self._load(place, nbytes, crc) if is_seen else None
+        memory = self._read_sample(place, nbytes, crc) if is_seen else None
         if memory is not None:
             return memory, cost_us
-        self._forget(index, entry)
+        self._drop_damaged(index, entry)
         return None
 
-    def _load(self, place: int, nbytes: int, crc: int) -> Any:
+    def _read_sample(self, place: int, nbytes: int, crc: int) -> Any:
         """Return the bytes of a sample; None if some are missing or damaged."""
         left = memory = np.empty(nbytes + _CRC.size, np.uint8).data
         try:
@@ -201,13 +201,13 @@ class Store:
         body = memory[:nbytes]
         return None if left or _sum_of(body, crc) != memory[nbytes:] else body
 
-    def _forget(self, index: int, entry: tuple[int, ...]) -> None:
+    def _drop_damaged(self, index: int, entry: tuple[int, ...]) -> None:
         """Have a damaged sample prepared again. An entry that has changed since was only seen in part."""
         at = PAGE + index * _ENTRY.size
         with self._claims, contextlib.suppress(OSError):
-            if _ENTRY.unpack(self._read(at, _ENTRY.size)) != entry:
+            if _ENTRY.unpack(self._read_bytes(at, _ENTRY.size)) != entry:
                 return
-            _write(self._file.fd, at, (bytes(_ENTRY.size),))
+            _write_all(self._file.fd, at, (bytes(_ENTRY.size),))
         if self.is_first("damaged"):
             logger.warning(
                 "%s is damaged or was cut off: sample %s and others like it are made again", self.path, index
@@ -216,20 +216,20 @@ class Store:
     @property
     def nbytes(self) -> int:
         """The bytes that the samples take."""
-        return max(0, self._get("used") - self._begins)
+        return max(0, self._get_word("used") - self._begins)
 
     def stored(self) -> Stored:
-        places = np.frombuffer(self._read(PAGE, self._begins - PAGE), "<u8")[: 3 * self._samples : 3]
-        return Stored(self._samples, int(np.count_nonzero(places)), self.nbytes, self._get("capacity"))
+        places = np.frombuffer(self._read_bytes(PAGE, self._begins - PAGE), "<u8")[: 3 * self._samples : 3]
+        return Stored(self._samples, int(np.count_nonzero(places)), self.nbytes, self._get_word("capacity"))
 
     def set_aside(self) -> None:
         """Rename the folder if it has samples, so that no later run reads them."""
         folder = self.path.parent
         try:
             if self.nbytes:
-                folder.rename(aside(folder))
+                folder.rename(aside_folder(folder))
                 logger.warning(
-                    "the samples in %s may be random, too: they were set aside, in %s", folder, aside(folder)
+                    "the samples in %s may be random, too: they were set aside, in %s", folder, aside_folder(folder)
                 )
         except OSError as error:
             logger.warning("the samples in %s may be random, too: remove it (%s)", folder, error.strerror)
@@ -239,20 +239,20 @@ class Store:
     @property
     def is_random(self) -> bool:
         """True once the dataset turned out to be random, so that no sample may be read or kept."""
-        return bool(self._get("is_random"))
+        return bool(self._get_word("is_random"))
 
     def is_first(self, event: str) -> bool:
         """Return True to the first call of all processes for this event, a word of the header."""
         with self._claims:
-            is_first = not self._get(event)
+            is_first = not self._get_word(event)
             if is_first:
-                self._set(event, 1)
+                self._set_word(event, 1)
         return is_first
 
     @property
     def why_full(self) -> str:
         """The reason why the cache takes no more samples, or "". The first samples stay."""
-        return self._error or ("its budget is used" if self._get("is_full") else "")
+        return self._error or ("its budget is used" if self._get_word("is_full") else "")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -263,17 +263,17 @@ class Store:
             if place <= 0:
                 return not place
             crc = _checksum(index, place, sample.nbytes, cost_us)
-            self._keep(place, sample, crc)
-            _write(self._file.fd, PAGE + index * _ENTRY.size, (_ENTRY.pack(place, sample.nbytes, cost_us, crc),))
+            self._write_sample(place, sample, crc)
+            _write_all(self._file.fd, PAGE + index * _ENTRY.size, (_ENTRY.pack(place, sample.nbytes, cost_us, crc),))
         except OSError as error:  # the file system is full before the budget is used, for example
             self._error = str(error.strerror)
             return False
         return True
 
-    def _keep(self, place: int, sample: Encoded, crc: int) -> None:
+    def _write_sample(self, place: int, sample: Encoded, crc: int) -> None:
         """Write a sample to space that was claimed."""
         body = b"".join(sample.parts)
-        _write(self._file.fd, place, (body, _sum_of(body, crc)))
+        _write_all(self._file.fd, place, (body, _sum_of(body, crc)))
 
     def _claim(self, index: int, nbytes: int) -> int:
         """Return the place at which this process may write the sample; 0 if the cache has it, and -1 if it does not
@@ -281,17 +281,17 @@ class Store:
         with self._claims:
             if not self._is_whole(self._file.fd):
                 raise OSError(errno.EIO, "it was cut off, or its disk fails")
-            if _WORD.unpack(self._read(PAGE + index * _ENTRY.size, 8))[0]:
+            if _WORD.unpack(self._read_bytes(PAGE + index * _ENTRY.size, 8))[0]:
                 return 0
-            used, least = self._get("used"), self._get("least")
+            used, least = self._get_word("used"), self._get_word("least")
             place = used + -used % (PAGE if nbytes >= COPIED_BYTES else ALIGNMENT)
-            room = self._get("capacity") - (place - self._begins)
+            room = self._get_word("capacity") - (place - self._begins)
             if nbytes > room and room < least:
-                self._set("is_full", 1)
+                self._set_word("is_full", 1)
             if nbytes > room or self.is_random or self.why_full:
                 return -1
             self._check_room(nbytes)
-            _write(self._file.fd, _AT["used"], (struct.pack("<2Q", place + nbytes, min(least or nbytes, nbytes)),))
+            _write_all(self._file.fd, _AT["used"], (struct.pack("<2Q", place + nbytes, min(least or nbytes, nbytes)),))
             return place
 
     def _check_room(self, nbytes: int) -> None:
@@ -315,14 +315,14 @@ class MemoryStore(Store):
         self._memory = map_memory(self._file.fd, os.fstat(self._file.fd).st_size, at_huge=True)
         self._table = memoryview(self._memory).cast("B")
 
-    def _begin(self, fd: int, budget: int | None, name: str) -> None:
+    def _make_file(self, fd: int, budget: int | None, name: str) -> None:
         """Make the file anew.
 
         Header and entries are allocated now, so that no later access is a bus error; samples when they are written.
         """
         os.ftruncate(fd, 0)
         try:
-            if self._begins > files.room():  # to take it all would end other processes, as no memory is left
+            if self._begins > files.store_room():  # to take it all would end other processes, as no memory is left
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(fd, 0, self._begins)
         except OSError as error:
@@ -330,7 +330,7 @@ class MemoryStore(Store):
                 f"shared memory has no room for the table of {self._samples} samples ({self._begins} bytes): "
                 f"{error.strerror}; enlarge {files.SHARED_MEMORY} (docker run --shm-size=...)"
             ) from error
-        free = files.room()
+        free = files.store_room()
         if budget is not None and budget > free:
             logger.warning(
                 "memory=%s for a cache of %s, and %s bytes of shared memory are free: it takes these at most. Enlarge "
@@ -340,21 +340,21 @@ class MemoryStore(Store):
         os.ftruncate(fd, self._begins + capacity)  # so that all of it can be mapped
         self._write_header(fd, capacity, self._begins, 0)
 
-    def _read(self, at: int, nbytes: int) -> memoryview:
+    def _read_bytes(self, at: int, nbytes: int) -> memoryview:
         return self._table[at : at + nbytes]
 
-    def _load(self, place: int, nbytes: int, crc: int) -> Any:
+    def _read_sample(self, place: int, nbytes: int, crc: int) -> Any:
         if os.fstat(self._file.fd).st_size < place + nbytes:  # it was cut off, so reading it would be a bus error
             return None
         if nbytes < COPIED_BYTES:
             return bytearray(self._table[place : place + nbytes])
         return map_memory(self._file.fd, nbytes, offset=place, private=True)
 
-    def _keep(self, place: int, sample: Encoded, crc: int) -> None:
-        self._prepare(place, sample.nbytes)
-        _write(self._file.fd, place, sample.parts)
+    def _write_sample(self, place: int, sample: Encoded, crc: int) -> None:
+        self._make_huge_pages(place, sample.nbytes)
+        _write_all(self._file.fd, place, sample.parts)
 
-    def _prepare(self, place: int, nbytes: int) -> None:
+    def _make_huge_pages(self, place: int, nbytes: int) -> None:
         """Make huge pages ahead of space that was claimed; each part of the file is the task of one claim.
 
         Where the kernel refuses, the pages are made small, when they are written.
@@ -375,7 +375,7 @@ class MemoryStore(Store):
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def _write(fd: int, at: int, parts: Iterable[Any]) -> None:
+def _write_all(fd: int, at: int, parts: Iterable[Any]) -> None:
     """Write all parts. A write to a file system that is full is an error, where a store through a map would kill."""
     for part in parts:
         view = memoryview(part).cast("B")

@@ -49,11 +49,11 @@ class About(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(about(os.environ))
+        print(about_text(os.environ))
         parser.exit()
 
 
-def about(environ: Mapping[str, str]) -> str:
+def about_text(environ: Mapping[str, str]) -> str:
     """Return the text. ``environ``: the environment variables of a training."""
     rows = [*_versions(), *_machine(environ), *_settings(environ)]
     width = max(len(name) for name, _ in rows)

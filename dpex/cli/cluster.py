@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from dpex.cli.main import add_command, follow, table
+from dpex.cli.main import add_command, redraw, table
 from dpex.errors import ClusterError
 from dpex.pools.ray.shares import Claim
 from dpex.system.ray_package import is_ray_connected
-from dpex.system.user_warnings import forgive
+from dpex.system.user_warnings import replace_unencodable
 
 NO_LOADERS = (
     'No loader divides this cluster now. Loaders with num_workers="auto" and distribute_mode=True or "auto" divide it '
@@ -35,7 +35,7 @@ class ClusterNode(NamedTuple):
     free: float
 
 
-def nodes() -> list[ClusterNode]:
+def living_cluster_nodes() -> list[ClusterNode]:
     """Return the nodes that are alive, by name. Asks Ray."""
     from dpex.pools.ray.cluster import living_nodes
     from dpex.system.ray_package import available_resources_per_node
@@ -52,8 +52,8 @@ def nodes() -> list[ClusterNode]:
     return sorted(found, key=lambda node: node.name)
 
 
-def screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]]) -> RenderableType:
-    """Return the nodes, then the loaders, the ones with most missing workers first."""
+def cluster_screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]]) -> RenderableType:
+    """Return the nodes, then the loaders in the order of their missing workers, most first."""
     cpus, free = sum(node.cpus for node in found), sum(node.free for node in found)
     title = f"Ray cluster: {len(found)} node{'' if len(found) == 1 else 's'}, {cpus:g} CPUs, {free:g} free"
     rows = [(one.name, f"{one.cpus:g}", f"{one.cpus - one.free:g}", f"{one.free:g}") for one in found]
@@ -67,10 +67,10 @@ def screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]
     return Group(Text(title, style="bold"), "", table(("node", "CPUs", "in use", "free"), rows), "", divided)
 
 
-def _look() -> RenderableType:
+def _draw_cluster() -> RenderableType:
     from dpex.pools.ray.shares import shares
 
-    return screen(nodes(), shares())
+    return cluster_screen(living_cluster_nodes(), shares())
 
 
 def register(subparsers: Any) -> None:
@@ -78,10 +78,12 @@ def register(subparsers: Any) -> None:
     found = add_command(subparsers, "cluster", summary=summary, description=_DESCRIPTION)
     found.add_argument("--address", help="address of the cluster (default: $RAY_ADDRESS, else the one on this machine)")
     found.add_argument("--once", action="store_true", help="print it once and exit")
-    found.set_defaults(command=run)
+    found.set_defaults(command=show_cluster)
 
 
-def run(options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None) -> int:
+def show_cluster(
+    options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None
+) -> int:
     """Show the cluster until ``stop`` or Ctrl-C, and return the exit status."""
     from dpex.pools.ray.cluster import join
 
@@ -91,10 +93,10 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     except (ClusterError, ImportError) as error:
         print(f"dpex cluster: {error}", file=sys.stderr)
         return 1
-    forgive(sys.stdout)
+    replace_unencodable(sys.stdout)
     console = console or Console()
     if options.once:
-        console.print(_look())
+        console.print(_draw_cluster())
         return 0
-    follow(_look, console, stop)
+    redraw(_draw_cluster, console, stop)
     return 0

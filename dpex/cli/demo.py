@@ -22,7 +22,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--seconds", type=_seconds, default=SECONDS, help=f"of training in all (default: {SECONDS:.0f})"
     )
-    parser.set_defaults(command=_demo)
+    parser.set_defaults(command=_run_demo)
 
 
 def _seconds(text: str) -> float:
@@ -32,7 +32,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _demo(options: argparse.Namespace) -> int:
-    from dpex.cli.demo_training import demo
+def _run_demo(options: argparse.Namespace) -> int:
+    from dpex.cli.demo_training import run_demo
 
-    return demo(options)
+    return run_demo(options)

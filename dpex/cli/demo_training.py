@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpex.cli.main import table
 from dpex.system.clock import monotonic
-from dpex.system.user_warnings import forgive
+from dpex.system.user_warnings import replace_unencodable
 
 FIXED_WORKERS = 2
 BATCH = 8
@@ -54,7 +54,7 @@ class StoredImages(Dataset[Sample]):
     def __init__(self, folder: Path) -> None:
         self.paths: list[Path] = [folder / f"{number:04}.z" for number in range(FILES)]
 
-    def write(self) -> None:
+    def write_files(self) -> None:
         """Write the files: stripes of a width that is the class, with noise."""
         random = np.random.default_rng(0)
         across = np.arange(SIDE)
@@ -90,7 +90,7 @@ class Trainer:
         )
         self.optimizer: torch.optim.SGD = torch.optim.SGD(self.model.parameters(), lr=0.05)
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def train_batch(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Learn from one batch."""
         loss = nn.functional.cross_entropy(self.model(images), labels)
         self.optimizer.zero_grad()
@@ -99,7 +99,7 @@ class Trainer:
 
 
 @dataclass(kw_only=True)
-class Turn:
+class TrainingStretch:
     """The measurements of a stretch of training: batches, seconds, and seconds in which the loop waited for a batch."""
 
     batches: int = 0
@@ -122,15 +122,17 @@ class Turn:
         return self.wait_s / self.seconds if self.seconds else 0.0
 
 
-def train(loader: Any, seconds: float, show: Callable[[Turn, int], None], announce: Callable[[str], None]) -> Turn:
+def train(
+    loader: Any, seconds: float, show: Callable[[TrainingStretch, int], None], announce: Callable[[str], None]
+) -> TrainingStretch:
     """Train for ``seconds``. Call ``show`` once a second, and ``announce`` for each decision of the tuner."""
-    trainer, whole, second = Trainer(), Turn(), Turn()
+    trainer, whole, second = Trainer(), TrainingStretch(), TrainingStretch()
     batches, told = iter(loader), len(_decisions(loader))
     while whole.seconds < seconds:
         asked_s = monotonic()
         images, labels = next(batches)
         wait_s = monotonic() - asked_s
-        trainer.step(images, labels)
+        trainer.train_batch(images, labels)
         for turn in (whole, second):
             turn.add(seconds=monotonic() - asked_s, wait_s=wait_s)
         for decision in _decisions(loader)[told:]:
@@ -138,7 +140,7 @@ def train(loader: Any, seconds: float, show: Callable[[Turn, int], None], announ
             announce(decision.text)
         if second.seconds >= 1.0:
             show(second, workers_of(loader))
-            second = Turn()
+            second = TrainingStretch()
     return whole
 
 
@@ -160,50 +162,50 @@ class Demo:
         self.console = console
         self.seconds: dict[str, float] = {name: seconds * factor for name, seconds in PARTS.items()}
         self.dataset: StoredImages = StoredImages(folder)
-        self.rows: list[tuple[str, Turn]] = []
+        self.rows: list[tuple[str, TrainingStretch]] = []
 
     def prepare(self) -> None:
         """Write the files, describe the training, and warn of a busy machine."""
-        self._say(f"Writing {FILES} files ...")
-        self.dataset.write()
+        self._print_text(f"Writing {FILES} files ...")
+        self.dataset.write_files()
         size = sum(path.stat().st_size for path in self.dataset.paths)
         psutil.cpu_percent()
         time.sleep(0.5)
         load = psutil.cpu_percent() / 100
-        self._say(
+        self._print_text(
             f"A small network is trained on {FILES} compressed images ({size / 1e6:.0f} MB), in batches of {BATCH}. "
             f"The storage takes {STORAGE_S * 1e3:.0f} ms for a file, as an object store does (a sleep); decoding, "
             "cropping and training are real."
         )
         if load > BUSY_RATIO:
-            self._say(
+            self._print_text(
                 f"This machine is busy: other programs use {load:.0%} of its CPUs. The figures mean little until it is "
                 "quiet.",
                 "bold red",
             )
 
-    def run(self) -> None:
+    def train_all(self) -> None:
         """Run all parts and print the measurements of each."""
         from dpex import AutotuneConfig, DpexDataLoader
         from dpex.diagnose import report
 
-        self._head('1. DpexDataLoader, num_workers="auto", from a cold start')
+        self._print_heading('1. DpexDataLoader, num_workers="auto", from a cold start')
         auto: DpexDataLoader[Any]
         again: DpexDataLoader[Any]
         with DpexDataLoader(self.dataset, **self._settings(), num_workers="auto", metrics_port=0, name="demo") as auto:
             self._train(auto, "auto", 'dpex, "auto", from a cold start')
             found = auto.tuned
-            self._head(f"2. torch.utils.data.DataLoader, num_workers={FIXED_WORKERS}")
+            self._print_heading(f"2. torch.utils.data.DataLoader, num_workers={FIXED_WORKERS}")
             torchs = DataLoader(self.dataset, **self._settings(), num_workers=FIXED_WORKERS)
             self._train(torchs, "torch", f"torch, {FIXED_WORKERS} workers")
-            self._head(f"3. As in another run: AutotuneConfig(start=...) with the setting found, {found}")
+            self._print_heading(f"3. As in another run: AutotuneConfig(start=...) with the setting found, {found}")
         config = AutotuneConfig(start=found)
         with DpexDataLoader(
             self.dataset, **self._settings(), num_workers="auto", autotune=config, name="demo"
         ) as again:
             self._train(again, "again", f'dpex, "auto", from {found}')
-            self._conclude(max(1, found.local))
-            self._say(f"\n{report.text(again.diagnose(), min(report.COLUMNS, self.console.width))}\n")
+            self._print_conclusion(max(1, found.local))
+            self._print_text(f"\n{report.text(again.diagnose(), min(report.COLUMNS, self.console.width))}\n")
         rows = [(name, f"{turn.rate:.1f}", f"{turn.wait_ratio:.0%}") for name, turn in self.rows]
         self.console.print(table(("loader", "batches/s", "wait"), rows))
 
@@ -212,12 +214,12 @@ class Demo:
         return {"batch_size": BATCH, "shuffle": True, "generator": generator, "persistent_workers": True}
 
     def _train(self, loader: Any, part: str, row: str) -> None:
-        self.rows.append((row, train(loader, self.seconds[part], self._second, self._decision)))
+        self.rows.append((row, train(loader, self.seconds[part], self._print_second, self._print_decision)))
 
-    def _conclude(self, found: int) -> None:
+    def _print_conclusion(self, found: int) -> None:
         (_, _), (_, torchs), (_, auto) = self.rows
         ratio = auto.rate / torchs.rate if torchs.rate else 0.0
-        self._say(
+        self._print_text(
             f"\nPyTorch's loader with {FIXED_WORKERS} workers made {torchs.rate:.1f} batches/s and the loop waited for "
             f'{torchs.wait_ratio:.0%} of the time. "auto" found {found} workers: {auto.rate:.1f} batches/s '
             f"({ratio:.1f} times as many) and {auto.wait_ratio:.0%}.",
@@ -226,16 +228,16 @@ class Demo:
 
     # -- output --------------------------------------------------------------------------------------------------------
 
-    def _head(self, text: str) -> None:
+    def _print_heading(self, text: str) -> None:
         self.console.print(f"\n[bold]{text}[/]")
 
-    def _say(self, text: str, style: str = "none") -> None:
+    def _print_text(self, text: str, style: str = "none") -> None:
         self.console.print(Text(text, style))
 
-    def _decision(self, text: str) -> None:
-        self._say(f"  {text}", "cyan")
+    def _print_decision(self, text: str) -> None:
+        self._print_text(f"  {text}", "cyan")
 
-    def _second(self, turn: Turn, workers: int) -> None:
+    def _print_second(self, turn: TrainingStretch, workers: int) -> None:
         full = round(turn.wait_ratio * BAR)
         style = "red" if turn.wait_ratio > 0.2 else "yellow" if turn.wait_ratio > 0.05 else "green"
         line = Text("  wait ").append("█" * full, style).append("·" * (BAR - full))
@@ -244,16 +246,16 @@ class Demo:
         )
 
 
-def demo(options: argparse.Namespace) -> int:
+def run_demo(options: argparse.Namespace) -> int:
     """Run the demo; return 0, or 130 after Ctrl-C."""
-    forgive(sys.stdout)
+    replace_unencodable(sys.stdout)
     console = Console(highlight=False)
     torch.set_num_threads(1)  # the other CPUs are for the workers
     try:
         with tempfile.TemporaryDirectory(prefix="dpex-demo-") as folder:
             shown = Demo(console, Path(folder), options.seconds / sum(PARTS.values()))
             shown.prepare()
-            shown.run()
+            shown.train_all()
             return 0
     except KeyboardInterrupt:
         console.print("Stopped.")

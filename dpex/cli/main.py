@@ -103,7 +103,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     return found
 
 
-def follow(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:
+def redraw(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:
     """Draw every `EVERY_S` until ``stop`` is set, q or Ctrl-C; one drawing below the other if there is no terminal."""
     stop = stop or threading.Event()
     if not console.is_terminal:

@@ -20,7 +20,7 @@ from typing import Any
 from dpex.cli.main import add_command
 from dpex.errors import ClusterError, OptionError
 from dpex.options import checked
-from dpex.run.install import ROOT, begin, has_served
+from dpex.run.install import ROOT, has_served, install_in_children
 from dpex.run.run_options import RunOptions
 from dpex.system.ray_package import require_ray
 
@@ -89,7 +89,7 @@ def register(subparsers: Any) -> None:
     summary = "run a script with dpex behind its loaders"
     parser = add_command(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
     parser.add_argument(
-        "--num-workers", type=_workers, default="auto", metavar="N|auto|keep", help="see below (default: auto)"
+        "--num-workers", type=_parsed_workers, default="auto", metavar="N|auto|keep", help="see below (default: auto)"
     )
     parser.add_argument(
         "--also-in-process", action="store_true", help="give workers to loaders with num_workers=0, too"
@@ -97,7 +97,9 @@ def register(subparsers: Any) -> None:
     flags = {name: f"--{name.replace('_', '-')}" for name in _LOADERS_OPTIONS}
     for name, flag in flags.items():
         place, explained = f"loader.{name}", _LOADERS_OPTIONS[name]
-        parser.add_argument(flag, dest=place, type=_value, default=argparse.SUPPRESS, metavar="VALUE", help=explained)
+        parser.add_argument(
+            flag, dest=place, type=_parsed_flag, default=argparse.SUPPRESS, metavar="VALUE", help=explained
+        )
     parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
     _add_report_and_script(parser, "--num-workers", "--also-in-process", "--quiet", *flags.values())
     parser.set_defaults(command=functools.partial(_run_tuned, parser))
@@ -105,7 +107,7 @@ def register(subparsers: Any) -> None:
     summary = "run a script as it is, and say why it waits for data"
     parser = add_command(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)
     _add_report_and_script(parser)
-    parser.set_defaults(command=_diagnose)
+    parser.set_defaults(command=_run_diagnosed)
 
 
 def _add_report_and_script(parser: argparse.ArgumentParser, *others: str) -> None:
@@ -124,7 +126,7 @@ def _add_report_and_script(parser: argparse.ArgumentParser, *others: str) -> Non
     )
 
 
-def _workers(text: str) -> int | str:
+def _parsed_workers(text: str) -> int | str:
     if text in ("auto", "keep"):
         return text
     if not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -132,7 +134,7 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
-def _value(text: str) -> Any:
+def _parsed_flag(text: str) -> Any:
     """Return the value of a flag: a number or a truth value if it is one, else the text."""
     try:
         return json.loads(text.lower() if text in ("True", "False") else text)
@@ -157,13 +159,13 @@ def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
             require_ray()
     except (OptionError, ClusterError) as error:
         parser.error(str(error))
-    return _start(given, options)
+    return _run_target(given, options)
 
 
-def _diagnose(given: argparse.Namespace) -> int:
+def _run_diagnosed(given: argparse.Namespace) -> int:
     is_complete = False
     try:
-        status = _start(given, _options(given, command="diagnose", num_workers="keep"))
+        status = _run_target(given, _options(given, command="diagnose", num_workers="keep"))
         is_complete = status == 0
         return status
     except SystemExit as end:
@@ -181,33 +183,33 @@ def _say_if_nothing_was_served(pid: int) -> None:
 
 def _options(given: argparse.Namespace, **own: Any) -> RunOptions:
     return RunOptions(
-        html=_absolute(given.html),
-        json=_absolute(given.json),
+        html=_absolute_path(given.html),
+        json=_absolute_path(given.json),
         full=given.full,
-        script=("-m", *_words(given)) if given.is_module else _words(given),
+        script=("-m", *_script_words(given)) if given.is_module else _script_words(given),
         prefix=sys.prefix,
         root=ROOT,
         **own,
     )
 
 
-def _words(given: argparse.Namespace) -> tuple[str, ...]:
+def _script_words(given: argparse.Namespace) -> tuple[str, ...]:
     return tuple(given.script[1:] if given.script[0] == "--" else given.script)
 
 
-def _absolute(name: str | None) -> str | None:
+def _absolute_path(name: str | None) -> str | None:
     return None if name is None else str(Path(name).expanduser().absolute())
 
 
-def _start(given: argparse.Namespace, options: RunOptions) -> int:
-    script, *arguments = _words(given)
+def _run_target(given: argparse.Namespace, options: RunOptions) -> int:
+    script, *arguments = _script_words(given)
     is_folder = Path(script).is_dir()
     if not given.is_module and (is_folder or not os.access(script, os.R_OK)):
         reason = "it cannot be read" if Path(script).exists() else "there is none"
         reason = "it is a folder; give a file, or -m and a module's name" if is_folder else reason
         print(f"dpex {options.command}: can't open file {script!r}: {reason}", file=sys.stderr)
         return 2
-    begin(options, os.environ)
+    install_in_children(options, os.environ)
     try:
         (run_module if given.is_module else run_script)(script, arguments)
     except SystemExit as end:
@@ -241,7 +243,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     place = os.path.abspath(path)  # noqa: PTH100  (as Python: without following links)
     with io.open_code(str(Path(path).absolute())) as file:
         source = file.read()
-    _begin_path(Path(path).resolve().parent)
+    _replace_path_head(Path(path).resolve().parent)
     loader = importlib.machinery.SourceFileLoader("__main__", place)
     main = vars(_new_main(__file__=place, __loader__=loader))
     exec(compile(source, place, "exec", dont_inherit=True), main)
@@ -249,13 +251,13 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     sys.argv = ["-m", *arguments]
-    _begin_path(Path.cwd())
+    _replace_path_head(Path.cwd())
     _new_main()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
     run(name)
 
 
-def _begin_path(*folder: Path) -> None:
+def _replace_path_head(*folder: Path) -> None:
     """Put the folder where this command's own one stands, unless Python runs without one (``-P``)."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = map(str, folder)

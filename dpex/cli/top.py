@@ -24,10 +24,10 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from dpex.cli.main import COLUMNS, add_command, follow
+from dpex.cli.main import COLUMNS, add_command, redraw
 from dpex.system.clock import monotonic
-from dpex.system.directories import own_directories, to_look_in
-from dpex.system.user_warnings import forgive
+from dpex.system.directories import announcement_directories, own_directories
+from dpex.system.user_warnings import replace_unencodable
 from dpex.telemetry.discovery import ScrapeTarget, targets
 
 TIMEOUT_S = 30.0
@@ -153,13 +153,13 @@ def fetching(context: ssl.SSLContext | None) -> Fetch:
     return fetch
 
 
-def screen(found: Sequence[Report], place: str) -> RenderableType:
+def report_screen(found: Sequence[Report], place: str) -> RenderableType:
     """Return a panel for each process, and a line for one without a report; ``place`` is the directory in which
     processes are announced."""
-    return Group(*map(_shown, found)) if found else Text(NO_PROCESS.format(place=place))
+    return Group(*map(_report_panel, found)) if found else Text(NO_PROCESS.format(place=place))
 
 
-def _shown(one: Report) -> RenderableType:
+def _report_panel(one: Report) -> RenderableType:
     if one.error:
         return Text(_printable(f"{one.url}: {one.error}"), style="red")
     return Panel(Text(_printable(one.text.rstrip())), title=Text(_printable(one.url)), title_align="left")
@@ -188,20 +188,22 @@ def register(subparsers: Any) -> None:
         "--once", action="store_true", help="print it once and exit; the status is 1 if no process answered"
     )
     found.add_argument("--cafile", help="PEM file of the certificate authority of live pages that are served over TLS")
-    found.set_defaults(command=run)
+    found.set_defaults(command=show_reports)
 
 
-def run(options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None) -> int:
+def show_reports(
+    options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None
+) -> int:
     """Print until ``stop`` is set, q or Ctrl-C. Return the exit status."""
     try:
         context = ssl.create_default_context(cafile=options.cafile) if options.cafile else None
     except OSError as error:
         print(f"dpex top: --cafile={options.cafile!r}: {error}", file=sys.stderr)
         return 2
-    directories = [Path(options.dir)] if options.dir else to_look_in(os.environ)
+    directories = [Path(options.dir)] if options.dir else announcement_directories(os.environ)
     place = str((directories or own_directories(os.environ))[0])
     fetch = fetching(context)
-    forgive(sys.stdout)
+    replace_unencodable(sys.stdout)
     shown = console or Console()
 
     requests, is_first = ReportRequests(fetch), True
@@ -213,7 +215,7 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
 
     if options.once:
         found = asked()
-        shown.print(screen(found, place))
+        shown.print(report_screen(found, place))
         return 0 if any(not one.error for one in found) else 1
-    follow(lambda: screen(asked(), place), shown, stop)
+    redraw(lambda: report_screen(asked(), place), shown, stop)
     return 0

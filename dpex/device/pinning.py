@@ -233,7 +233,7 @@ class Pinner:
         watched = listen()
         if not self._jobs and not self._closed:
             self._is_watching = bool(watched)
-            self._wakeup.watch(watched)
+            self._wakeup.set_descriptors(watched)
             self._wakeup.sleep()
             self._wakeup.clear()
 

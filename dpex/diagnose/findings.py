@@ -11,7 +11,7 @@ from dpex.diagnose.verdict import Verdict
 from dpex.diagnose.what_if import AT_HAND, Prediction
 
 EFFORT: dict[str, float] = {
-    **dict.fromkeys(("workers", "prefetch", "budget", "start", "streams", "free"), 1.0),
+    **dict.fromkeys(("workers", "inline", "prefetch", "budget", "start", "streams", "free"), 1.0),
     **dict.fromkeys(("narrow", "place"), 2.0),
     **dict.fromkeys(("larger", "cached"), 3.0),
     **dict.fromkeys(("awaited", "divided", "cheaper"), 4.0),

@@ -34,7 +34,7 @@ _THREADS = 32
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
 
-ARGUMENTS = ("workers", "prefetch", "budget", "start", "streams")
+ARGUMENTS = ("workers", "inline", "prefetch", "budget", "start", "streams")
 """Changes of an argument of the loader."""
 AT_HAND = (*ARGUMENTS, "free")
 """Changes that need no other code: of arguments, and of programs that are stopped. They are advised first."""
@@ -42,6 +42,8 @@ _MOST_READING = 0.95
 """Part of the time that the wait for reading takes, at most, where the number of streams is calculated from it."""
 CACHED = 0.95
 """Part of the cost of a sample that is saved when a cache has it."""
+INLINE_S = 5e-6
+"""Seconds of ``next()`` without workers, beside making the batch."""
 TUNERS = ("workers", "prefetch")
 """Changes that the tuner makes by itself."""
 
@@ -174,6 +176,7 @@ class Run:
         """Yield all candidate changes with their predictions."""
         if not self.facts.keeps_workers:
             yield from self._settings()
+            yield from self._without_workers()
             yield from self._elsewhere()
         yield from self._streams()
         yield from self._starts()
@@ -204,6 +207,23 @@ class Run:
             if facts.is_capped:
                 text = f"a memory_budget for {wanted.prefetch} batches in flight instead of {now.prefetch}"
             yield self.predicted("budget" if facts.is_capped else "prefetch", text, wanted)
+
+    def _without_workers(self) -> Iterator[Prediction]:
+        """Batches made in the training process, without dispatch and encoding: ``1 / (service + step)`` per second.
+
+        It is a lower bound: a batch takes longer in a worker, which other processes keep from the caches of its CPU.
+        The formula leaves out coroutines, the streams of a dataset, other nodes and page-locked memory.
+        """
+        facts, now, pool = self.facts, self.model.now, self.facts.local
+        travels = now.remote or facts.causes.get("transit") or facts.causes.get("h2d")
+        if not now.local or not pool.tickets or travels or facts.streams or facts.is_asynchronous:
+            return
+        model = self._scaled(1.0 - _part(pool.encode_s, pool.busy_s), 1.0 - _part(pool.encode_cpu_s, pool.cpu_s))
+        firsts = facts.batches - facts.later_batches
+        more_s = facts.causes.get("sampler", 0.0) + facts.batches * INLINE_S + firsts * model.local.service_s
+        change = f'num_workers=0 with seeding="worker" instead of {plural(now.local, "worker")}'
+        settings = Settings(local=0, prefetch=1)
+        yield self.predicted("inline", change, settings, model=model, saved_s=-more_s)
 
     def _streams(self) -> Iterator[Prediction]:
         """More streams of an iterable dataset: as many as end the stall, one for each shard at most."""

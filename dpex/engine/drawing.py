@@ -25,10 +25,10 @@ class Drawing:
             ticket = schedule.draw(index)
             state.placement.dirty.add(ticket.queue)
             if type(index) is FailedRead:  # it is the delivery of its ticket
-                schedule.done(ticket.number, index)
+                schedule.accept_result(ticket.number, index)
         state.rules.carried_bytes = source.largest_bytes
         if source.is_over and len(indices) < count:
-            schedule.end_of_sampler()
+            schedule.end_sampler()
 
     def pass_over(self, state: EngineState, ahead: frozenset[int]) -> None:
         """Draw up to the last of these tickets, which another run delivered ahead of others; the others are to be

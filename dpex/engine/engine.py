@@ -44,7 +44,7 @@ from dpex.stats import LoaderStats, StreamStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 from dpex.system.meter import own_queue_s
-from dpex.system.processes import watch
+from dpex.system.processes import notify_in_forks
 from dpex.system.wakeup import Wakeup
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -107,7 +107,7 @@ class Engine:
         self._pools = pools = Pools(self.state, plan.make_pool, plan.samples)
         self._delivery = Delivery(plan, self.state, pools, self._tally)
         self._view = EngineView(plan, self.state, pools, self._tally)
-        watch(self)
+        notify_in_forks(self)
         self._pools.open()
         self._tally.causes[STARTUP] += monotonic() - began
 
@@ -322,7 +322,7 @@ class Engine:
         if has_events:
             state = self.state
             if state.rules.is_due:
-                state.learn()
+                state.apply_averages()
             if state.placement.dirty:
                 state.issue(now, starving=not state.schedule.ready)
                 self._pools.perform()
@@ -364,7 +364,7 @@ class Engine:
             limit = min(limit, left)
         reading = self._drawing.source.descriptors()
         watched = self._pools.descriptors()
-        self._wakeup.watch(watched + reading if reading and self.state.room(starving=True) else watched)
+        self._wakeup.set_descriptors(watched + reading if reading and self.state.room(starving=True) else watched)
         self._tally.block(monotonic(), self._cause(), self._idle_ratio())
         return partial(self._wakeup.sleep, limit)
 
@@ -521,7 +521,7 @@ class Engine:
         """Start each logical worker from ``state``, before the first batch."""
         with self._lock:
             for log in self.state.logicals.logs:
-                log.told(*START, state)
+                log.add_state(*START, state)
 
     def _await(self, is_done: Callable[[], bool], wait_s: float) -> None:
         deadline = monotonic() + wait_s

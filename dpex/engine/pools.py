@@ -47,13 +47,6 @@ class Pools:
     """The pools of an engine. A pool is made when it is first needed, and lives as long as the engine, which closes it.
 
     ``state`` receives the events, and gives the instructions.
-
-    Attributes:
-        fatal: The error that ends the epoch at the next ``next()``, or None.
-        refused: The reason why a tuner cannot have remote workers, or None.
-        awaited: The number of the awaited batch, or `NOT_BLOCKED` or `ANY`.
-        awaited_times: The times of the awaited batch, once it has arrived.
-        timeline: Receives each batch while a timeline is recorded.
     """
 
     def __init__(
@@ -64,18 +57,23 @@ class Pools:
         self._make_pool = make_pool
         self.by_name: dict[str, WorkerPool] = {}
         self.fatal: Exception | None = None
+        """The error that ends the epoch at the next ``next()``, or None."""
         self.refused: str | None = None
+        """The reason why a tuner cannot have remote workers, or None."""
         self._deferred: deque[PoolEvent] = deque()
         self._has_taken_results = False
         self.sample_errors: SampleErrors = SampleErrors(samples)
         self.awaited = NOT_BLOCKED
+        """The number of the awaited batch, or `NOT_BLOCKED` or `ANY`."""
         self.awaited_times: BatchTimes | None = None
+        """The times of the awaited batch, once it has arrived."""
         self.slow_samples: SlowestSamples = SlowestSamples()
         self.timeline: Timeline | None = None
+        """Receives each batch while a timeline is recorded."""
 
     def open(self) -> None:
         """Start the pools that are wanted from the start. If one of them cannot start, the others end."""
-        self._placement.open()
+        self._placement.request_start()
         try:
             self.perform()
         except BaseException:
@@ -138,7 +136,7 @@ class Pools:
 
     def _handle(self, event: PoolEvent, now: float) -> None:
         if type(event) is not TicketMade:
-            self._state.handle(event, now)
+            self._state.apply_event(event, now)
             return
         slowest, number = event.times.slowest, event.number
         if (
@@ -149,7 +147,7 @@ class Pools:
             self._measure(event)
         if self.timeline is not None:
             self.timeline.made(event.epoch, number, event.worker, event.times)
-        self._state.made(event)
+        self._state.apply_made(event)
 
     def _measure(self, event: TicketMade) -> None:
         """Keep the facts about a result that is slow, awaited, or has failed samples."""
@@ -178,7 +176,7 @@ class Pools:
             counts.why_most,
         )
         if status != self._placement.pools.get(name):
-            self._placement.reported(name, status)
+            self._placement.update_status(name, status)
 
     # -- instructions --------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class EngineView:
         )
 
     def reading(self, thread: int, read: Reading) -> Reading:
-        """Return all counts. ``read``: those of the engine whose samples this one decodes."""
+        """Return all counts. ``read``: the counts of the engine whose samples this engine decodes."""
         now, readers = monotonic(), list(read.pools.values())
         plan, state, tally, pools = self._plan, self._state, self._tally, dict(self._pools.by_name)
         schedule = state.schedule
@@ -188,11 +188,11 @@ class IteratorCounters(LastReading[Reading]):
         return _Baseline(meter.read_machine((), found.thread or self._thread, found.pids), found.wall_s)
 
     def _measured(self, source: CounterSource) -> Reading:
-        """Return the counts, with those of the machine."""
+        """Return the counts, and the counts of the machine."""
         found, base = source.reading(), self._from
         is_short = not base.is_resting and monotonic() - base.machine.at < SHORT_S
         thread = found.thread or self._thread
-        now = meter.read_cpu_time() if is_short else meter.read_machine(found.pids, thread, found.pids)
+        now = meter.read_own_cpu() if is_short else meter.read_machine(found.pids, thread, found.pids)
         part = now.part(base.machine, found.wall_s - base.wall_s)  # time between passes is left out in proportion
         found = now.completed(found, base.machine, part, part)
         past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
@@ -231,5 +231,5 @@ class LoaderCounters:
 
 
 def _one_after_the_other(past: Reading, counters: Reading) -> Reading:
-    """Levels are those of the latest iterator that got a batch."""
+    """Add up counts. The latest iterator that got a batch determines the levels."""
     return past.then(counters) if counters.batches else counters.then(past)

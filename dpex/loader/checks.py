@@ -157,6 +157,8 @@ def import_iterators(loader: BaseLoader[Any]) -> None:
     import dpex.engine.with_workers
     import dpex.pools.factory
 
+    if Sizing(loader).is_tuned:
+        import dpex.autotune.runtime.tuner
     if loader.distribute_mode is True:
         import dpex.pools.ray.nodes  # noqa: F401
 

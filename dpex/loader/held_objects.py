@@ -16,7 +16,7 @@ _DEEPEST = 3
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
-def held_by(dataset: Any) -> HeldObjects:
+def largest_container(dataset: Any) -> HeldObjects:
     """Return the largest container of objects among the attributes of a dataset. Looks at some hundred objects."""
     found = [_described(name, value) for name, value in _attributes(dataset, _DEEPEST)]
     return max(found, key=lambda one: one.nbytes, default=HeldObjects())

@@ -31,7 +31,7 @@ logger: logging.Logger = logging.getLogger("dpex")
 Torchs = Callable[[], BaseDataLoaderIter]
 
 
-def begin(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
+def new_iterator(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     """Return the iterator of a new pass.
 
     torchs: The method of torch's class for it, bound to the loader. That of ``dpex run`` has a ``report``, which is
@@ -45,27 +45,27 @@ def begin(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
         spawn._check_not_importing_main()  # type: ignore[attr-defined]
     report = getattr(torchs, "report", None)
     loader._runtime.is_diagnosed |= report is not None  # batches made in the training process are counted, too
-    iterator = _begun(loader, torchs)
+    iterator = _with_feed(loader, torchs)
     if report is not None:
         report(loader)
     return iterator
 
 
-def _begun(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
+def _with_feed(loader: BaseLoader[Any], torchs: Torchs) -> BaseDataLoaderIter:
     if loader.device is None:
-        return _iterator(loader, torchs, None)
+        return _without_feed(loader, torchs, None)
     from dpex.device.feed import have_fed, open_feed
     from dpex.engine.with_workers import _DpexDataLoaderIter
 
     transform = loader.device_config.transform
     feed = open_feed(loader.device, loader.device_config.budget_bytes, transform)
-    iterator = _iterator(loader, torchs, feed)
+    iterator = _without_feed(loader, torchs, feed)
     if feed is None or isinstance(iterator, _DpexDataLoaderIter):  # which takes the feed itself
         return iterator
     return have_fed(iterator, feed, transform)
 
 
-def _iterator(loader: BaseLoader[Any], torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
+def _without_feed(loader: BaseLoader[Any], torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
     stay_in_process_if_daemonic(loader)
     sizing = Sizing(loader)
     streams: Streams | None = loader._streams
@@ -75,7 +75,7 @@ def _iterator(loader: BaseLoader[Any], torchs: Torchs, feed: Feed | None) -> Bas
         return torchs()
     if loader.distribute_mode == "auto" and loader.head_address != "auto" and loader.num_workers:
         loader._runtime.join_cluster(loader.head_address)
-    tuner, settings = sizing.tuner(), sizing.current()
+    tuner, settings = sizing.tuner(), sizing.current_settings()
     if settings.remote == 0 and tuner is None and sizing.why_torch is not None:
         logger.info("PyTorch's own iterators make the batches: %s", sizing.why_torch)
         if loader.seeding == "batch" and not (sizing.is_iterable or loader._is_auto):
@@ -85,7 +85,7 @@ def _iterator(loader: BaseLoader[Any], torchs: Torchs, feed: Feed | None) -> Bas
         return _in_process(loader)
     loader.check_worker_number_rationality()
     runtime = loader._runtime
-    may_be_remote = settings.remote > 0 or (tuner is not None and sizing.fixed().remote > 0)
+    may_be_remote = settings.remote > 0 or (tuner is not None and sizing.untuned_settings().remote > 0)
     connects_later = may_be_remote and not settings.remote and not is_ray_connected()
     if may_be_remote and not connects_later:
         runtime.hold_cluster(loader.head_address)
@@ -93,13 +93,13 @@ def _iterator(loader: BaseLoader[Any], torchs: Torchs, feed: Feed | None) -> Bas
     from dpex.engine.with_workers import Observers
 
     observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
-    make_pool, resume = _pool_factory(loader), runtime.take_resume()
-    iterator = _kind(sizing)(loader, make_pool, settings, observers, feed=feed, resume=resume)
+    make_pool, resume = _pool_factory(loader), runtime.pop_resume_state()
+    iterator = _iterator_class(sizing)(loader, make_pool, settings, observers, feed=feed, resume=resume)
     runtime.iterators.add(iterator)
     iterator._engine.record(runtime.timeline)
     if connects_later:
         _connect_beside(iterator, loader, resume)
-    latest: BaseDataLoaderIter = runtime.latest(iterator)
+    latest: BaseDataLoaderIter = runtime.set_latest(iterator)
     return latest
 
 
@@ -115,7 +115,7 @@ def _connect_beside(iterator: Any, loader: BaseLoader[Any], resume: PassState | 
     start_fork_server_early(loader)  # for the templates of later passes
 
 
-def _kind(sizing: Sizing) -> Any:
+def _iterator_class(sizing: Sizing) -> Any:
     """Return the class of iterators that have workers of dpex's own."""
     if sizing.is_split:
         from dpex.loader.split_iterator import SplitDataLoaderIter
@@ -132,12 +132,12 @@ def _in_process(loader: BaseLoader[Any]) -> BaseDataLoaderIter:
 
     runtime, metrics = loader._runtime, _exported(loader)
     is_measured = metrics is not None or runtime.is_diagnosed
-    iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.take_resume(), is_measured=is_measured)
+    iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.pop_resume_state(), is_measured=is_measured)
     if iterator.meter is not None:
         if metrics is not None:
             weakref.finalize(iterator, untraced(metrics.add_iterator(iterator.meter).freeze))
         weakref.finalize(iterator, untraced(runtime.counters.add_iterator(iterator.meter).freeze))
-    latest: BaseDataLoaderIter = runtime.latest(iterator)
+    latest: BaseDataLoaderIter = runtime.set_latest(iterator)
     return latest
 
 
@@ -195,7 +195,7 @@ def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
     """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
     from dpex.diagnose.diagnosis import DiagnosisSource
     from dpex.diagnose.facts import Subject
-    from dpex.loader.held_objects import held_by
+    from dpex.loader.held_objects import largest_container
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 
@@ -217,7 +217,7 @@ def diagnosis_source(loader: BaseLoader[Any]) -> DiagnosisSource:
         note=_why_unmeasured(loader, sizing),
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         is_torchs=_is_torchs(sizing),
-        held=held_by(loader.dataset),
+        held=largest_container(loader.dataset),
         is_asynchronous=is_asynchronous(loader.dataset),
         concurrency=loader.worker_config.concurrency if loader._dataset_kind == DatasetKind.Map else 0,
     )

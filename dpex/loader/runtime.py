@@ -55,40 +55,37 @@ Counting = TypeVar("Counting", "_DpexDataLoaderIter", "InProcessIterator")
 
 
 class LoaderRuntime:
-    """See the module.
-
-    Attributes:
-        iterators: Iterators with workers.
-        last_stats, last_state: The statistics and the state of the latest iterator.
-        counters: Counts of all iterators, for diagnoses.
-        loaded: The state for the next iterator.
-        resume: ``loaded``, parsed.
-        asks_states: True after a call of ``state_dict`` or ``load_state_dict``: workers then report states.
-        is_diagnosed: True after a request for a diagnosis.
-        passes: Count of passes with workers.
-        timeline: The timeline that is being recorded, or None.
-    """
+    """See the module."""
 
     def __init__(self) -> None:
         self.iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
+        """Iterators with workers."""
         self.arenas: ArenaCache = ArenaCache()
         self.last_stats: LastReading[LoaderStats] = LastReading(LoaderStats)
         self.tuner: Tuner | None = None
         self._past: list[Decision] = []
         self.counters: LoaderCounters = LoaderCounters()
+        """Counts of all iterators, for diagnoses."""
         self.timer: TicketTimer = TicketTimer(is_on=is_switched_on(os.environ), draws_of=GeneratorDraws)
         self.last_state: LastReading[PassState | None] | None = None
+        """The statistics and, as ``last_state``, the state of the latest iterator."""
         self.resume: PassState | None = None
+        """``loaded``, parsed."""
         self.loaded: dict[str, Any] | None = None
+        """The state for the next iterator."""
         self.asks_states: bool = False
+        """True after a call of ``state_dict`` or ``load_state_dict``: workers then report states."""
         self.is_diagnosed = False
+        """True after a request for a diagnosis."""
         self.timeline: Timeline | None = None
+        """The timeline that is being recorded, or None."""
         self.passes = 0
+        """Count of passes with workers."""
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._has_no_cluster = False
         self._registration: Registration | None = None
 
-    def latest(self, iterator: Counting) -> Counting:
+    def set_latest(self, iterator: Counting) -> Counting:
         """Have ``stats()`` and ``state_dict()`` read this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
         self.counters.epochs += 1
@@ -99,7 +96,7 @@ class LoaderRuntime:
         return replace(self.last_stats.read(), epoch=max(0, self.counters.epochs - 1))
 
     @contextmanager
-    def record(self, path: Path) -> Iterator[None]:
+    def record_timeline(self, path: Path) -> Iterator[None]:
         """Record a timeline of all iterators with workers, and write it at the end.
 
         Raises:
@@ -130,7 +127,7 @@ class LoaderRuntime:
         for iterator in list(self.iterators):
             iterator.await_first_states(has_init_fn=has_init_fn)
 
-    def take_resume(self) -> PassState | None:
+    def pop_resume_state(self) -> PassState | None:
         """Return the state with which the next pass begins, and forget it; None: the pass begins anew."""
         resume, self.resume, self.loaded = self.resume, None, None
         return resume
@@ -141,7 +138,7 @@ class LoaderRuntime:
         return DecisionList([*self._past, *(self.tuner.decisions if self.tuner is not None else ())])
 
     def progress(self) -> str:
-        """Return in one sentence what the latest iterator has delivered, and which workers run."""
+        """Return a sentence about the batches of the latest iterator and the running workers."""
         stats = self.stats()
         if not stats.batches:
             return "No batch was delivered yet."

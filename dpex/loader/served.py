@@ -90,7 +90,7 @@ def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return found if is_known else found | {"prefetch_factor": given_prefetch(loader.prefetch_factor)}
 
 
-def why_not(loader: DataLoader[Any]) -> str | None:
+def why_not_served(loader: DataLoader[Any]) -> str | None:
     """Return in words why dpex cannot serve a loader; None: it can."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return "DataPipes are left to it"
@@ -103,14 +103,14 @@ def why_not(loader: DataLoader[Any]) -> str | None:
     return None
 
 
-def describe(loader: Any) -> str:
+def describe_loader(loader: Any) -> str:
     """Return a loader in words, such as "a DataLoader of a TensorDataset"."""
     if loader.dataset is loader:  # fastai hands torch's iterators a stand-in of its loader
         loader = getattr(loader, "d", loader)
     package = type(loader).__module__.partition(".")[0]
     whose = "" if package in ("torch", "__main__") else f" ({package})"
-    return f"{_a(type(loader).__name__)}{whose} of {_a(type(loader.dataset).__name__)}"
+    return f"{_with_article(type(loader).__name__)}{whose} of {_with_article(type(loader.dataset).__name__)}"
 
 
-def _a(name: str) -> str:
+def _with_article(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"

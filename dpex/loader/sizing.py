@@ -20,7 +20,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig, limits_of
 from dpex.errors import OptionError
-from dpex.loader.streams import Streams, launched, named_shards, told_streams
+from dpex.loader.streams import Streams, describe_streams, launcher_environment, named_shards
 from dpex.measure.settings import KNOBS, LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.cpus import rank_cpus, ranks
 from dpex.system.ray_package import is_ray_connected, require_ray
@@ -119,26 +119,26 @@ class Sizing:
 
             args = self._loader.cluster_config.ray_remote_args
             room = RemoteRoom(args, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
-        start = self.start()
-        return Tuner(config, start, self.limits(config, start), room=room, note=self._note())
+        start = self.start_settings()
+        return Tuner(config, start, self.limits(config, start), room=room, note=self._why_untuned())
 
-    def current(self) -> Settings:
+    def current_settings(self) -> Settings:
         tuner = self.tuner()
         if tuner is not None:
             return tuner.settings
         resized: Settings | None = self._loader._settings
-        return self.fixed() if resized is None else resized
+        return self.untuned_settings() if resized is None else resized
 
     def tuned(self) -> Tuned:
         """See `dpex.DpexDataLoader.tuned`."""
         from dpex.autotune.runtime.tuned import Tuned
 
         tuner = self.tuner()
-        found = self.current() if tuner is None else tuner.found
+        found = self.current_settings() if tuner is None else tuner.found
         seeding = str(self._loader.seeding)
         return Tuned(local=found.local, remote=found.remote, prefetch=found.prefetch, seeding=seeding)
 
-    def fixed(self) -> Settings:
+    def untuned_settings(self) -> Settings:
         """Return the settings of an untuned loader, from its arguments."""
         loader, workers = self._loader, self._workers
         is_remote = is_ray_connected() if loader.distribute_mode == "auto" else self.may_be_remote
@@ -155,7 +155,7 @@ class Sizing:
         streams = {LOCAL: start.local, REMOTE: start.remote} if self.is_iterable else {}
         return limits.fixed(**(self._pins() | streams))
 
-    def _note(self) -> str:
+    def _why_untuned(self) -> str:
         """Say why the number of workers is not tuned, or how many of them read; "" if all are tuned."""
         if not self.reads_streams:
             return ""
@@ -168,11 +168,11 @@ class Sizing:
         streams: Streams | None = self._loader._streams if self._loader._is_auto else None
         if streams is not None:
             return streams.why
-        return told_streams(self._workers, self.shards(), "num_workers says so")
+        return describe_streams(self._workers, self.shards(), "num_workers says so")
 
     def shards(self) -> int:
         """Return the number of shards that an iterable dataset names for this rank; 0: none, or another dataset."""
-        return named_shards(self._loader.dataset, ranks(launched())) or 0 if self.reads_streams else 0
+        return named_shards(self._loader.dataset, ranks(launcher_environment())) or 0 if self.reads_streams else 0
 
     def with_shards(self, streams: tuple[StreamStats, ...]) -> tuple[StreamStats, ...]:
         """Return the streams with their numbers of shards: stream k of n has shards k, k + n, k + 2n and so on."""
@@ -188,7 +188,7 @@ class Sizing:
         """Return the settings that the user fixed, by name. A daemonic process has no local workers."""
         return {**self._loader._pins, LOCAL: 0} if is_daemonic() else dict(self._loader._pins)
 
-    def start(self) -> Settings:
+    def start_settings(self) -> Settings:
         from dpex.autotune.runtime.tuned import start_of
         from dpex.autotune.runtime.tuner import cold_start
         from dpex.engine.with_workers import lanes_of
@@ -196,12 +196,13 @@ class Sizing:
         config = self._loader.autotune or AutotuneConfig()
         known = start_of(config)
         if known is not None:
-            most = max(config.max_waiting, int(rank_cpus()))  # of more, a window does not tell that they are too many
+            # a window cannot tell that a larger number is too many
+            most = max(config.max_waiting, int(rank_cpus()))
             begin = replace(known.settings, local=min(most, known.local))
             begin = begin if is_ray_connected() else replace(begin, local=begin.local or 1, remote=0)
-            begin = replace(self.fixed(), prefetch=known.prefetch) if self.is_iterable else begin
+            begin = replace(self.untuned_settings(), prefetch=known.prefetch) if self.is_iterable else begin
             return replace(begin, **self._pins())
-        start = cold_start() if self._loader._is_auto and not self.is_iterable else self.fixed()
+        start = cold_start() if self._loader._is_auto and not self.is_iterable else self.untuned_settings()
         lanes = 1 if self.is_prefetch_given else lanes_of(self._loader)
         return replace(start, **{"prefetch": lanes * start.prefetch, **self._pins()})
 
@@ -209,7 +210,7 @@ class Sizing:
 
     def resize(self, local: int | None, remote: int | None, prefetch: int | None) -> None:
         """See `dpex.DpexDataLoader.resize`."""
-        loader, now = self._loader, self.current()
+        loader, now = self._loader, self.current_settings()
         fixed = self.fixed_by_resize(now, local, remote, prefetch)
         settings = self.resized(now, fixed)
         tuner = self.tuner()

@@ -22,7 +22,7 @@ from dpex.engine.pass_state import PassState, dataset_state_of
 from dpex.engine.samplers import SamplerStart, generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import Sizing
-from dpex.loader.streams import launched
+from dpex.loader.streams import launcher_environment
 from dpex.measure.readable import plural
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dpex.loader.base_loader import BaseLoader
 
 VERSION = 1
-"""The version of written states, and the version that `load` reads."""
+"""The version of written states, and the version that `resume_from` reads."""
 _INDEX, _LEFT_OUT = "index", "left_out"
 """Keys in a dict that stands for an index of which some samples are not to be loaded."""
 
@@ -44,7 +44,7 @@ def state_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     runtime = loader._runtime
     if runtime.loaded is not None:
         return dict(copy.deepcopy(runtime.loaded))
-    why_not = _why_not(loader)
+    why_not = _why_stateless(loader)
     if why_not:
         return {"version": VERSION, "why_not": why_not}
     runtime.ask_states()
@@ -61,7 +61,7 @@ def state_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     return {"version": VERSION, "of": identity_of(loader), **plain_pass(found, dataset)}
 
 
-def load(loader: BaseLoader[Any], state_dict: Mapping[str, Any]) -> None:
+def resume_from(loader: BaseLoader[Any], state_dict: Mapping[str, Any]) -> None:
     """See `dpex.DpexDataLoader.load_state_dict`."""
     if not isinstance(state_dict, Mapping) or not state_dict:
         raise StateError(
@@ -92,7 +92,7 @@ def _forget_passes(loader: BaseLoader[Any]) -> None:
     loader._runtime.loaded = loader._runtime.resume = None
 
 
-def _why_not(loader: BaseLoader[Any]) -> str:
+def _why_stateless(loader: BaseLoader[Any]) -> str:
     """Return the reason if a loader has no state to report, else ""."""
     sizing = Sizing(loader)
     if sizing.is_piped:
@@ -148,7 +148,7 @@ def identity_of(loader: BaseLoader[Any]) -> dict[str, Any]:
     found = {
         "dataset": type(loader.dataset).__qualname__,
         "samples": None if is_stream else _length(loader.dataset),
-        "ranks": plural(ranks(launched()), "rank") if is_stream else None,
+        "ranks": plural(ranks(launcher_environment()), "rank") if is_stream else None,
         "drop_last": bool(loader.drop_last),
         "sampler": None if is_stream else " of ".join(type(one).__name__ for one in samplers),
         "seeding": loader.seeding,

@@ -80,10 +80,10 @@ def streams_of(options: LoaderOptions, dataset: Any) -> Streams | None:
         return None
     autotune = options.autotune
     most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
-    return choose_streams(dataset, rank_cpus(), most, launched())
+    return choose_streams(dataset, rank_cpus(), most, launcher_environment())
 
 
-def launched() -> Mapping[str, str]:
+def launcher_environment() -> Mapping[str, str]:
     """Return the launcher's environment, with the number of ranks from torch.distributed if that is initialised."""
     import torch.distributed as dist
 
@@ -105,15 +105,17 @@ def choose_streams(dataset: Any, cpus: int, most: int | None, environ: Mapping[s
     if shards is None:
         own = cpus if most is None else most
         warning = "" if own == 1 else _UNNAMED.format(kind=type(_source_of(dataset)).__name__, count=own)
-        return Streams(count=1, why=told_streams(1, 0, "it names no shards"), warning=warning)
+        return Streams(count=1, why=describe_streams(1, 0, "it names no shards"), warning=warning)
     limit = max(STREAMS, cpus) if most is None else most
     if shards <= limit:
-        return Streams(count=shards, why=told_streams(shards, shards, f"the dataset names {plural(shards, 'shard')}"))
+        return Streams(
+            count=shards, why=describe_streams(shards, shards, f"the dataset names {plural(shards, 'shard')}")
+        )
     if most is not None:
-        return Streams(count=most, why=told_streams(most, shards, f"max_streams={most} says so"))
+        return Streams(count=most, why=describe_streams(most, shards, f"max_streams={most} says so"))
     reason = f"that is the larger of {STREAMS} and this rank's {plural(cpus, 'CPU')}"
     remedy = "AutotuneConfig(max_streams=...) sets another number"
-    return Streams(count=limit, why=told_streams(limit, shards, f"{reason}; {remedy}"))
+    return Streams(count=limit, why=describe_streams(limit, shards, f"{reason}; {remedy}"))
 
 
 def _source_of(dataset: Any) -> Any:
@@ -123,6 +125,6 @@ def _source_of(dataset: Any) -> Any:
     return dataset.source if isinstance(dataset, DecodedStream) else dataset
 
 
-def told_streams(count: int, shards: int, reason: str) -> str:
+def describe_streams(count: int, shards: int, reason: str) -> str:
     of_shards = f" for its {shards} shards" if shards > count else ""
     return f"The dataset is read in {plural(count, 'stream')}{of_shards}, as {reason}."

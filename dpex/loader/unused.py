@@ -30,7 +30,7 @@ _watched: dict[int, weakref.finalize[..., Any]] = {}
 """The finalizer that warns when a loader ends, by the loader's `id`."""
 
 
-def watch(loader: BaseLoader[Any]) -> None:
+def warn_if_unused(loader: BaseLoader[Any]) -> None:
     """Warn of this new loader if it ends before `count_as_used`. Loaders that it was built from count as used."""
     options = _options_of(loader)
     for other in [alive[0] for one in list(_watched.values()) if (alive := one.peek()) is not None]:
@@ -39,11 +39,11 @@ def watch(loader: BaseLoader[Any]) -> None:
     if options == _NO_OPTIONS:
         return
     kind = type(loader.dataset).__name__
-    ending = weakref.finalize(loader, _warn, id(loader), os.getpid(), kind, *user_line())
+    ending = weakref.finalize(loader, _warn_of_unused, id(loader), os.getpid(), kind, *user_line())
     ending.atexit = False
     _watched[id(loader)] = ending
     if is_first("the exit is watched"):  # after the first `finalize`, whose own function would otherwise run before
-        atexit.register(_warn_at_exit)
+        atexit.register(_warn_of_all_unused)
 
 
 def count_as_used(loader: BaseLoader[Any]) -> None:
@@ -58,7 +58,7 @@ def _options_of(loader: BaseLoader[Any]) -> dict[str, Any]:
 
 
 @untraced
-def _warn(key: int, pid: int, kind: str, file: str, line: int) -> None:
+def _warn_of_unused(key: int, pid: int, kind: str, file: str, line: int) -> None:
     _watched.pop(key, None)
     if pid == os.getpid() and is_first(ABOUT):
         text = (
@@ -68,7 +68,7 @@ def _warn(key: int, pid: int, kind: str, file: str, line: int) -> None:
         warnings.warn_explicit(text, UserWarning, file, line)
 
 
-def _warn_at_exit() -> None:
+def _warn_of_all_unused() -> None:
     if not hasattr(sys, "last_value"):  # the traceback of an exception is to stand last
         for ending in list(_watched.values()):
             ending()

@@ -35,7 +35,8 @@ class BatchTimes(NamedTuple):
         calls: Calls of the dataset and of the collate function, if dpex timed them in this batch; 64 at most.
         slowest: Seconds and position of the slowest sample, or empty.
         failed: Index and error text of each sample that failed to load.
-        encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative.
+        encode_cpu_s: CPU seconds outside of loading and collating. Clock errors may make it negative. Before encoding,
+            minus the CPU seconds that recording calls took, else 0.
         nbytes: Bytes of the batch's buffers.
         ended_at: Monotonic time of the end of encoding or of the arrival here.
     """
@@ -107,6 +108,9 @@ def loaded_times(*, {", ".join(_LOADED)}):
 
 def encoded_times(times, *, encode_s, cpu_s, nbytes, ended_at, transit_s=0.0):
     encode_cpu_s = cpu_s - times[{_AT("load_cpu_s")}] - times[{_AT("collate_cpu_s")}]
+    recorded_s = -times[{_AT("encode_cpu_s")}]
+    if recorded_s:
+        encode_cpu_s = max(0.0, encode_cpu_s - recorded_s)
     return (*times[:{len(_LOADED + _CACHED)}], {", ".join(_ENCODED)})
 """
 _packing: dict[str, Any] = {"BatchTimes": BatchTimes, "CACHE_USE": CACHE_USE, "new": tuple.__new__}

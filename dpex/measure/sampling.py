@@ -19,6 +19,9 @@ SAMPLE_S = 50e-6
 """Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
 FIRST_S = 0.02
 """Seconds before the first detailed timing. It would cost a pass of a few tiny batches too much."""
+APART_S, MOST_APART_S = 0.25, 16.0
+"""Seconds by which the first timing of each further worker is later, and the maximum of them. Workers that start at the
+same time would record calls at the same time: with 64 workers on 2 CPUs that took a second."""
 REST = 200.0
 """Time without a timing, as a multiple of the cost of the previous timing."""
 _PART = 8.0
@@ -98,16 +101,18 @@ def as_text(index: Any) -> str:
 class SamplingSchedule:
     """Choose the batches of a sequence in which dpex times single calls, because timing costs time.
 
-    No batch is chosen within `FIRST_S` of the first. The next timing is due after `REST` times the cost of the previous
-    timing, and after an eighth of the time since the first batch, a minute at most. So a short run has dozens of
-    timings, and a long run ever more. The choice among the next few batches is random, in case the work has a rhythm.
+    No batch is chosen within `FIRST_S` and ``later_s`` of the first. The next timing is due after `REST` times the cost
+    of the previous timing, and after an eighth of the time since the first batch, a minute at most. So a short run has
+    dozens of timings, and a long run ever more. The choice among the next few batches is random, in case the work has a
+    rhythm.
 
     due: Time of the next timing. Compare it, and call `is_chosen` only from then on.
     """
 
-    __slots__ = ("_began", "_pass_by", "_random", "due", "timings")
+    __slots__ = ("_began", "_later_s", "_pass_by", "_random", "due", "timings")
 
-    def __init__(self) -> None:
+    def __init__(self, later_s: float = 0.0) -> None:
+        self._later_s = later_s
         self.due: float = 0.0
         self.timings: int = 0
         self._began: float | None = None
@@ -118,7 +123,7 @@ class SamplingSchedule:
         """Return True if the batch that begins now is to be timed; then call `end_timing` when it has ended."""
         if self._began is None:
             self._began = now
-            self.due = now + FIRST_S
+            self.due = now + FIRST_S + self._later_s
             return False
         if self._pass_by:
             self._pass_by -= 1

@@ -48,25 +48,22 @@ _TIMES_SEEN = 2.5  # all that an event costs, over the part that the recording s
 
 @dataclass(eq=False, slots=True)
 class CallNode:
-    """The calls of one function from one place, which is the ``site``: a file and a line, or ("", 0) in hidden code.
-
-    Attributes:
-        code: The code of the function; None: a function of C, an await, or a root.
-        wall_s, wait_s: Seconds, the nodes below excluded, and the part of them without a CPU.
-        hidden: The number of calls and of returns of hidden code, whose time is in ``wall_s``.
-        awaited_s: Seconds for which awaits at this place were pending.
-    """
+    """The calls of one function from one place, which is the ``site``: a file and a line, or ("", 0) in hidden code."""
 
     label: str
     depth: int = 0
     site: Any = ("", 0)
     code: CodeType | None = None
+    """The code of the function; None: a function of C, an await, or a root."""
     children: dict[Any, CallNode] = field(default_factory=dict)
     calls: int = 0
     hidden: int = 0
+    """The number of calls and of returns of hidden code, whose time is in ``wall_s``."""
     wall_s: float = 0.0
     wait_s: float = 0.0
+    """The part of ``wall_s`` without a CPU. Both exclude the nodes below."""
     awaited_s: float = 0.0
+    """Seconds for which awaits at this place were pending."""
     draws: bool = False
 
     def below(self) -> Iterator[CallNode]:
@@ -83,9 +80,6 @@ class CallRecorder:
         draws: Finds draws of random numbers in the first sample; None: they are not looked for.
         wall, cpu: The clocks of the thread, in seconds.
         event_s: The cost of an event in seconds, as `cost_of_event` measures it; None: measured.
-
-    Attributes:
-        is_whole: False if other code has set a profile function. cost_s: Seconds that recording has taken so far.
     """
 
     def __init__(
@@ -98,7 +92,9 @@ class CallRecorder:
         self._draws, self._wall, self._cpu = draws, wall, cpu
         self._event_s = cost_of_event() if event_s is None else event_s
         self.is_whole: bool = True
+        """False if other code has set a profile function."""
         self.cost_s: float = 0.0
+        """Seconds that recording has taken so far."""
         self._root, self._has_ended, self._samples = CallNode(""), True, 0
         self._first: list[tuple[CallNode, float, float]] = []
         self._hook: Any = None
@@ -127,20 +123,20 @@ class CallRecorder:
     def stop(self) -> None:
         """End the recording. A profile function of other code stays. Idempotent."""
         if self._hook is not None and sys.getprofile() is self._hook:
-            self._end()
+            self._stop_recording()
         self.is_whole &= self._has_ended
         draws, self._draws, self._hook, self._awaited = self._draws, None, None, None
         if draws is not None and not any(node.draws for node in self._root.below()):
             self._root.draws = draws(None, True)  # by a later sample than the first
         self._pending.clear()
 
-    def _end(self) -> None:
+    def _stop_recording(self) -> None:
         """Stop the profile function, subtract its cost, and divide the wait of the event loop, which is the root's."""
         sys.setprofile(None)
         now, self._has_ended, root = self._wall(), True, self._root
         for node, since in self._pending.values():
             node.awaited_s += now - since
-        nodes = self._net()
+        nodes = self._net_times()
         self.cost_s += max(0.0, now - self._began_s - sum(wall_s for _, wall_s, _ in nodes))
         first = {node: seconds for node, *seconds in self._first} if self._samples > 1 else {}
         scale = self._samples / (self._samples - 1) if first else 1.0
@@ -167,22 +163,22 @@ class CallRecorder:
             node.wall_s += lap_s
             events += 1
             if lap_s > long_s:
-                self._split(node, lap_s)
+                self._add_off_cpu(node, lap_s)
             if event == "c_call":
                 calls.append((frame.f_code, node, is_hidden))
                 if is_hidden:
                     node.hidden += 2
                 else:
                     if is_comparing:
-                        self._compare(node)
+                        self._note_draws(node)
                     node = node.children.get((arg.__name__, frame.f_lasti)) or self._c_child(node, frame, arg)
                     node.calls += 1
             elif event == "call":
                 kind = kinds.get(id(frame.f_code))
                 if kind is None:
-                    kind = self._learn(frame)
+                    kind = self._kind_of_new_code(frame)
                 if is_comparing and (kind or node is not root):
-                    self._compare(node, frame)
+                    self._note_draws(node, frame)
                 calls.append((frame, node, is_hidden))
                 is_hidden = not kind
                 if kind:
@@ -192,7 +188,7 @@ class CallRecorder:
                     node.hidden += 2
             elif calls and calls[-1][0] is (frame if event == "return" else frame.f_code):
                 if is_comparing and not is_hidden:
-                    self._compare(node)
+                    self._note_draws(node)
                 if arg is not None and event == "return" and frame.f_code.co_flags & _ASYNC and not is_hidden:
                     self._suspend(node, frame, arg)
                 is_sample, (_, node, is_hidden) = not is_hidden, calls.pop()
@@ -200,39 +196,39 @@ class CallRecorder:
                     is_comparing = False
                     self._samples += 1
                     if self._samples == 1:
-                        self._first, most_events = self._net(), most_events + events
+                        self._first, most_events = self._net_times(), most_events + events
                     elif events > most_events:
-                        self._end()
+                        self._stop_recording()
             elif event == "return":  # from a call that began earlier, or around a call whose end was not reported
                 known = next((at for at, call in enumerate(calls) if call[0] is frame), None)
                 if known is not None:
                     _, node, is_hidden = calls[known]
                     del calls[known:]
             if events > MOST_EVENTS:
-                self._end()
+                self._stop_recording()
             last = clock()
 
         return hook
 
-    def _net(self) -> list[tuple[CallNode, float, float]]:
+    def _net_times(self) -> list[tuple[CallNode, float, float]]:
         """Return all nodes with their seconds so far, the cost of events excluded, and the part without a CPU."""
         nodes = list(self._root.below())
         events = (one.calls + one.hidden + sum(child.calls for child in one.children.values()) for one in nodes)
         walls_s = (max(0.0, one.wall_s - count * self._event_s) for one, count in zip(nodes, events, strict=True))
         return [(one, wall_s, one.wait_s) for one, wall_s in zip(nodes, walls_s, strict=True)]
 
-    def _split(self, node: CallNode, lap_s: float) -> None:
+    def _add_off_cpu(self, node: CallNode, lap_s: float) -> None:
         """Count the part of ``lap_s`` seconds in which the thread had no CPU."""
         before_s, self._idle_s = self._idle_s, self._wall() - self._cpu()
         node.wait_s += min(lap_s, max(0.0, self._idle_s - before_s))
 
-    def _compare(self, node: CallNode, begins: FrameType | None = None) -> None:
+    def _note_draws(self, node: CallNode, begins: FrameType | None = None) -> None:
         """Note that ``node`` has drawn, if it has. ``begins``: the call that begins in it."""
         compares = node.depth <= DEEPEST_COMPARISON and self._comparisons < MOST_COMPARISONS
         self._comparisons += compares
         node.draws |= self._draws is not None and self._draws(begins, compares)
 
-    def _learn(self, frame: FrameType) -> int:
+    def _kind_of_new_code(self, frame: FrameType) -> int:
         """Return the kind of a code that is met for the first time."""
         code, kind = frame.f_code, 0
         if not code.co_filename.startswith(_HIDDEN) or code.co_filename.startswith(_DEMO):
@@ -247,21 +243,21 @@ class CallRecorder:
         code, caller = frame.f_code, frame.f_back
         owner = type(frame.f_locals.get("self")) if kind & _METHOD else None
         key = id(code), caller.f_lasti if caller is not None else 0, owner
-        found = node.children.get(key) or self._add(node, key, label_of_code(code, owner), caller, code)
+        found = node.children.get(key) or self._new_node(node, key, label_of_code(code, owner), caller, code)
         if kind & _COROUTINE and (awaiting := self._pending.pop(id(frame), None)):
             awaiting[0].awaited_s += self._wall() - awaiting[1]
         return found
 
     def _c_child(self, node: CallNode, frame: FrameType, function: Any) -> CallNode:
         node.draws |= function is os.urandom
-        return self._add(node, (function.__name__, frame.f_lasti), label_of_c(function), frame)
+        return self._new_node(node, (function.__name__, frame.f_lasti), label_of_c(function), frame)
 
-    def _add(self, node: CallNode, key: Any, label: str, caller: Any, code: CodeType | None = None) -> CallNode:
+    def _new_node(self, node: CallNode, key: Any, label: str, caller: Any, code: CodeType | None = None) -> CallNode:
         """Return a new node below ``node``, or ``node`` at a limit. ``caller``: the calling frame, or None."""
         if self._nodes >= MOST_NODES or node.depth >= MOST_DEPTH:
             return node
         self._nodes += 1
-        is_shown = caller is not None and (self._kinds.get(id(caller.f_code)) or self._learn(caller))
+        is_shown = caller is not None and (self._kinds.get(id(caller.f_code)) or self._kind_of_new_code(caller))
         site = (caller.f_code.co_filename, caller.f_lineno or 0) if caller is not None and is_shown else ("", 0)
         found = node.children[key] = CallNode(label, node.depth + 1, site, code)
         return found
@@ -270,7 +266,7 @@ class CallRecorder:
         """Note that a coroutine awaits the future ``arg``, if it does. Of nested coroutines the innermost counts."""
         if arg is not self._awaited and hasattr(arg, "_asyncio_future_blocking"):
             self._awaited, key = arg, ("await", frame.f_lasti)
-            awaiting = node.children.get(key) or self._add(node, key, "await", frame)
+            awaiting = node.children.get(key) or self._new_node(node, key, "await", frame)
             self._pending[id(frame)] = awaiting, self._wall()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpex.measure.batch_times import COLLATE, LOAD, BatchTimes
-from dpex.measure.sampling import REST, SamplingSchedule
+from dpex.measure.sampling import APART_S, MOST_APART_S, REST, SamplingSchedule
 from dpex.profile.call_rows import rows_of
 from dpex.profile.call_tree import CallNode, CallRecorder, Draws
 from dpex.system.clock import monotonic
@@ -26,17 +26,22 @@ def is_switched_on(environ: Any) -> bool:
 
 
 class TicketTimer:
-    """See the module. Around a batch that began at ``due`` or later: `begin`, `collating` and, in any case, `end`."""
+    """See the module.
 
-    def __init__(self, *, is_on: bool = True, draws_of: Callable[[Any], Draws] | None = None) -> None:
-        self._draws_of, self._occasions = draws_of, SamplingSchedule()
+    For a batch that begins at ``due`` or later, call `start_batch`, `timed_collate` and, in any case, `stop_batch`.
+
+    ``worker``: the number of the worker. Each worker takes its first timing later than the worker before it.
+    """
+
+    def __init__(self, *, is_on: bool = True, draws_of: Callable[[Any], Draws] | None = None, worker: int = 0) -> None:
+        self._draws_of, self._occasions = draws_of, SamplingSchedule(min(MOST_APART_S, APART_S * worker))
         self._recorder: CallRecorder | None = None
         self._roots = CallNode(LOAD), CallNode(COLLATE)
         self._began_s = self._load_cost_s = self._collate_cost_s = 0.0
         self._is_whole = False
         self.due: float = 0.0 if is_on else math.inf
 
-    def begin(self, now: float, dataset: Any, load_s: float) -> bool:
+    def start_batch(self, now: float, dataset: Any, load_s: float) -> bool:
         """Return True if the batch that begins now is timed. ``load_s``: seconds of loading the batch before."""
         if not self._occasions.is_chosen(now):
             self.due = self._occasions.due
@@ -48,10 +53,10 @@ class TicketTimer:
         self.due, self._began_s = math.inf, monotonic() - now
         is_started = recorder.start(self._roots[0], COST_RATIO * load_s)
         if not is_started:
-            self.end()
+            self.stop_batch()
         return is_started
 
-    def collating(self, collate_fn: Callable[[Any], Any], data: Any) -> Any:
+    def timed_collate(self, collate_fn: Callable[[Any], Any], data: Any) -> Any:
         """Return ``collate_fn(data)``, with its calls in a tree of its own."""
         recorder, began = self._recorder, monotonic()
         assert recorder is not None
@@ -64,7 +69,7 @@ class TicketTimer:
             recorder.stop()
             self._collate_cost_s = monotonic() - began - sum(node.wall_s for node in self._roots[1].below())
 
-    def end(self) -> None:
+    def stop_batch(self) -> None:
         """End a batch that was made or has failed; idempotent."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
@@ -73,8 +78,11 @@ class TicketTimer:
             self._occasions.end_timing(monotonic(), self._began_s + recorder.cost_s)
             self.due = self._occasions.due
 
-    def finished(self, times: BatchTimes) -> BatchTimes:
-        """Return the times of the batch that was timed last, less the cost of recording, and with its calls."""
+    def with_calls(self, times: BatchTimes) -> BatchTimes:
+        """Return the times of the batch that was timed last, less the cost of recording, and with its calls.
+
+        ``encode_cpu_s`` is minus the CPU seconds that the batch's clock counts beside these (`encoded_times`).
+        """
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(
             load_s=max(0.0, times.load_s - load_cost_s),
@@ -86,5 +94,6 @@ class TicketTimer:
         load, collate = self._roots
         load.calls, collate.calls = times.samples, 1
         rows = (*rows_of(load, load_ratio), *rows_of(collate, 1.0 - load_ratio)) if self._is_whole else ()
-        self.due = self._occasions.due = self.due + REST * (monotonic() - began)
-        return times._replace(calls=rows)
+        own_s = monotonic() - began
+        self.due = self._occasions.due = self.due + REST * own_s
+        return times._replace(calls=rows, encode_cpu_s=-(self._began_s + load_cost_s + collate_cost_s + own_s))

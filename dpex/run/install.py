@@ -1,8 +1,8 @@
 """Give the loaders of a script to dpex, in this process and in every Python process that it starts.
 
 The ``DataLoader`` of torch keeps its class, constructor, attributes and pickle, so that subclasses, ``isinstance`` and
-libraries that rebuild loaders see no difference. Only the method that makes an iterator is replaced (`_replace`,
-`dpex.run.served`), as soon as torch defines the class. This module does not import torch, because a script may set
+libraries that rebuild loaders see no difference. `_replace_get_iterator` replaces only the method that makes iterators
+(`dpex.run.served`), as soon as torch defines the class. This module does not import torch, because a script may set
 variables that torch reads at import.
 
 Processes that the script starts read the `RunOptions` in ``DPEX_RUN``, as JSON. Their ``PYTHONPATH`` begins with a
@@ -30,7 +30,7 @@ _TORCHS = "_dpex_torchs"
 VARIABLE = "DPEX_RUN"
 
 
-def begin(options: RunOptions, environ: MutableMapping[str, str]) -> None:
+def install_in_children(options: RunOptions, environ: MutableMapping[str, str]) -> None:
     """Take over the loaders of this process, and set ``environ`` so that new processes do the same."""
     environ[VARIABLE] = options.to_text()
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != _HOOK]
@@ -44,7 +44,7 @@ def install(options: RunOptions) -> None:
         sys.path.append(ROOT)  # dpex was found in a folder that only the command had on its path
     module = sys.modules.get(TARGET)
     if module is not None and hasattr(module, "DataLoader"):
-        _replace(module, options)
+        _replace_get_iterator(module, options)
         return
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _TorchFinder)]
     sys.meta_path.insert(0, _TorchFinder(options))
@@ -64,16 +64,16 @@ class _TorchFinder:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            loader.exec_module = functools.partial(_execute, loader.exec_module, self._options)
+            loader.exec_module = functools.partial(_execute_and_replace, loader.exec_module, self._options)
         return spec
 
 
-def _execute(exec_module: Any, options: RunOptions, module: ModuleType) -> None:
+def _execute_and_replace(exec_module: Any, options: RunOptions, module: ModuleType) -> None:
     exec_module(module)
-    _replace(module, options)
+    _replace_get_iterator(module, options)
 
 
-def _replace(module: ModuleType, options: RunOptions) -> None:
+def _replace_get_iterator(module: ModuleType, options: RunOptions) -> None:
     """Replace the method of torch's class that makes an iterator. The latest options count for new loaders."""
     loader_class: Any = module.DataLoader
     now = loader_class._get_iterator
@@ -81,19 +81,19 @@ def _replace(module: ModuleType, options: RunOptions) -> None:
 
     @functools.wraps(torchs)
     def _get_iterator(self: Any) -> Any:
-        from dpex.run.served import iterator
+        from dpex.run.served import served_iterator
 
-        return iterator(self, torchs, options)
+        return served_iterator(self, torchs, options)
 
-    vars(_get_iterator).update({_TORCHS: torchs, "report": functools.partial(_report, options)})
+    vars(_get_iterator).update({_TORCHS: torchs, "report": functools.partial(_report_own_loader, options)})
     loader_class._get_iterator = _get_iterator
 
 
-def _report(options: RunOptions, loader: Any) -> None:
-    """Report on the script's own loaders of dpex's class, too; see `dpex.loader.passes.begin`."""
-    from dpex.run.served import observe
+def _report_own_loader(options: RunOptions, loader: Any) -> None:
+    """Report on the script's own loaders of dpex's class, too; see `dpex.loader.passes.new_iterator`."""
+    from dpex.run.served import report_own_loader
 
-    observe(loader, options)
+    report_own_loader(loader, options)
 
 
 def has_served() -> bool:

@@ -14,29 +14,26 @@ Count = int | Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options as ``dpex run --help`` and ``dpex diagnose --help`` explain them.
-
-    Attributes:
-        loader: Options of `dpex.DpexDataLoader` and of its `WorkerConfig`, by name.
-        html, json: File names of the report.
-        full: True for a report with all tables.
-        quiet: True for no output at the end.
-        script: The script and its arguments, for the advice.
-        prefix: ``sys.prefix`` of the Python that these options serve.
-        root: The folder that contains dpex.
-    """
+    """Options as ``dpex run --help`` and ``dpex diagnose --help`` explain them."""
 
     command: Literal["run", "diagnose"] = "run"
     num_workers: int | Literal["auto", "keep"] = "auto"
     also_in_process: bool = False
     loader: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `dpex.DpexDataLoader` and of its `WorkerConfig`, by name."""
     html: str | None = None
     json: str | None = None
+    """The file names of the report, in HTML and in JSON."""
     full: bool = False
+    """True for a report with all tables."""
     quiet: bool = False
+    """True for no output at the end."""
     script: tuple[str, ...] = ()
+    """The script and its arguments, for the advice."""
     prefix: str = ""
+    """``sys.prefix`` of the Python that these options serve."""
     root: str = ""
+    """The folder that contains dpex."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))

@@ -31,7 +31,7 @@ from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource
 from dpex.diagnose.gathering import of_launch
 from dpex.diagnose.job import JobDiagnosis, RankReport
 from dpex.diagnose.what_if import TUNERS
-from dpex.loader.served import BELOW_RUN, OF_WORKERS, StandIn, describe, settings_of, stand_in_of, why_not
+from dpex.loader.served import BELOW_RUN, OF_WORKERS, StandIn, describe_loader, settings_of, stand_in_of, why_not_served
 from dpex.measure.readable import percent, rounded
 from dpex.system.compiler import untraced
 from dpex.system.cpus import rank
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dpex.run.run_options import RunOptions
 
 _SHOWN = 6
-"""Number of loaders that get a line each, the ones with most time first."""
+"""Maximum number of loaders that get a line each. The loader in which most time passed comes first."""
 
 
 class ProxyLoader(DpexDataLoader[Any]):
@@ -54,7 +54,7 @@ _said: set[str] = set()
 
 
 @untraced
-def iterator(
+def served_iterator(
     loader: DataLoader[Any], torchs: Callable[[Any], BaseDataLoaderIter], options: RunOptions
 ) -> BaseDataLoaderIter:
     """Return an iterator over a loader of the script; ``torchs`` is torch's own method.
@@ -64,23 +64,23 @@ def iterator(
     """
     if isinstance(loader, DpexDataLoader) or get_worker_info() is not None:
         return torchs(loader)
-    reason = why_not(loader)
+    reason = why_not_served(loader)
     if reason is not None:
-        _say(f"dpex {options.command}: PyTorch's own iterators serve {describe(loader)}: {reason}")
+        _print_once(f"dpex {options.command}: PyTorch's own iterators serve {describe_loader(loader)}: {reason}")
         return torchs(loader)
-    proxy = stand_in(loader, options)
+    proxy = updated_stand_in(loader, options)
     made = proxy._get_iterator()  # torch's ``__iter__`` keeps that of persistent workers
-    note(loader, proxy, options)
+    add_to_report(loader, proxy, options)
     return made
 
 
-def observe(loader: DpexDataLoader[Any], options: RunOptions) -> None:
+def report_own_loader(loader: DpexDataLoader[Any], options: RunOptions) -> None:
     """Have the report be about a `DpexDataLoader` of the script, too, which keeps its own settings."""
     if not isinstance(loader, ProxyLoader) and get_worker_info() is None:
-        note(loader, loader, options)
+        add_to_report(loader, loader, options)
 
 
-def stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any]:
+def updated_stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any]:
     """Return the loader's stand-in, with the loader's data as it is now; a new one if its settings have changed."""
     given, settings = int(loader.num_workers), settings_of(loader)
     iterable = loader._dataset_kind == DatasetKind.Iterable
@@ -88,7 +88,7 @@ def stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any
     made_for, known = (workers, settings, options), stand_in_of(loader)
     if known is None or not known.is_of(loader) or known.made_for != made_for:
         if not given and not workers and options.num_workers != "keep" and not iterable:
-            _hint(loader)
+            _hint_at_workers(loader)
         torchs = {name: value for name, value in settings.items() if workers or name not in OF_WORKERS}
         behind = ProxyLoader(loader.dataset, num_workers=workers, **torchs, **options.loader_options(workers))
         known = vars(loader)[BELOW_RUN] = StandIn(loader, behind, made_for)
@@ -96,15 +96,15 @@ def stand_in(loader: DataLoader[Any], options: RunOptions) -> DpexDataLoader[Any
     return made
 
 
-def _hint(loader: DataLoader[Any]) -> None:
+def _hint_at_workers(loader: DataLoader[Any]) -> None:
     if rank(os.environ) == 0:
-        _say(
-            f"dpex run: {describe(loader)} has num_workers=0 and stays in the training process; "
+        _print_once(
+            f"dpex run: {describe_loader(loader)} has num_workers=0 and stays in the training process; "
             "--also-in-process gives it workers"
         )
 
 
-def _say(text: str) -> None:
+def _print_once(text: str) -> None:
     """Print a line to stderr, once in a process."""
     if text not in _said:
         _said.add(text)
@@ -138,9 +138,9 @@ _served: list[Served] = []
 _pid = 0
 
 
-def note(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOptions) -> None:
+def add_to_report(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOptions) -> None:
     """Have this loader reported on, whose iterator was made by this proxy, or by itself."""
-    _begin(options)
+    _report_at_exit(options)
     given, source = int(loader.num_workers), proxy._diagnosis_source()
     kind = (type(loader.dataset), loader.batch_size, given)
     for served in _served:
@@ -152,7 +152,7 @@ def note(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOption
         Served(
             loader=weakref.ref(loader),
             kind=kind,
-            words=describe(loader),
+            words=describe_loader(loader),
             given=given,
             served_by=None if proxy._is_auto else proxy.num_workers,
             rank=_rank(),
@@ -173,7 +173,7 @@ def has_served() -> bool:
     return _pid == os.getpid()
 
 
-def _begin(options: RunOptions) -> None:
+def _report_at_exit(options: RunOptions) -> None:
     """Have this process report when it ends; a forked process begins anew."""
     global _pid
     if has_served():
@@ -194,17 +194,17 @@ def report_all(options: RunOptions) -> None:
     try:
         found = [(one, one.source.diagnose()) for one in served]
         found = sorted((pair for pair in found if pair[1].facts.batches), key=lambda pair: -pair[1].facts.wall_s)
-        job = _job(options, found) if options.command == "diagnose" else None
+        job = _job_verdict(options, found) if options.command == "diagnose" else None
         for _, diagnosis in found:
-            write(options, diagnosis, job if diagnosis is found[0][1] else None)
+            write_reports(options, diagnosis, job if diagnosis is found[0][1] else None)
         shown = [pair for pair in found if pair[0].rank == 0]
         if shown and not options.quiet:
-            print("\n".join(lines(options, shown, job)), file=sys.stderr, flush=True)
+            print("\n".join(report_lines(options, shown, job)), file=sys.stderr, flush=True)
     except Exception as error:
         print(f"dpex {options.command}: no report: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _job(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> JobDiagnosis | None:
+def _job_verdict(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> JobDiagnosis | None:
     """Return the verdict on all ranks of the launch, in rank 0."""
     reports = [(one.words, RankReport.of(told, one.rank, platform.node(), full=options.full)) for one, told in found]
     try:
@@ -214,22 +214,22 @@ def _job(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> JobD
         return None
 
 
-def lines(
+def report_lines(
     options: RunOptions, found: Sequence[tuple[Served, Diagnosis]], job: JobDiagnosis | None = None
 ) -> Iterator[str]:
     """Return the lines to print. ``found`` begins with the loader in which most time passed, which ``job`` is about."""
     for one, diagnosis in found[:_SHOWN]:
-        yield f"dpex {options.command}: {_line(one, diagnosis)}"
+        yield f"dpex {options.command}: {_loader_line(one, diagnosis)}"
     if len(found) > _SHOWN:
         yield f"dpex {options.command}: {len(found) - _SHOWN} more loaders were served, in which less time passed"
     diagnosis = found[0][1]
     yield ""
     shown = report.full if options.full else report.text
-    yield str(job) if job is not None else shown(diagnosis, _columns())
+    yield str(job) if job is not None else shown(diagnosis, _report_width())
     yield from command_lines(options, diagnosis)
 
 
-def _columns() -> int:
+def _report_width() -> int:
     """Return the width of the report: that of the terminal, if it is narrow."""
     try:
         return min(report.COLUMNS, os.get_terminal_size(sys.stderr.fileno()).columns or report.COLUMNS)
@@ -237,15 +237,15 @@ def _columns() -> int:
         return report.COLUMNS
 
 
-def _line(served: Served, diagnosis: Diagnosis) -> str:
+def _loader_line(served: Served, diagnosis: Diagnosis) -> str:
     facts = diagnosis.facts
-    waited = f"{_wait(served, facts.wait_ratio)}, {rounded(facts.batches / max(1e-9, facts.wall_s))} batches/s"
+    waited = f"{_wait_text(served, facts.wait_ratio)}, {rounded(facts.batches / max(1e-9, facts.wall_s))} batches/s"
     if diagnosis.verdict.cause == "too-early":
         waited = f"{facts.batches} batches, too few to say how long training waited"
-    return f"{served.words}: {_workers(served)}, {waited}"
+    return f"{served.words}: {_workers_text(served)}, {waited}"
 
 
-def _workers(served: Served) -> str:
+def _workers_text(served: Served) -> str:
     given = f"{served.given} worker{'' if served.given == 1 else 's'}"
     tuner = served.source.tuner
     if tuner is None:
@@ -255,7 +255,7 @@ def _workers(served: Served) -> str:
     return f"{given} became {tuner.settings}"
 
 
-def _wait(served: Served, ratio: float) -> str:
+def _wait_text(served: Served, ratio: float) -> str:
     """The wait, and where decisions were judged, the wait in the first and in the last measured window."""
     tuner = served.source.tuner
     decisions = [] if tuner is None else tuner.decisions
@@ -278,7 +278,7 @@ def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
     return ["To let dpex find and adapt this during training, run:", f"  {command}"]
 
 
-def write(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:
+def write_reports(options: RunOptions, diagnosis: Diagnosis, job: JobDiagnosis | None = None) -> None:
     """Write the report where ``--html`` and ``--json`` ask for it; other ranks only write names with ``{rank}``."""
 
     def page(path: Path) -> None:

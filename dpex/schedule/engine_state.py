@@ -1,10 +1,11 @@
 """The state of one pass over the data: events in, instructions out. PURE.
 
 `EngineState` joins the `Schedule` (which batch is next), the `Placement` (which worker has which tickets), the logical
-workers and the failures. Worker pools appear as reports (`PoolStatus`), and time is an argument. The owner calls::
+workers and the failures. Worker pools appear as reports (`PoolStatus`), and time is an argument. The owner calls these
+methods::
 
     for event in pool.poll():
-        state.handle(event, now)
+        state.apply_event(event, now)
     perform(state.placement.instructions)
 
 Rules:
@@ -12,7 +13,7 @@ Rules:
 * The owner removes each instruction from ``placement.instructions`` once it has performed the instruction, in order.
 * If a pool does not take a message, the owner calls `refused`. If it cannot start workers, the owner calls
   `Placement.scale_refused`.
-* The owner reports a changed status of a pool (`Placement.reported`) before it hands in the events of that pool.
+* The owner reports a changed status of a pool (`Placement.update_status`) before it hands in the events of that pool.
 * Each message has an instruction. A finished batch waits in ``schedule`` until the consumer takes it. The owner draws
   `room` tickets from ``schedule``.
 
@@ -79,22 +80,22 @@ class EngineState:
 
     # -- events of the pools -------------------------------------------------------------------------------------
 
-    def handle(self, event: PoolEvent, now: float) -> None:
+    def apply_event(self, event: PoolEvent, now: float) -> None:
         """Take in an event of a pool at ``now``, in seconds of a clock that does not jump."""
         if isinstance(event, TicketMade):
-            self.made(event)
+            self.apply_made(event)
         elif isinstance(event, WorkerUp):
             if not self._count:
                 self.placement.hand_back()
             self.logicals.worker_up(now)
         elif isinstance(event, WorkerGone):
-            self.failures.gone(self.schedule, self.epoch, event, now)
+            self.failures.worker_ended(self.schedule, self.epoch, event, now)
         elif isinstance(event, Snapshot):
             self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
         else:
             self.placement.instructions.append(event)
 
-    def made(self, event: TicketMade) -> None:
+    def apply_made(self, event: TicketMade) -> None:
         """Handle the event that comes once for each batch."""
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
@@ -102,15 +103,15 @@ class EngineState:
             self.placement.instructions.append(Discard((event.value,)))  # from an earlier epoch, or made twice
             return
         times = event.times
-        self.rules.learn(times.busy_s, times.nbytes)
-        self.placement.arrived(number)
+        self.rules.add_batch(times.busy_s, times.nbytes)
+        self.placement.remove_ticket(number)
         if event.stream_end:
             self.logicals.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
         else:
             if self._count:
-                self.logicals.logs[ticket.queue].made(event.epoch, number, ticket.index)
-            schedule.done(number, event.value, times.samples, times.nbytes)
+                self.logicals.logs[ticket.queue].add_made(event.epoch, number, ticket.index)
+            schedule.accept_result(number, event.value, times.samples, times.nbytes)
 
     def refused(self, send: Send) -> None:
         """Take back a message that a pool could not take."""
@@ -143,7 +144,7 @@ class EngineState:
         self.all_queues_are_dirty()
         self.schedule = self._new_schedule()
         if resume is not None:
-            self.logicals.go_on(resume, self.schedule)
+            self.logicals.resume_at(resume, self.schedule)
 
     def resize(self, settings: Settings) -> None:
         """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
@@ -170,7 +171,7 @@ class EngineState:
             self.all_queues_are_dirty()
         else:
             self.placement.give_up_without_workers()
-        self.late.look(self.schedule, self.epoch, now)
+        self.late.remake_late(self.schedule, self.epoch, now)
 
     def all_queues_are_dirty(self) -> None:
         """Have all queues looked at for something to send."""
@@ -212,7 +213,7 @@ class EngineState:
             return False
         return starving or not self.schedule.ready or self.placement.dirty != self.placement.incomplete
 
-    def learn(self) -> None:
+    def apply_averages(self) -> None:
         """Set message size and prefetch by the times and bytes of the batches so far."""
         self.rules.regroup(self.placement.settings, max(1, self.placement.serving()))
         self.settle_prefetch()

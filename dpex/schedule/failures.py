@@ -52,7 +52,7 @@ class Failures:
         self.deaths: Counter[str] = Counter()
         self.remade: int = 0
 
-    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
+    def worker_ended(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
         """Take in the end of a worker at ``now``, in seconds. Its tickets of earlier epochs are not made again."""
         place, is_present = Place(event.pool, event.worker), event.epoch == epoch
         broken = self._logicals.broken_by(place, schedule, event.working_on if is_present else None)
@@ -72,18 +72,20 @@ class Failures:
         """Let the tickets of the worker be made again. Return their number, and the tickets that are given up."""
         held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
         if event.hung is None:
-            given_up = schedule.lost(event.lost, event.working_on)
+            given_up = schedule.requeue_lost(event.lost, event.working_on)
         else:
             given_up = self._without_what_hangs(schedule, event, event.hung)
-            schedule.lost(number for number in event.lost if number not in {ticket.number for ticket in given_up})
+            schedule.requeue_lost(
+                number for number in event.lost if number not in {ticket.number for ticket in given_up}
+            )
         for number in event.lost:
-            self._placement.arrived(number)
+            self._placement.remove_ticket(number)
             ticket = schedule.ticket(number)
             if ticket is not None:
                 self._placement.dirty.add(ticket.queue)
         for ticket in given_up:
             error = _gave_up(ticket, event.why) if event.hung is None else _hangs(ticket, event.why)
-            schedule.done(ticket.number, lambda error=error: error)
+            schedule.accept_result(ticket.number, lambda error=error: error)
             if self._iterable:
                 schedule.end_queue(ticket.queue)  # where the stream goes on behind it is not known
         return held - len(given_up), given_up
@@ -112,7 +114,7 @@ class Failures:
             "losing samples, as it has no state to restart from"
         )
         if numbers:
-            schedule.done(numbers[0], lambda: error)
+            schedule.accept_result(numbers[0], lambda: error)
         else:
             self._placement.instructions.append(Raise(error))
         schedule.end_queue(logical)
@@ -180,7 +182,7 @@ class LateTickets:
         self.made_again: int = 0
         self.due_at: float = math.inf
 
-    def look(self, schedule: Schedule, epoch: int, now: float) -> None:
+    def remake_late(self, schedule: Schedule, epoch: int, now: float) -> None:
         """Send late tickets to idle local workers, as the consumer is about to wait for the next batch in turn."""
         self.due_at = math.inf
         head = schedule.ticket(schedule.next_number) if self._may_make else None

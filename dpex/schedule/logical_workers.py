@@ -70,25 +70,25 @@ class LogicalWorkers:
         """
         for ticket in former.unfinished() if self.count else ():
             if ticket.issued or ticket.queue in self._never_placed:
-                self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
+                self.logs[ticket.queue].add_made(epoch, ticket.number, ticket.index)
         for log in self.logs:
             log.begin_epoch()
 
-    def go_on(self, point: ResumePoint, schedule: Schedule) -> None:
+    def resume_at(self, point: ResumePoint, schedule: Schedule) -> None:
         """Have an epoch begin at the point of another run. No logical worker has a worker yet."""
         points = [each.going_on(point.epoch, point.first) if self._iterable else each for each in point.logicals]
         ended = [queue for queue, logical in enumerate(points) if logical.has_ended]
-        schedule.go_on(point.first, point.turn, ended)
+        schedule.resume_at(point.first, point.turn, ended)
         for log, logical in zip(self.logs, points, strict=False):
-            log.go_on(logical)
+            log.resume_at(logical)
 
     def stream_ended(self, epoch: int, ticket: Ticket) -> None:
         """Note that a stream had nothing more for this ticket."""
-        self.logs[ticket.queue].ended(epoch, ticket.number, ticket.index)
+        self.logs[ticket.queue].add_end(epoch, ticket.number, ticket.index)
 
     # -- placing and sending -------------------------------------------------------------------------------------
 
-    def place(self, now: float) -> None:
+    def place_all(self, now: float) -> None:
         """Place logical workers that have no worker."""
         if not (unplaced := self.unplaced()):
             return
@@ -101,9 +101,9 @@ class LogicalWorkers:
             if place is None or (load[place] >= limit and not may_share):
                 break
             load[place] += 1
-            self._settle(logical, place)
+            self._place_on(logical, place)
 
-    def _settle(self, logical: int, place: Place) -> None:
+    def _place_on(self, logical: int, place: Place) -> None:
         pool, worker = place
         state, made_since = self.logs[logical].latest()
         self._replaying[logical] = [_again(logical, *made) for made in made_since]
@@ -128,7 +128,7 @@ class LogicalWorkers:
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
         """Send each logical worker the tickets that wait for it; if ``starving``, incomplete messages as well."""
         if None in self._place_of:
-            self.place(now)
+            self.place_all(now)
         dirty = self._placement.dirty
         for logical in sorted(dirty):
             if self._issue_to(logical, schedule, epoch, starving):
@@ -183,8 +183,8 @@ class LogicalWorkers:
         """
         log = self.logs[event.logical]
         self.untold.discard(event.logical)
-        log.told(event.epoch, event.number, event.state)
-        log.settle(epoch, first)
+        log.add_state(event.epoch, event.number, event.state)
+        log.forget_before(epoch, first)
 
     def unreported(self) -> int:
         """Count the logical workers that have reported no state."""

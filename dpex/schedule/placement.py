@@ -2,7 +2,7 @@
 
 Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Tickets of a logical
 worker go to the worker that `LogicalWorkers` names. A sent ticket counts to the ``load`` of its pool until
-`Placement.arrived` reports it as made or lost.
+`Placement.remove_ticket` reports it as made or lost.
 
 A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `Placement.refused` takes
 back the message and all later messages to the same receiver, so that tickets keep their order. The next attempt at this
@@ -38,25 +38,23 @@ class Placement:
     Args:
         settings: Workers and prefetch from the start.
         rules: How far ahead the pass runs, and how many tickets a message holds.
-
-    Attributes:
-        pools: The latest status of each pool, with its requested and running workers.
-        wanted: The number of workers wanted of each pool.
-        dirty: Queues that may have tickets to send.
-        load: Tickets under way, by pool.
-        instructions: Instructions to perform, in order.
-        settings: Workers and prefetch that are wanted now.
-        incomplete: Queues whose waiting tickets do not fill a message, as far as is known.
     """
 
     def __init__(self, settings: Settings, rules: PrefetchRules) -> None:
         self.pools: dict[str, PoolStatus] = {}
+        """The latest status of each pool, with its requested and running workers."""
         self.wanted: dict[str, int] = {}
+        """The number of workers wanted of each pool."""
         self.dirty: set[int] = set()
+        """Queues that may have tickets to send."""
         self.load: dict[str, int] = {}
+        """Tickets under way, by pool."""
         self.instructions: list[Instruction] = []
+        """Instructions to perform, in order."""
         self.incomplete: set[int] = set()
+        """Queues whose waiting tickets do not fill a message, as far as is known."""
         self.settings: Settings = settings
+        """Workers and prefetch that are wanted now."""
         self.rules = rules
         self._former = settings
         self._took_over = 0
@@ -86,7 +84,7 @@ class Placement:
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def reported(self, pool: str, status: PoolStatus) -> None:
+    def update_status(self, pool: str, status: PoolStatus) -> None:
         """Take in the status of a pool, which has changed. Tickets that the pool refused are offered again.
 
         A pool that can start no worker causes a warning here only if other pools continue. Otherwise the error, or the
@@ -125,15 +123,15 @@ class Placement:
 
     # -- workers wanted ------------------------------------------------------------------------------------------
 
-    def ask(self, pool: str, count: int, *, optional: bool = False) -> None:
+    def request_workers(self, pool: str, count: int, *, optional: bool = False) -> None:
         self.wanted[pool] = count
         self.instructions.append(Scale(pool, count, optional))
 
-    def open(self) -> None:
+    def request_start(self) -> None:
         """Ask for the workers that are wanted from the start."""
         for name, count in ((LOCAL, self.settings.local), (REMOTE, self.settings.remote)):
             if count > 0:
-                self.ask(name, count)
+                self.request_workers(name, count)
 
     def resize(self, settings: Settings) -> None:
         """Ask for other numbers.
@@ -144,7 +142,7 @@ class Placement:
         self._took_over = 0
         for name, count in ((LOCAL, settings.local), (REMOTE, settings.remote)):
             if count > 0 or name in self.wanted:
-                self.ask(name, count, optional=name == REMOTE and self.rules.is_tuned)
+                self.request_workers(name, count, optional=name == REMOTE and self.rules.is_tuned)
 
     def keep_workers(self, settings: Settings) -> None:
         """Take over the prefetch only, because logical workers stay on their workers as long as the iterator lives.
@@ -155,7 +153,7 @@ class Placement:
         for name, count in self.wanted.items():
             status = self.pools.get(name, NO_STATUS)
             if status.failed is not None or status.most is not None:
-                self.ask(name, count)
+                self.request_workers(name, count)
 
     def scale_refused(self, scale: Scale, why: str) -> None:
         """Take in that a pool has no workers for this loader. If they were optional, local ones are asked for."""
@@ -166,7 +164,7 @@ class Placement:
             return
         self.instructions.append(Notice(f"no {scale.pool} workers for this loader: {why}", warning=False))
         self.settings = replace(self.settings, remote=0, local=self.settings.local or 1)
-        self.ask(LOCAL, self.settings.local)
+        self.request_workers(LOCAL, self.settings.local)
 
     def take_over_locally(self, cpus: int) -> bool:
         """Ask for at most ``cpus`` local workers if no remote worker is left. Return True in that case."""
@@ -177,7 +175,7 @@ class Placement:
         self.instructions.append(
             Notice(f"no remote worker is left, so local workers take over ({count}): {remote.failed}")
         )
-        self.ask(LOCAL, count)
+        self.request_workers(LOCAL, count)
         self.settings = replace(self.settings, local=count)
         self._took_over = 0 if self.rules.is_tuned else count
         return True
@@ -192,7 +190,7 @@ class Placement:
         )
         self._took_over = 0
         self.settings = replace(self.settings, local=0)
-        self.ask(LOCAL, 0)
+        self.request_workers(LOCAL, 0)
 
     def give_up_without_workers(self) -> None:
         """End the epoch if every pool that is wanted has failed and no worker is left, as it would wait for ever.
@@ -257,7 +255,7 @@ class Placement:
 
     def send(self, schedule: Schedule, message: Send, count: int) -> bool:
         """Send ``count`` waiting tickets as ``message``. Return False if the receiver should get no other one now."""
-        message.tickets.extend(schedule.take(count, message.queue))
+        message.tickets.extend(schedule.issue_tickets(count, message.queue))
         self.instructions.append(message)
         self._on_its_way(message.tickets, message.pool)
         if message.worker is None or (message.pool, message.worker) not in self._full:
@@ -273,7 +271,7 @@ class Placement:
         if pool == REMOTE:
             self._sent_at.update({ticket.number: self._now for ticket in tickets})
 
-    def arrived(self, number: int) -> None:
+    def remove_ticket(self, number: int) -> None:
         """Take note of a ticket that came back, made or lost."""
         carrier = self._carrier.pop(number, None)
         if carrier is not None:
@@ -295,7 +293,7 @@ class Placement:
         """
         paused = set(self._paused)
         self.instructions.append(Send(pool, None, ticket.queue, epoch, [ticket]))
-        self.arrived(ticket.number)
+        self.remove_ticket(ticket.number)
         self._paused |= paused  # no ticket came back from there
         self._on_its_way([ticket], pool)
 
@@ -314,7 +312,7 @@ class Placement:
             if not message.again:
                 schedule.give_back(message.tickets)
                 for ticket in message.tickets:
-                    self.arrived(ticket.number)
+                    self.remove_ticket(ticket.number)
         if worker is not None:
             self._full.add((pool, worker))
         else:

@@ -9,8 +9,8 @@ and batches of a replay buffer in shared memory were up to 149 steps old. The ex
 * Remote workers have a long round trip, and share no memory with the training. Each has `REMOTE_PREFETCH` batches in
   flight, within `REMOTE_BYTES`, if the sampler does not show how far ahead it is drawn (see `draws_ahead_safely`).
 * ``memory_budget`` limits the drawn tickets. A finished batch counts with its bytes, and an unfinished ticket with the
-  bytes of the largest batch so far. A later batch may be larger. So each worker then has only a few tickets
-  (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one per message, and only these can exceed the budget.
+  bytes of the largest batch so far. A later batch may be larger and exceed the budget. Therefore each worker then has
+  only a few tickets (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one per message.
 * A worker of an asynchronous dataset makes several batches at the same time, so the prefetch is that many times larger.
 * A tuner's prefetch replaces these rules. An explicit prefetch limits it.
 
@@ -92,7 +92,7 @@ class PrefetchRules:
         self.is_due: bool = False
         """Message size and prefetch are to be computed again."""
 
-    def learn(self, service_s: float, nbytes: int) -> None:
+    def add_batch(self, service_s: float, nbytes: int) -> None:
         self._seen += 1
         weight = 1.0 / self._seen if self._seen < _REMEMBERED else 1.0 / _REMEMBERED
         self.service_s += weight * (service_s - self.service_s)

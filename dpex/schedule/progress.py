@@ -2,7 +2,7 @@
 
 After a death, a logical worker starts from its latest state and makes the later tickets again. A run that is resumed
 later needs the state as of the last batch that was *delivered*, and workers are ahead of that. So states are kept from
-the latest one that is not ahead of the delivery on (`LogicalLog.settle`).
+the latest one that is not ahead of the delivery on (`LogicalLog.forget_before`).
 
 A stream whose dataset has no state has only a count: the delivered batches of this epoch, in all runs. A later run
 reads these batches again and drops them. A dataset that could be asked for its state, and has not been asked yet, has
@@ -161,7 +161,7 @@ class LogicalLog:
         """Count batches from zero."""
         self._batches, self._start = 0, None
 
-    def made(self, epoch: int, number: int, index: Any) -> None:
+    def add_made(self, epoch: int, number: int, index: Any) -> None:
         """Note a ticket that was made."""
         made = self._made
         if self._is_stream and not self._states:
@@ -169,15 +169,15 @@ class LogicalLog:
         if not made or made[-1].number != number or made[-1].epoch != epoch:
             made.append(made_ticket_of(MadeTicket, (epoch, number, index)))
 
-    def ended(self, epoch: int, number: int, index: Any) -> None:
+    def add_end(self, epoch: int, number: int, index: Any) -> None:
         """Note that the stream had no more at this ticket, which is made again unless a later state is reported.
 
         A dataset may get ready for its next epoch there. Without that, it would begin the next one at its end.
         """
         if self._states:
-            self.made(epoch, number, index)
+            self.add_made(epoch, number, index)
 
-    def told(self, epoch: int, number: int, state: Any) -> None:
+    def add_state(self, epoch: int, number: int, state: Any) -> None:
         """Take in the state after that ticket.
 
         The state of an earlier ticket than the latest is not new. That of the same ticket may hold more, as the dataset
@@ -189,7 +189,7 @@ class LogicalLog:
         elif place == states[-1][0]:
             states[-1] = (place, state)
 
-    def settle(self, epoch: int, first: int) -> None:
+    def forget_before(self, epoch: int, first: int) -> None:
         """Forget states and tickets that are not needed once all tickets before ``first`` were delivered."""
         states, made = self._states, self._made
         while len(states) > 1 and states[1][0] < (epoch, first):
@@ -220,7 +220,7 @@ class LogicalLog:
         batches = self._batches + delivered if self._is_stream and not known else 0
         return LogicalPoint(state=state, again=again, batches=batches, has_ended=has_ended)
 
-    def go_on(self, point: LogicalPoint) -> None:
+    def resume_at(self, point: LogicalPoint) -> None:
         """Begin where another run was."""
         self._states.clear()
         self._made.clear()

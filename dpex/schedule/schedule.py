@@ -8,8 +8,8 @@ Rules:
 * ``drawn - delivered <= prefetch``.
 * With ``in_order`` tickets leave in the order of their numbers. Otherwise they leave in the order of their results.
 * With ``queues == 0`` any worker may make any ticket.
-* With ``queues == n`` a ticket belongs to one of *n* logical workers. The draw chooses the next active queue in turn,
-  as PyTorch does, and out of order the next queue with room for the ticket.
+* With ``queues == n`` a ticket belongs to one of *n* logical workers. With ``in_order`` the draw
+  chooses the next active queue in turn, as PyTorch does. Otherwise it chooses the next queue with room for the ticket.
 * An ended queue (an exhausted stream) drops its other tickets and takes no more.
 * A lost ticket returns to the front. If its worker died while making it, it has one try less. After ``max_tries`` it is
   given up, and its failure is delivered in its place.
@@ -53,7 +53,8 @@ class Ticket:
 
 
 class MadeBatch(NamedTuple):
-    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and the arguments of `done`."""
+    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and the arguments of
+    `Schedule.accept_result`."""
 
     number: int
     queue: int
@@ -141,7 +142,7 @@ class Schedule:
                     fallback = queue
         return fallback, turn
 
-    def end_of_sampler(self) -> None:
+    def end_sampler(self) -> None:
         """Draw no more, as the sampler has ended."""
         self._sampler_ended = True
 
@@ -153,7 +154,7 @@ class Schedule:
 
     # -- resuming ------------------------------------------------------------------------------------------------
 
-    def go_on(self, first: int, turn: int, ended: Iterable[int]) -> None:
+    def resume_at(self, first: int, turn: int, ended: Iterable[int]) -> None:
         """Begin a new schedule with ticket ``first`` instead of 0; these queues have ended already."""
         self.drawn = self.next_number = self.delivered = first
         self._turn = turn
@@ -211,7 +212,7 @@ class Schedule:
         """Return the number of tickets of ``queue`` that wait to be issued."""
         return len(self._pending[queue])
 
-    def take(self, limit: int, queue: int = SHARED) -> list[Ticket]:
+    def issue_tickets(self, limit: int, queue: int = SHARED) -> list[Ticket]:
         """Issue up to ``limit`` tickets of ``queue``, lowest first."""
         waiting = self._pending[queue]
         tickets = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
@@ -238,7 +239,7 @@ class Schedule:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def done(self, number: int, payload: Any, samples: int = 0, nbytes: int = 0) -> bool:
+    def accept_result(self, number: int, payload: Any, samples: int = 0, nbytes: int = 0) -> bool:
         """Take in the batch of ticket ``number``. Return False, and change nothing, if it is not wanted any more."""
         ticket = self._open.get(number)
         if ticket is None:
@@ -260,7 +261,7 @@ class Schedule:
             self._close(ticket)
             self._dropped += 1
 
-    def lost(self, numbers: Iterable[int], working_on: int | None = None) -> list[Ticket]:
+    def requeue_lost(self, numbers: Iterable[int], working_on: int | None = None) -> list[Ticket]:
         """Take back tickets of a worker that died. Return the tickets that are out of tries.
 
         Args:

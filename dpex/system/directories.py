@@ -40,7 +40,7 @@ def own_directories(environment: Mapping[str, str]) -> list[Path]:
     return found
 
 
-def to_look_in(environment: Mapping[str, str]) -> list[Path]:
+def announcement_directories(environment: Mapping[str, str]) -> list[Path]:
     """Return the directories of announcements: ``$DPEX_METRICS_DIR``, or the safe directories of `own_directories`."""
     given = environment.get(DIRECTORY_VARIABLE)
     return [Path(given)] if given else [path for path in own_directories(environment) if is_safe(path)]
@@ -49,7 +49,7 @@ def to_look_in(environment: Mapping[str, str]) -> list[Path]:
 def is_safe(own: Path) -> bool:
     """Return True for a directory that only this user can change."""
     try:
-        with opened(own, own=True):
+        with open_directory(own, own=True):
             return True
     except OSError:
         return False
@@ -63,7 +63,7 @@ def _is_mine(path: Path) -> bool:
         return False
 
 
-def prepare(directory: Path, *, own: bool) -> None:
+def make_directory(directory: Path, *, own: bool) -> None:
     """Make the directory unless it exists. Raises OSError."""
     if own and directory.is_symlink():
         raise PermissionError(f"{directory} is a symbolic link: {_REMEDY}")
@@ -71,7 +71,7 @@ def prepare(directory: Path, *, own: bool) -> None:
 
 
 @contextlib.contextmanager
-def opened(directory: Path, *, own: bool) -> Iterator[int]:
+def open_directory(directory: Path, *, own: bool) -> Iterator[int]:
     """Yield the descriptor of a directory. With ``own``, only this user may be able to change it, else only its owner.
 
     Raises:
@@ -82,7 +82,7 @@ def opened(directory: Path, *, own: bool) -> Iterator[int]:
         directory = directory.resolve()
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _check(directory, os.fstat(descriptor), own=own)
+        _check_owner(directory, os.fstat(descriptor), own=own)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -96,7 +96,7 @@ def _check_links(path: Path) -> None:
                 raise PermissionError(f"{part} is a symbolic link of another user (number {found.st_uid}): {_REMEDY}")
 
 
-def _check(directory: Path, found: os.stat_result, *, own: bool) -> None:
+def _check_owner(directory: Path, found: os.stat_result, *, own: bool) -> None:
     """Check the owner and the mode of a directory. Root may use other users' directories if they are given, because a
     container may have directories of its host."""
     me = os.getuid()
@@ -108,11 +108,11 @@ def _check(directory: Path, found: os.stat_result, *, own: bool) -> None:
         raise PermissionError(f"all users may change the files in {directory}: chmod it, or {_REMEDY}")
 
 
-def write(directory: Path, name: str, text: str, *, own: bool) -> None:
+def write_file(directory: Path, name: str, text: str, *, own: bool) -> None:
     """Put a file there at once and whole: this user's alone to read with ``own``, else for all. Raises OSError."""
     temporary = f"dpex-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with opened(directory, own=own) as inside:
+    with open_directory(directory, own=own) as inside:
         number = os.open(temporary, flags, 0o600, dir_fd=inside)
         try:
             with os.fdopen(number, "w") as file:
@@ -124,7 +124,7 @@ def write(directory: Path, name: str, text: str, *, own: bool) -> None:
             raise
 
 
-def read(path: Path) -> str:
+def read_file(path: Path) -> str:
     """Return the text of a file of such a directory, without waiting. Other users may have written anything to the
     directory.
 

@@ -84,7 +84,7 @@ NOTHING = RunQueueTimes()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queued:
+class QueueTimes:
     """Times of threads since each began: of worker processes by process and native id, of this process, and of its
     training thread. None: not known."""
 
@@ -92,14 +92,14 @@ class Queued:
     here: Mapping[int, RunQueueTimes] | None = None
     trainer: RunQueueTimes | None = None
 
-    def since(self, then: Queued) -> RunQueueGrowth:
+    def since(self, then: QueueTimes) -> RunQueueGrowth:
         """Return the times between two readings. Threads that have ended in between are left out.
 
         Processes that were not read before count with all their times. In the first window of workers there are no
         others, and decisions rest on it.
         """
         known = [_grown(then.by_pid.get(pid, {}), threads) for pid, threads in self.by_pid.items()]
-        workers = total(known) if known else None
+        workers = total_times(known) if known else None
         here = None if self.here is None or then.here is None else _grown(then.here, self.here)
         trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
         return RunQueueGrowth(workers, here, trainer)
@@ -107,7 +107,7 @@ class Queued:
     @property
     def workers(self) -> RunQueueTimes | None:
         """Times of the workers' threads since each began; None: not known."""
-        return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
+        return total_times(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
 
 
 class RunQueueGrowth(NamedTuple):
@@ -120,10 +120,10 @@ class RunQueueGrowth(NamedTuple):
 
 
 def _grown(then: Mapping[int, RunQueueTimes], now: Mapping[int, RunQueueTimes]) -> RunQueueTimes:
-    return total(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
+    return total_times(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
 
 
-def total(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
+def total_times(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
     return reduce(RunQueueTimes.plus, rans, NOTHING)
 
 
@@ -132,17 +132,17 @@ def parse_schedstat(text: str) -> RunQueueTimes:
     return RunQueueTimes(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
 
 
-def read_run_queues(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
+def read_queue_times(pids: Collection[int], thread: int, proc: Path = _PROC) -> QueueTimes:
     """Read the times; ``thread`` is the training thread's native id, 0 if unknown."""
     step = max(1, len(pids) // _ASKED)
     by_pid = {}
     for pid in sorted(pids)[::step][:_ASKED]:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            by_pid[pid] = _process(proc / str(pid) / "task")
+            by_pid[pid] = _process_threads(proc / str(pid) / "task")
     here = None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        here = _process(proc / "self" / "task")
-    return Queued(by_pid=by_pid, here=here, trainer=here.get(thread) if here is not None else None)
+        here = _process_threads(proc / "self" / "task")
+    return QueueTimes(by_pid=by_pid, here=here, trainer=here.get(thread) if here is not None else None)
 
 
 def own_queue_s(file: str = "/proc/thread-self/schedstat") -> float | None:
@@ -152,7 +152,7 @@ def own_queue_s(file: str = "/proc/thread-self/schedstat") -> float | None:
     return None
 
 
-def _process(tasks: Path) -> dict[int, RunQueueTimes]:
+def _process_threads(tasks: Path) -> dict[int, RunQueueTimes]:
     """Return the times by thread. Threads of libraries come and go, so one may end before it is read."""
     found = {}
     for task in islice(tasks.iterdir(), _THREADS_ASKED):
@@ -170,14 +170,14 @@ class DelayMeter:
     def __init__(self) -> None:
         self._delay: float | None = None
         self._read_at = 0.0
-        self._queued = Queued()
+        self._queued = QueueTimes()
 
-    def of(self, pids: Callable[[], Collection[int]]) -> float | None:
+    def delay_of(self, pids: Callable[[], Collection[int]]) -> float | None:
         """Return the recent seconds on run queues per CPU second, or None if the kernel does not report them."""
         now = monotonic()
         if now - self._read_at > QUEUES_EVERY_S:
             self._read_at = now
-            queued = read_run_queues(pids(), 0)
+            queued = read_queue_times(pids(), 0)
             ran, self._queued = queued.since(self._queued).workers, queued
             self._delay = None if ran is None else round(ran.delay, 3)
         return self._delay
@@ -276,7 +276,7 @@ class MachineCounts:
 
     at: float
     cpu_s: float
-    queued: Queued = field(default_factory=Queued)
+    queued: QueueTimes = field(default_factory=QueueTimes)
     used: CpuUse | None = None
 
     def part(self, since: MachineCounts, seconds: float) -> float:
@@ -284,7 +284,7 @@ class MachineCounts:
         return min(1.0, max(0.0, seconds) / max(1e-6, self.at - since.at))
 
     def completed(self, found: Reading, since: MachineCounts, cpu_part: float, queued_part: float = 1.0) -> Reading:
-        """Return ``found``, the counts between two readings, with what the machine did meanwhile.
+        """Return ``found``, the reading between these counts and earlier ones, with the CPU time of that period.
 
         ``cpu_part``, ``queued_part``: The parts of this process's CPU time, and of the training thread's time on run
         queues, that belong to passes.
@@ -304,7 +304,7 @@ class MachineCounts:
         )
 
 
-def read_cpu_time() -> MachineCounts:
+def read_own_cpu() -> MachineCounts:
     """Return the CPU time of this process alone."""
     return MachineCounts(at=monotonic(), cpu_s=time.process_time())
 
@@ -317,12 +317,12 @@ def read_machine(pids: Collection[int], thread: int, own: Collection[int] | None
         thread: The native id of the training thread; 0: unknown.
         own: The local workers, which are no other programs; None: other programs are not asked for.
     """
-    queued = read_run_queues(pids, thread)
-    return replace(read_cpu_time(), queued=queued, used=None if own is None else cpu_used(own))
+    queued = read_queue_times(pids, thread)
+    return replace(read_own_cpu(), queued=queued, used=None if own is None else cpu_used(own))
 
 
 def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
-    """Return the pool with the time that its batches were on run queues, by the delay of those who make them."""
+    """Return the pool with the time that its batches spent on run queues, by the delay of their workers."""
     return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
 
 
@@ -354,7 +354,7 @@ class MachineMeter:
         return max(0.5, self._usable / self._parts)
 
     def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
-        """Return the fields of `Reading` about the machine, those of other programs since the reading before.
+        """Return the fields of `Reading` about the machine. Other programs count since the previous reading.
 
         ``pids``: The processes of the local workers, which may outnumber ``workers``.
         """

@@ -1,9 +1,9 @@
 """Notice the end of a process, and the forks of this process.
 
 A forked child inherits every iterator that is alive. If it read from one, it would take its parent's messages. A lock
-that another thread held during the fork is never released in the child. So `watch` calls a method of such objects in
-each child, before any of the child's own code runs. Comparing process ids instead would cost a system call for each
-batch.
+that another thread held during the fork is never released in the child. So `notify_in_forks` has a method of such
+objects called in each child, before any of the child's own code runs. Comparing process ids instead would cost a system
+call for each batch.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class ProcessOwned(Protocol):
 _owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()
 
 
-def watch(owned: ProcessOwned) -> None:
+def notify_in_forks(owned: ProcessOwned) -> None:
     """Call ``owned.inherited()`` in each process that is forked from this one while ``owned`` lives."""
     _owned.add(owned)
 
 
-def _tell_all() -> None:
+def _notify_owned() -> None:
     for owned in list(_owned):
         owned.inherited()
     _owned.clear()
 
 
-os.register_at_fork(after_in_child=_tell_all)
+os.register_at_fork(after_in_child=_notify_owned)

@@ -44,7 +44,7 @@ _said: set[str] = set()
 """Arguments of `is_first` so far."""
 
 
-def forgive(stream: TextIO) -> None:
+def replace_unencodable(stream: TextIO) -> None:
     """Have letters that this stream cannot write become "?" instead of an error, because a job's output may be ASCII
     only."""
     reconfigure = getattr(stream, "reconfigure", None)

@@ -1,8 +1,8 @@
 """The wait of a thread: for descriptors of its choice, and for a wakeup that any thread may ring.
 
-`Wakeup.watch` and `Wakeup.sleep` are for one thread at a time. A ring while no thread sleeps ends the next sleep at
-once. Several rings count as one. The lock may be taken again by the thread that holds it, as a garbage collection or a
-signal may ring anywhere.
+`Wakeup.set_descriptors` and `Wakeup.sleep` are for one thread at a time. A ring while no thread sleeps ends the next
+sleep at once. Several rings count as one. The thread that holds the lock may take it again, as a garbage collection or
+a signal may ring anywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Wakeup:
             if not self._closed:
                 os.eventfd_write(self._descriptor, 1)
 
-    def watch(self, descriptors: Iterable[int]) -> None:
+    def set_descriptors(self, descriptors: Iterable[int]) -> None:
         """Let only these descriptors end a sleep from now on, when they become readable."""
         watched = (self._descriptor, *descriptors)
         if watched != self._watched:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpex.schedule.names import encodable
-from dpex.system.directories import opened, prepare, read, write
+from dpex.system.directories import make_directory, open_directory, read_file, write_file
 
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
 _SAME = 200
@@ -89,7 +89,7 @@ def _targets_in(path: Path) -> list[ScrapeTarget]:
                 path=path,
                 gone=_has_ended(path, socket.gethostname()),
             )
-            for group in json.loads(read(path))
+            for group in json.loads(read_file(path))
             for address in group["targets"]
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -108,18 +108,18 @@ def _has_ended(path: Path, node: str) -> bool:
 class Announcement:
     """The file of this process; `withdraw` removes it.
 
-    Raises OSError if the directory cannot be written to or is not safe (see `dpex.system.directories.opened`).
+    Raises OSError if the directory cannot be written to or is not safe (see `dpex.system.directories.open_directory`).
     """
 
     def __init__(self, directory: Path, target: str, labels: Mapping[str, str], *, own: bool = False) -> None:
-        prepare(directory, own=own)
-        with opened(directory, own=own):
+        make_directory(directory, own=own)
+        with open_directory(directory, own=own):
             node = socket.gethostname()
             tidy_up(directory, node)
         self.path: Path = directory / f"dpex-{node}-{os.getpid()}-{started_at(os.getpid()) or 0}.json"
         self._pid = os.getpid()
         content = json.dumps([{"targets": [target], "labels": dict(labels)}], indent=1) + "\n"
-        write(directory, self.path.name, content, own=own)
+        write_file(directory, self.path.name, content, own=own)
 
     def withdraw(self) -> None:
         """Remove the file, but not in a forked process. Idempotent."""

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.transport.memory import LARGEST_LEARNT, advise, learn, map_memory, memory_file
+from dpex.transport.memory import LARGEST_LEARNT, advise, keep_heap, map_memory, memory_file
 
 PAGE_BYTES = mmap.PAGESIZE
 # Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
@@ -130,7 +130,7 @@ class Segment:
         at, born = 2 * slot + self._side, _age
         self._hold(slot, base, partial(operator.setitem, self.flags, at), born)
         if forks and self._shared:  # after `_hold`: a fork in another thread sees this view, or is seen here
-            look_at_forks()
+            release_after_forks()
             self._hold(slot, base, partial(_clear, self.flags, at, born), born)
         return base
 
@@ -222,7 +222,7 @@ class Arena:
         self._placed[base.__array_interface__["data"][0]] = ref
         return base, ref
 
-    def find(self, address: int) -> SlotRef | None:
+    def slot_at(self, address: int) -> SlotRef | None:
         """Return the slot that starts at ``address``, if the maker alone holds it, or None."""
         ref = self._placed.get(address)
         if ref is None:
@@ -243,7 +243,7 @@ class Arena:
         gone, self._retired = self._retired, []
         return gone
 
-    def give_back(self) -> None:
+    def release_free_pages(self) -> None:
         """Give the pages of free slots back to the kernel. A slot gets pages again when it is taken."""
         for number, segment in self._segments.items() if self._shared else ():
             for ref in (SlotRef(number, slot) for slot in range(segment.spec.slots)):
@@ -288,7 +288,7 @@ class Arena:
         held = sum(segment.spec.slots for segment in segments)
         slots = max(1, min(_SEGMENT_BYTES // slot_bytes, max(2, held)))
         size = _flag_bytes(slots) + slots * slot_bytes
-        memory, fd = _map(size, self._shared)
+        memory, fd = _map_segment(size, self._shared)
         self._last_id += 1
         spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
         segment = self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
@@ -328,9 +328,9 @@ class ArenaCache:
         return arena
 
 
-def _map(size: int, shared: bool) -> tuple[Any, int]:
+def _map_segment(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
-        learn(LARGEST_LEARNT)  # the samples' memory is of the heap, which sees no batch
+        keep_heap(LARGEST_LEARNT)  # the samples' memory is of the heap, which sees no batch
         memory = map_memory(-1, size)
         advise(memory, _MADV_HUGEPAGE)
         advise(memory, _MADV_POPULATE_WRITE)
@@ -372,7 +372,7 @@ _looking = threading.Lock()
 
 
 def _clear(flags: Any, at: int, born: float, _: _Hold) -> None:
-    look_at_forks()
+    release_after_forks()
     _clear_once_unread(born, flags, at)
 
 
@@ -385,12 +385,12 @@ def _clear_once_unread(born: float, flags: Any, at: int) -> None:
     flags[at] = 0
 
 
-def look_at_forks() -> None:
+def release_after_forks() -> None:
     """Release the slots that were kept for processes that are gone."""
     if not _looking.acquire(blocking=False):
         return
     try:
-        for fork in _ended():
+        for fork in _ended_forks():
             forks.remove(fork)
             os.close(fork.reading)
             for born, flags, at in fork.kept:
@@ -399,7 +399,7 @@ def look_at_forks() -> None:
         _looking.release()
 
 
-def _ended() -> list[Fork]:
+def _ended_forks() -> list[Fork]:
     watched = {fork.reading: fork for fork in forks if fork.reading >= 0 and fork.writing < 0}
     poller = select.poll()
     for fd in watched:

@@ -152,7 +152,7 @@ class Encoder:
 
     def _in_slot(self, owner: Any, address: int, nbytes: int) -> Node | None:
         """Return a node of the slot that begins at ``address``, if there is one: nothing is copied."""
-        ref = self._arena.find(address)
+        ref = self._arena.slot_at(address)
         if ref is None:
             return None
         self.nbytes += nbytes

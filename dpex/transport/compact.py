@@ -66,9 +66,11 @@ def compact(items: Any) -> Any:
         3
     """
     if isinstance(items, dict):
-        return CompactMapping(_Buffer.of([_pickles(items.values(), "value"), _pickles(items, "key"), _hashes(items)]))
+        return CompactMapping(
+            _Buffer.of_parts([_pickles(items.values(), "value"), _pickles(items, "key"), _hashes(items)])
+        )
     if isinstance(items, (list, tuple)):
-        return CompactSequence(_Buffer.of([_pickles(items, "item")]))
+        return CompactSequence(_Buffer.of_parts([_pickles(items, "item")]))
     raise OptionError(f"compact({type(items).__name__}): give a list, a tuple or a dict")
 
 
@@ -136,7 +138,7 @@ class _Buffer:
             self._order, self._hashes = (np.frombuffer(self._map, np.uint64, count, start) for start in starts[-2:])
 
     @classmethod
-    def of(cls, parts: list[Any]) -> _Buffer:
+    def of_parts(cls, parts: list[Any]) -> _Buffer:
         """Write these parts, each a list of pickles or an array of hashes."""
         fd = os.memfd_create("dpex-compact")
         starts: list[int] = []

@@ -46,7 +46,7 @@ class FrameWriter:
         self._pieces: deque[memoryview] = deque()
         self.pending_bytes: int = 0
 
-    def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
+    def add_frame(self, header: Any, buffers: Sequence[Any] = ()) -> None:
         """Keep a frame until `flush` sends it. The buffers must not change before."""
         data = marshal.dumps(header)
         pieces = [memoryview(one).cast("B") for one in buffers]
@@ -84,19 +84,19 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[An
         OSError: The connection broke.
     """
     head = bytearray(_HEAD.size)
-    if not _fill(connection, [head]):
+    if not _fill_buffers(connection, [head]):
         return None
-    length, count = _check(head)
+    length, count = _parsed_head(head)
     table, data = bytearray(_SIZE.size * count), bytearray(length)
-    if not _fill(connection, [table, data]):
+    if not _fill_buffers(connection, [table, data]):
         return None
     buffers = [memory(nbytes) for (nbytes,) in _SIZE.iter_unpack(table)]
-    if not _fill(connection, buffers):
+    if not _fill_buffers(connection, buffers):
         return None
     return marshal.loads(data), buffers
 
 
-def _check(head: bytes | bytearray) -> tuple[int, int]:
+def _parsed_head(head: bytes | bytearray) -> tuple[int, int]:
     """Return the length of the header and the number of buffers."""
     length, count = _HEAD.unpack(head)
     if length > LONGEST_HEADER or count > MOST_BUFFERS:
@@ -104,7 +104,7 @@ def _check(head: bytes | bytearray) -> tuple[int, int]:
     return length, count
 
 
-def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:
+def _fill_buffers(connection: socket.socket, buffers: Sequence[Any]) -> bool:
     """Fill the buffers, in one system call as a rule; return False if the connection ends before."""
     views = [view for buffer in buffers if (view := memoryview(buffer).cast("B")).nbytes]
     at = 0
@@ -138,12 +138,12 @@ class FrameReader:
                 data = b""
             self.ended = not data
             self._data += data
-        return self._take()
+        return self._next_frame()
 
-    def _take(self) -> list[Any]:
+    def _next_frame(self) -> list[Any]:
         headers, at, data = [], 0, self._data
         while len(data) - at >= _HEAD.size:
-            length, count = _check(data[at : at + _HEAD.size])
+            length, count = _parsed_head(data[at : at + _HEAD.size])
             if count:
                 raise FrameError("a frame with buffers, where none are expected")
             end = at + _HEAD.size + length

@@ -8,9 +8,9 @@ A file in memory (``memfd_create``) has no name that could leak, and only the ma
 The heap of glibc maps blocks over a threshold of 128 KiB one by one, unmaps freed blocks, and returns free memory at
 the end of the heap to the kernel. So each decoded sample faults its pages in anew. When a program frees a mapped block
 of up to 32 MiB, glibc raises the threshold to its size, and keeps twice as much at the end of the heap (mallopt(3)). A
-batch in shared memory is not such a block, so `learn` allocates and frees a block of its size. The next batch then
+batch in shared memory is not such a block, so `keep_heap` allocates and frees a block of its size. The next batch then
 reuses the memory of freed samples. The user's settings (``mallopt``, ``GLIBC_TUNABLES``) prevail: they end glibc's
-adaptation, and `learn` does not call ``mallopt`` if the environment contains them.
+adaptation, and `keep_heap` does not call ``mallopt`` if the environment contains them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_",
 _learnt = 0
 
 
-def learn(nbytes: int) -> None:
+def keep_heap(nbytes: int) -> None:
     """Have the heap keep up to twice ``nbytes`` that are freed at its end, or more if a former call asked for more."""
     global _learnt
     if nbytes <= _learnt:
@@ -173,7 +173,7 @@ def learn(nbytes: int) -> None:
         mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes, _MOST_KEPT))
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return all free pages of the heap to the kernel, which takes milliseconds. Later use faults pages in again."""
     if (malloc_trim := getattr(_LIBC, "malloc_trim", None)) is not None:
         malloc_trim(ctypes.c_size_t(0))

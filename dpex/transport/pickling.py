@@ -133,7 +133,7 @@ class BufferTable:
         self._by_address: dict[int, Memory] = {}
         self._by_marker: dict[int, Memory] = {}
 
-    def keep(self, buffer: pickle.PickleBuffer) -> None:
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
         raw = buffer.raw()
         memory = self._by_marker.get(id(raw.obj))
         self.buffers.append(np.frombuffer(raw, np.uint8) if memory is None else memory)
@@ -200,7 +200,7 @@ class _BatchPickler(ForkingPickler):
     """Pickles objects that are not PyTorch's by the reductions of `multiprocessing`."""
 
     def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.keep)
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.add_buffer)
         self._memories = memories
 
     def reducer_override(self, obj: Any) -> Any:
@@ -375,7 +375,7 @@ def _dataset_pickler(base: Any) -> Any:
 def _batch_pickler(base: Any) -> Any:
     class RemoteBatchPickler(base):  # type: ignore[misc]
         def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
-            super().__init__(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=memories.keep)
+            super().__init__(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=memories.add_buffer)
             self._memories = memories
 
         def reducer_override(self, obj: Any) -> Any:
@@ -413,12 +413,12 @@ def _dump(pickler: Any, obj: Any) -> None:
     try:
         pickler.dump(obj)
     except Exception as error:
-        raise ShippingError(explain(obj, error, _travels)) from error
+        raise ShippingError(explain(obj, error, _is_picklable)) from error
     finally:
         _thread.is_shipping = False
 
 
-def _travels(value: Any) -> bool:
+def _is_picklable(value: Any) -> bool:
     """Return True if a remote worker can receive ``value``."""
     try:
         _dataset_pickler(_remote_pickler())(io.BytesIO(), 5, buffer_callback=lambda _: False).dump(value)

@@ -34,26 +34,23 @@ _CLOSE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A sample, or a batch of an ``async def __getitems__``, while it is loaded.
-
-    Attributes:
-        place, index: Its place in the batch, and its index.
-        number: The number of its ticket.
-        samples: The number of samples that are loaded at once.
-        seconds: From its slot to its end.
-        given: The awaitable that the dataset has returned; None: reading it has not begun.
-        is_late: It was cancelled as it took too long.
-        is_dropped: It was cancelled as its batch failed or ends.
-    """
+    """A sample, or a batch of an ``async def __getitems__``, while it is loaded."""
 
     place: int
     index: Any
+    """The index of the sample; ``place`` is its position in the batch."""
     number: int
+    """The number of its ticket."""
     samples: int = 1
+    """The number of samples that are loaded at once."""
     given: Any = None
+    """The awaitable that the dataset has returned; None: reading it has not begun."""
     seconds: float = 0.0
+    """Seconds from taking a slot to the end."""
     is_late: bool = False
+    """True if the sample was cancelled because it took too long."""
     is_dropped: bool = False
+    """True if the sample was cancelled because its batch failed or ends."""
 
 
 of_task: contextvars.ContextVar[Step | None] = contextvars.ContextVar("dpex-sample", default=None)

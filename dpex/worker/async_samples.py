@@ -1,12 +1,12 @@
-"""Load the samples of asynchronous datasets: all samples of a batch, and of several batches, at the same time.
+"""Load the samples of asynchronous datasets: all samples of one or several batches at the same time.
 
-**Two phases.** The samples of a batch are fetched at the same time, in steps between which other batches go on. Then
-they are decoded and collated in one step (`SampleLoop.is_computing`).
+**Two phases.** First, all samples of a batch are fetched at the same time, in steps of the event loop. Other batches
+continue between these steps. Then the samples are decoded and collated in one step (`SampleLoop.is_computing`).
 
 **Random numbers.** Under ``seeding="batch"`` the generators are seeded for each sample that is decoded, from the seed
-of the batch and the sample's place, and for the collate function. Draws of samples that are being fetched would depend
-on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails it and all later
-batches.
+of the batch and the sample's place. They are seeded again for the collate function. Draws during the fetch would depend
+on the order of answers. So the generators are compared whenever a batch was fetched. A draw fails this batch and all
+later batches.
 
 **Order.** Results are awaited in the order of the samples. So a batch raises the error of the first sample, in order,
 that fails. Earlier samples are awaited; later ones are cancelled and awaited.

@@ -177,7 +177,7 @@ class InProcessMaker:
     def __init__(self, base_seed: int, modes: Modes, own: OwnGenerators | None = None) -> None:
         self._seeds = TicketSeeds(base_seed)
         self._modes = modes
-        self._own = own
+        self._own = own or None
         self._threads = 1
 
     def threads(self) -> int:

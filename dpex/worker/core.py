@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 class WorkerCore:
-    """Makes the tickets of the logical workers of one worker, which ``logicals`` has by number."""
+    """Makes the tickets of the logical workers of worker ``worker``, which ``logicals`` has by number."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, worker: int = 0) -> None:
         self.setup = setup
         self.logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
-        self._timer = TicketTimer(is_on=setup.times_calls, draws_of=GeneratorDraws)
+        self._timer = TicketTimer(is_on=setup.times_calls, draws_of=GeneratorDraws, worker=worker)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own: OwnGenerators | None = None
 

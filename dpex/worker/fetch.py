@@ -194,7 +194,7 @@ class Fetcher:
         clocked = self._unclocked == 0
         cpu_began = self._cpu() if clocked else 0.0
         began = monotonic()
-        if began >= self._timer.due and self._timer.begin(began, self._dataset, self._load_s):
+        if began >= self._timer.due and self._timer.start_batch(began, self._dataset, self._load_s):
             return self._fetch_timed(index)
         data = self._from_stream(index) if self.stream is not None else self._from_map(index)
         fetched = monotonic()
@@ -230,12 +230,12 @@ class Fetcher:
         """Fetch as `fetch` does, and record the calls."""
         timer, collate_fn = self._timer, self._collate_fn
         try:
-            self._collate_fn, self._unclocked = partial(timer.collating, collate_fn), 0
+            self._collate_fn, self._unclocked = partial(timer.timed_collate, collate_fn), 0
             batch, times = self.fetch(index)
         finally:
             self._collate_fn = collate_fn
-            timer.end()
-        return batch, timer.finished(times)
+            timer.stop_batch()
+        return batch, timer.with_calls(times)
 
     def _from_map(self, index: Any) -> Any:
         if self.samples is not None:
@@ -275,16 +275,16 @@ class Fetcher:
         samples, batch, timer = self.samples, BatchLoad(seed, number), self._timer
         assert samples is not None
         now = monotonic()
-        is_timed = now >= timer.due and timer.begin(now, self._dataset, self._load_s)
+        is_timed = now >= timer.due and timer.start_batch(now, self._dataset, self._load_s)
         try:
             data = await samples.awaited(index, batch)
             began, cpu_began = monotonic(), self._cpu()
             samples.seed(seed)
-            made = timer.collating(self._collate_fn, data) if is_timed else self._collate_fn(data)
+            made = timer.timed_collate(self._collate_fn, data) if is_timed else self._collate_fn(data)
         finally:
             samples.end_computing(seed)
             if is_timed:
-                timer.end()
+                timer.stop_batch()
         ended, cpu_ended = monotonic(), self._cpu()
         load_cpu_s, samples.cpu_since = cpu_began - samples.cpu_since, cpu_ended
         self._load_s = load_s = max(batch.seconds / samples.slots.most + batch.decode_s, load_cpu_s)
@@ -300,7 +300,7 @@ class Fetcher:
             slowest=slowest,
             failed=tuple(batch.failed),
         )
-        return made, timer.finished(times) if is_timed else times
+        return made, timer.with_calls(times) if is_timed else times
 
     def _from_stream(self, index: Any) -> Any:
         if self.has_ended:

@@ -1,15 +1,20 @@
-"""The global random generators as they are now, to be put back later in this process, in some 15 µs.
+"""Keep the states of the global random generators, and put them back later in this process, in 4 µs.
 
-NumPy's ``get_state`` takes 40 µs, more than all else that a tiny batch costs. So the 624 words of its Mersenne Twister
-are copied at the address that NumPy tells (``BitGenerator.ctypes``). The second number of a pair of normal numbers lies
-in the ``RandomState``, at a place that is found once by setting it. NumPy's own functions serve where there is no such
-place, and for other bit generators.
+The public functions take far longer: ``get_state`` of NumPy 40 µs, and ``getstate`` and ``setstate`` of Python 13 µs,
+more than all else that a tiny batch costs. So the 624 words of these two Mersenne Twisters are copied in memory. NumPy
+tells the address of its words (``BitGenerator.ctypes``). The place of Python's words in a ``random.Random``, and of the
+second number of a pair of normal numbers in a ``RandomState``, is found once by setting them. The public functions
+serve where there is no such place, and for other bit generators.
+
+The copies hold the interpreter's lock, so no thread of the user's can draw from a state of Python's generator that is
+half set.
 """
 
 from __future__ import annotations
 
 import ctypes
 import random
+import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +27,42 @@ if TYPE_CHECKING:
     from dpex.worker.own_generators import OwnGenerators
 
 MT19937_BYTES = 624 * 4 + 4
-"""The words of NumPy's ``mt19937_state`` and the position of the next one."""
-_PAIR_BYTES = 16
+"""The words of NumPy's ``mt19937_state`` or Python's ``RandomObject``, and the position of the next one."""
+_Words = ctypes.c_char * MT19937_BYTES
+_Pair = ctypes.c_char * 16
 """C: ``int has_gauss; double gauss;``."""
 _numpy_random: Any = np.random
 
 
 def words_of(bits: Any) -> bytes:
     """Return the words of a ``np.random.MT19937`` and the position of the next one, in 1 µs."""
-    return ctypes.string_at(bits.ctypes.state_address, MT19937_BYTES)
+    return _Words.from_address(bits.ctypes.state_address).raw
+
+
+@cache
+def words_offset() -> int | None:
+    """Return where a ``random.Random`` has its position and its words: bytes from its address, or None."""
+    probe = random.Random(0)
+    offset = _only_place(probe, _packed(probe))
+    if offset is None:
+        return None
+    other = random.Random(1)
+    other.random()
+    _Words.from_address(id(probe) + offset).raw = _packed(other)
+    return offset if probe.getstate() == other.getstate() else None
+
+
+def _packed(generator: random.Random) -> bytes:
+    """Return the C form of a state: ``int index; uint32_t state[624];``."""
+    *words, position = generator.getstate()[1]
+    return struct.pack("=i624I", position, *words)
+
+
+def _only_place(thing: Any, wanted: bytes) -> int | None:
+    """Return where the memory of an object has these bytes, from its address; None unless there is one such place."""
+    memory = ctypes.string_at(id(thing), type(thing).__basicsize__)
+    at = memory.find(wanted)
+    return at if at >= 0 and memory.find(wanted, at + 1) < 0 else None
 
 
 @cache
@@ -39,30 +71,43 @@ def pair_offset() -> int | None:
     probe, number = np.random.RandomState(0), 0.7390851332151607
     state: Any = probe.get_state(legacy=False)
     probe.set_state({**state, "has_gauss": 1, "gauss": number})
-    size = type(probe).__basicsize__
-    wanted = bytes(ctypes.c_int(1)) + bytes(4) + bytes(ctypes.c_double(number))
-    found = ctypes.string_at(id(probe), size)
-    at = found.find(wanted)
-    if at < 0 or found.find(wanted, at + 1) >= 0:
+    at = _only_place(probe, bytes(ctypes.c_int(1)) + bytes(4) + bytes(ctypes.c_double(number)))
+    if at is None:
         return None
     probe.set_state({**state, "has_gauss": 0, "gauss": number})
     return at if ctypes.string_at(id(probe) + at, 4) == bytes(4) else None
 
 
-class KeptStates:
-    """The global generators, and those of a dataset, as they are now, to be put back later in this process.
+@cache
+def places() -> tuple[Any, Any]:
+    """Return the words of Python's global generator and the pair of NumPy's, as memory to read and set, or None."""
+    words, pair = words_offset(), pair_offset()
+    return (
+        None if words is None else _Words.from_address(id(GLOBAL["python"]) + words),
+        None if pair is None else _Pair.from_address(id(GLOBAL["numpy"]) + pair),
+    )
 
-    It includes NumPy's bit generator, which `seed_ticket` and datasets may replace.
+
+class KeptStates:
+    """The present states of the global generators and of a dataset's own generators. `put_back` restores them.
+
+    NumPy's bit generator is restored, too, because `seed_ticket` and datasets may replace it.
     """
 
+    __slots__ = ("_bits", "_numpy", "_own", "_own_states", "_pair", "_python", "_python_words", "_torch", "_words")
+
     def __init__(self, own: OwnGenerators | None = None) -> None:
-        self._python = random.getstate()
+        self._python_words, self._pair = places()
+        if self._python_words is None:
+            self._python: Any = random.getstate()
+        else:
+            self._python = self._python_words.raw, GLOBAL["python"].gauss_next
         self._torch = torch.default_generator.get_state()
         bits = self._bits = _numpy_random.get_bit_generator()
-        offset = pair_offset() if type(bits) is np.random.MT19937 else None
-        self._pair_address = 0 if offset is None else id(GLOBAL["numpy"]) + offset
-        if self._pair_address:
-            self._numpy: Any = words_of(bits), ctypes.string_at(self._pair_address, _PAIR_BYTES)
+        self._words = None
+        if self._pair is not None and type(bits) is np.random.MT19937:
+            self._words = _Words.from_address(bits.ctypes.state_address)
+            self._numpy: Any = self._words.raw, self._pair.raw
         else:
             self._numpy = generator_state(GLOBAL["numpy"])
         self._own = own
@@ -70,15 +115,16 @@ class KeptStates:
 
     def put_back(self) -> None:
         """Set the generators to the kept states. It may be called again."""
-        random.setstate(self._python)
+        if self._python_words is None:
+            random.setstate(self._python)
+        else:
+            self._python_words.raw, GLOBAL["python"].gauss_next = self._python
         torch.default_generator.set_state(self._torch)
         if _numpy_random.get_bit_generator() is not self._bits:
             _numpy_random.set_bit_generator(self._bits)
-        if self._pair_address:
-            words, pair = self._numpy
-            ctypes.memmove(self._bits.ctypes.state_address, words, MT19937_BYTES)
-            ctypes.memmove(self._pair_address, pair, _PAIR_BYTES)
-        else:
+        if self._words is None:
             set_generator_state(GLOBAL["numpy"], self._numpy)
+        else:
+            self._words.raw, self._pair.raw = self._numpy
         if self._own:
             self._own.restore(self._own_states)

@@ -15,7 +15,7 @@ import torch
 from dpex._torch import is_any_autocast_enabled
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.user_warnings import warn
-from dpex.transport.memory import learn
+from dpex.transport.memory import keep_heap
 
 # Called for each batch; without a look-up of the attribute this takes half as long.
 _has_grad, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
@@ -78,18 +78,7 @@ def modes_here() -> Modes:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """The facts about a loader that a worker needs. They travel in one pickle, so that shared objects stay shared.
-
-    Attributes:
-        own_workers: The number of workers that the user asked for. An error of ``worker_init_fn`` in one of them ends
-            the epoch. A failure of a worker beyond this number only removes that worker. None: no worker is beyond it.
-        times_calls: True if a worker times calls now and then; see `dpex.profile.live_timer`.
-        snapshot_every: Batches between two reports of a logical worker's state; None: by time.
-        samples: The policy for samples that fail.
-        modes: torch's modes for making batches; None: the worker's own, as in torch.
-        concurrency: The maximum number of samples of an asynchronous dataset that a worker loads at the same time.
-        shares_objects: True if forked workers read the plain objects of the dataset without copying them.
-    """
+    """The facts about a loader that a worker needs. They travel in one pickle, so that shared objects stay shared."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
@@ -101,12 +90,20 @@ class WorkerSetup:
     base_seed: int
     per_batch_seed: bool
     own_workers: int | None = None
+    """The number of workers that the user asked for. An error of ``worker_init_fn`` in one of them ends the epoch. A
+    failure of a worker beyond this number only removes that worker. None: no worker is beyond it."""
     times_calls: bool = True
+    """True if a worker times calls now and then; see `dpex.profile.live_timer`."""
     snapshot_every: int | None = None
+    """Batches between two reports of a logical worker's state; None: by time."""
     samples: SamplePolicy = AS_TORCH
+    """The policy for samples that fail."""
     modes: Modes | None = None
+    """torch's modes for making batches; None: the worker's own, as in torch."""
     concurrency: int = 64
+    """The maximum number of samples of an asynchronous dataset that a worker loads at the same time."""
     shares_objects: bool = False
+    """True if forked workers read the plain objects of the dataset without copying them."""
 
 
 def with_own_dataset(setup: WorkerSetup) -> WorkerSetup:
@@ -142,4 +139,4 @@ def prepare_process() -> None:
 
 def keep_for(batch_bytes: int) -> None:
     """Have the heap keep the pages that samples of batches of that size free; see `dpex.transport.memory`."""
-    learn(_LEAST_KEPT + batch_bytes)
+    keep_heap(_LEAST_KEPT + batch_bytes)

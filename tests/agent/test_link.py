@@ -34,7 +34,7 @@ class Ends:
 
     def send(self, header: Any, buffers: list[Any]) -> None:
         """Send a frame, however long the other end takes."""
-        self.writer.put(header, buffers)
+        self.writer.add_frame(header, buffers)
         until(self.writer.flush)
 
     def next(self) -> Arrived:
@@ -78,7 +78,7 @@ def test_frames_arrive_as_they_were_sent(ends: Ends, sizes: tuple[int, ...]) -> 
 def test_what_the_socket_does_not_take_waits_with_its_memory(ends: Ends) -> None:
     stuck, other = socket.socketpair()
     writer, (large,) = FrameWriter(stuck), noise(8 << 20)
-    writer.put("large", [large])
+    writer.add_frame("large", [large])
     assert not writer.flush()
     assert 0 < writer.pending_bytes <= large.nbytes + 100
     reader = AgentLink(other, memory)
@@ -93,10 +93,10 @@ def test_what_the_socket_does_not_take_waits_with_its_memory(ends: Ends) -> None
 def test_requests_reach_the_agent_whole_from_any_pieces() -> None:
     ours, theirs = socket.socketpair()
     sink, source = socket.socketpair()
-    FrameWriter(sink).put("never flushed")
+    FrameWriter(sink).add_frame("never flushed")
     writer = FrameWriter(sink)
     for header in (("tickets", 3, b"abc"), ("close", 0.5)):
-        writer.put(header)
+        writer.add_frame(header)
     writer.flush()
     data = source.recv(1 << 16)
     reader, found = FrameReader(theirs), []
@@ -116,7 +116,7 @@ def test_no_buffers_are_taken_where_none_are_expected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         writer = FrameWriter(ours)
-        writer.put("large", noise(1000))
+        writer.add_frame("large", noise(1000))
         assert writer.flush()
         with pytest.raises(FrameError, match="buffers, where none are expected"):
             FrameReader(theirs).read()

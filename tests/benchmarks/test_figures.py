@@ -1,5 +1,6 @@
 """Published figures: what a course counts, and that documents show what is kept. Nothing is timed."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from benchmarks import keep, report
 from benchmarks.contestants import Contestant
 from benchmarks.course import Course, drive
+from benchmarks.readme_table import readme_table
 from benchmarks.results import RowResult
 from benchmarks.rows import BY_KEY
 
@@ -50,6 +52,33 @@ def test_ratios_are_taken_within_rounds_that_both_have() -> None:
     assert found.ratio(ours, other) is None
 
 
+def row_of(key: str, rates: dict[str, float]) -> RowResult:
+    """Make a row on two cores from one round, by the keys of its contestants."""
+    courses = {
+        Contestant.from_key(who): {0: Course(batches=round(10 * rate), seconds=10.0, waited_s=5.0)}
+        for who, rate in rates.items()
+    }
+    return RowResult(row=BY_KEY[key], cores=2, courses=courses, failed={})
+
+
+def test_the_readme_shows_what_people_type_and_slower_rows_first(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.json"
+    rates = {"dpex, 0": 240.0, "dpex, 1": 248.0, "dpex, 2": 249.0, "auto, 0": 250.0, "Ray Data, actors, 0": 125.0}
+    nodes.write_text(json.dumps({"commit": ["1", False], "nodes": {key: {"rate": one} for key, one in rates.items()}}))
+    http = {"torch:2": 9.0, "torch:64:prefetch=4": 200.0, "dpex:auto": 150.0, "dpex:auto:form=aiohttp": 400.0}
+    rows = [
+        row_of("readme-photographs", {"torch:2": 10.0, "torch:4": 12.0, "dpex:auto": 18.0}),
+        row_of("readme-http", http),
+    ]
+    _, _, *lines = (line.strip("| ").split(" | ") for line in readme_table(rows, nodes).splitlines())
+    assert [line[1:] for line in lines] == [
+        ["9.0/s", "200/s (64, prefetch 4)", "150/s", "0.75x (0.75 to 0.75)"],
+        ["10.0/s", "12.0/s (4)", "18.0/s", "1.50x (1.50 to 1.50)"],
+        ["9.0/s", "200/s (64, prefetch 4)", "400/s", "2.00x (2.00 to 2.00)"],
+        ["-", "Ray Data: 125/s, 50%", "250/s, 100%; 248/s, 99%, `num_workers=16`", "2.00x"],
+    ]
+
+
 @pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
 def test_the_documents_tables_match_the_kept_results(path: Path) -> None:
     text = path.read_text()
@@ -66,5 +95,5 @@ def test_what_is_kept_can_be_quoted() -> None:
 @pytest.mark.parametrize("run", report.quoted_first(keep.kept_runs()), ids=lambda run: str(run.commit)[:8])
 def test_figures_that_readers_see_first_are_recent(run: keep.Kept) -> None:
     """The README and the first table of the benchmarks' page."""
-    since = report.commits_since(run)
+    since = report.commits_since(run.commit, run.until)
     assert since is None or since <= report.MOST_SINCE, f"measure again: {report.age(run)}"

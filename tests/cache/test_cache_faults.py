@@ -214,7 +214,7 @@ def test_a_worker_killed_while_writing_leaves_no_partial_sample(
 ) -> None:
     """It is killed with half of the sample written."""
     killed = tmp_path / "killed"
-    write = store_module._write
+    write = store_module._write_all
 
     def half_written(fd: int, at: int, parts: Any) -> None:
         if at > store_module.PAGE + LENGTH * store_module._ENTRY.size:  # a sample, not an entry
@@ -224,7 +224,7 @@ def test_a_worker_killed_while_writing_leaves_no_partial_sample(
                 os.kill(os.getpid(), signal.SIGKILL)
         write(fd, at, parts)
 
-    monkeypatch.setattr(store_module, "_write", half_written)
+    monkeypatch.setattr(store_module, "_write_all", half_written)
     dataset = cached(Images(), **({} if kind == "memory" else {"memory": 0, "disk": tmp_path / "disk"}))
     with DpexDataLoader(dataset, batch_size=2, num_workers=2) as loader:
         for _ in range(2):
@@ -357,7 +357,7 @@ def test_a_table_beyond_all_memory_is_refused_before_it_is_made() -> None:
 def test_a_full_shared_memory_ends_the_filling(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when others take it after the cache was made: the budget is not used up."""
     monkeypatch.setattr(files, "SHARED_MEMORY", small_disk)
-    monkeypatch.setattr(files, "room", lambda: 1 << 30)
+    monkeypatch.setattr(files, "store_room", lambda: 1 << 30)
     dataset = cached(Images(), memory="100MB")
     for _ in range(2):
         assert [dataset[index][0].item() for index in range(LENGTH)] == list(range(LENGTH))

@@ -10,7 +10,7 @@ import torch
 
 import dpex as package
 from dpex import DpexDataLoader
-from dpex.cli.about import about
+from dpex.cli.about import about_text
 from tests.cli.commands import ROOT, dpex
 
 TEMPLATE = (ROOT / ".github" / "ISSUE_TEMPLATE" / "problem.md").read_text()
@@ -25,7 +25,7 @@ SECRETS = {
 
 
 def test_versions_and_numbers_are_shown() -> None:
-    text = about({"LOCAL_WORLD_SIZE": "2", "DPEX_METRICS_PORT": "9400"})
+    text = about_text({"LOCAL_WORLD_SIZE": "2", "DPEX_METRICS_PORT": "9400"})
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines())
     assert rows["dpex"] == package.__version__
     assert rows["torch"] == torch.__version__
@@ -35,7 +35,7 @@ def test_versions_and_numbers_are_shown() -> None:
 
 
 def test_paths_hosts_and_names_are_not_shown() -> None:
-    text = about(SECRETS)
+    text = about_text(SECRETS)
     assert [value for value in SECRETS.values() if value in text] == []
     assert re.findall(r"^(DPEX_\w+|RAY_ADDRESS) +set$", text, re.MULTILINE) == sorted(set(SECRETS) - {"MASTER_ADDR"})
     assert "/" not in text
@@ -47,7 +47,7 @@ def test_the_command_prints_it_without_importing_torch() -> None:
     done = dpex("--about")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("dpex ")
-    code = "import sys; from dpex.cli.about import about; about({}); sys.exit('torch' in sys.modules)"
+    code = "import sys; from dpex.cli.about import about_text; about_text({}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 

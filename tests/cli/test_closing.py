@@ -10,7 +10,7 @@ from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.measure.settings import Settings
 from dpex.run.run_options import RunOptions
-from dpex.run.served import Served, lines
+from dpex.run.served import Served, report_lines
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
@@ -51,7 +51,7 @@ def served(source: Any, given: int = 2, served_by: int | None = None) -> Served:
 
 
 def printed(*loaders: Served, **options: Any) -> list[str]:
-    return list(lines(RunOptions(**options), [(one, one.source.diagnose()) for one in loaders]))
+    return list(report_lines(RunOptions(**options), [(one, one.source.diagnose()) for one in loaders]))
 
 
 def test_closing_prints_old_and_new_workers_wait_and_report() -> None:

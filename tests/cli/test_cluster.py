@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from shared_ray import SharedRay
 
-from dpex.cli.cluster import NO_LOADERS, ClusterNode, screen
+from dpex.cli.cluster import NO_LOADERS, ClusterNode, cluster_screen
 from dpex.pools.ray.shares import Claim
 from dpex.system.ray_package import available_resources_per_node
 
@@ -28,7 +28,7 @@ def test_nodes_and_loaders_are_shown_who_lacks_most_first() -> None:
         "id[/]le": (Claim(useful=2, most=12, requested=2, running=2), 2),
         "hungry": (Claim(useful=16, most=12, requested=8, running=4, weight=2.0), 8),
     }
-    lines = [line.split() for line in text_of(screen(NODES, loaders)).splitlines()]
+    lines = [line.split() for line in text_of(cluster_screen(NODES, loaders)).splitlines()]
     assert ["Ray", "cluster:", "2", "nodes,", "12", "CPUs,", "2.5", "free"] in lines
     assert ["b", "8", "5.5", "2.5"] in lines
     hungry, idle = ["hungry", "4", "8", "8", "16", "1", "2"], ["id[/]le", "2", "2", "2", "2", "1", "1"]
@@ -36,7 +36,7 @@ def test_nodes_and_loaders_are_shown_who_lacks_most_first() -> None:
 
 
 def test_a_cluster_without_loaders_says_so() -> None:
-    assert NO_LOADERS.split() == text_of(screen(NODES, {})).split("\n\n")[-1].split()
+    assert NO_LOADERS.split() == text_of(cluster_screen(NODES, {})).split("\n\n")[-1].split()
 
 
 def test_where_nothing_answers_the_remedy_is_named() -> None:

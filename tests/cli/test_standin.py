@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex import loader_behind
-from dpex.loader.served import why_not
+from dpex.loader.served import why_not_served
 from dpex.run import served
 from dpex.run.run_options import RunOptions
-from dpex.run.served import iterator, stand_in
+from dpex.run.served import served_iterator, updated_stand_in
 
 TORCHS = DataLoader._get_iterator
 NUMBERS = range(12)
@@ -47,25 +47,25 @@ def test_a_stand_in_adopts_the_scripts_settings_and_changes() -> None:
     generator = torch.Generator()
     options: dict[str, Any] = {"prefetch_factor": 3, "persistent_workers": True, "in_order": False}
     loader: Any = DataLoader(NUMBERS, 4, True, num_workers=2, generator=generator, timeout=9, **options)
-    made = stand_in(loader, RunOptions())
+    made = updated_stand_in(loader, RunOptions())
     assert made._is_auto
     assert (made.generator, made.timeout) == (generator, 9)
     assert {name: getattr(made, name) for name in options} == options
     assert made.batch_sampler is loader.batch_sampler
     assert made.seeding == "batch"
     loader.collate_fn = tuple
-    assert stand_in(loader, RunOptions()) is made
+    assert updated_stand_in(loader, RunOptions()) is made
     assert made.collate_fn is tuple
     assert loader_behind(loader) is made
     loader.multiprocessing_context = "spawn"
-    assert stand_in(loader, RunOptions()).multiprocessing_context.get_start_method() == "spawn"
+    assert updated_stand_in(loader, RunOptions()).multiprocessing_context.get_start_method() == "spawn"
     loader.num_workers = 0
-    assert stand_in(loader, RunOptions()).num_workers == 0
+    assert updated_stand_in(loader, RunOptions()).num_workers == 0
 
 
 def test_a_stand_in_ends_with_its_loader() -> None:
     loader: Any = DataLoader(NUMBERS, num_workers=2)
-    made = weakref.ref(stand_in(loader, RunOptions()))
+    made = weakref.ref(updated_stand_in(loader, RunOptions()))
     del loader
     assert made() is None
 
@@ -76,12 +76,12 @@ COPIES = {"copy": copy.copy, "deep copy": copy.deepcopy, "pickle": lambda loader
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_has_a_stand_in_and_changes_of_its_own(how: str) -> None:
     loader: Any = DataLoader(NUMBERS, num_workers=2)
-    made = stand_in(loader, RunOptions())
+    made = updated_stand_in(loader, RunOptions())
     copied = COPIES[how](loader)
     copied.collate_fn = tuple
-    assert stand_in(copied, RunOptions()) is not made
-    assert stand_in(copied, RunOptions()).collate_fn is tuple
-    assert stand_in(loader, RunOptions()).collate_fn is loader.collate_fn
+    assert updated_stand_in(copied, RunOptions()) is not made
+    assert updated_stand_in(copied, RunOptions()).collate_fn is tuple
+    assert updated_stand_in(loader, RunOptions()).collate_fn is loader.collate_fn
 
 
 class OwnSampler(DataLoader[Any]):
@@ -103,8 +103,8 @@ def test_a_loader_that_dpex_cannot_serve_is_left_to_torch(
 ) -> None:
     monkeypatch.setattr(served, "_said", set())
     made = loader()
-    assert why_not(made) == reason
-    batches = [[batch.tolist() for batch in iterator(made, TORCHS, RunOptions())] for _ in range(2)]
+    assert why_not_served(made) == reason
+    batches = [[batch.tolist() for batch in served_iterator(made, TORCHS, RunOptions())] for _ in range(2)]
     assert batches[0] == batches[1] == [batch.tolist() for batch in made]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1

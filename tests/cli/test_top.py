@@ -23,7 +23,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.cli import main, top
-from dpex.cli.top import Report, ReportRequests, fetching, screen
+from dpex.cli.top import Report, ReportRequests, fetching, report_screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
 from dpex.telemetry.exporter import exporter
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 def shown(*found: Report, width: int = 120) -> str:
     out = StringIO()
-    Console(file=out, width=width).print(screen(found, "/place"))
+    Console(file=out, width=width).print(report_screen(found, "/place"))
     return out.getvalue()
 
 
@@ -200,7 +200,7 @@ def test_it_follows_until_it_is_to_stop(
     out, stop = StringIO(), threading.Event()
     options = main.parser().parse_args(["top"])
     console = Console(file=out, width=100, height=40, force_terminal=terminal)
-    thread = threading.Thread(target=top.run, args=(options, console, stop))
+    thread = threading.Thread(target=top.show_reports, args=(options, console, stop))
     thread.start()
     until(lambda: out.getvalue().count("photos") >= 3)
     stop.set()

@@ -1,12 +1,13 @@
 """`DpexDataLoader.diagnose`: what is counted, from when on, and what is said when nothing is."""
 
 import pickle
+import time
 from typing import Any
 
 import pytest
 
 from dpex import DpexDataLoader
-from tests.diagnose.planted import Planted
+from tests.diagnose.planted import Planted, compute
 
 KINDS: dict[str, dict[str, Any]] = {
     "here": {"num_workers": 0},
@@ -65,3 +66,25 @@ def test_a_pickled_loader_begins_anew() -> None:
     loader = DpexDataLoader(Planted(8), num_workers=1)
     list(loader)
     assert pickle.loads(pickle.dumps(loader)).diagnose().facts.batches == 0
+
+
+def rate_of(loader: DpexDataLoader[Any]) -> float:
+    """Batches per second of a pass whose steps compute for 200 µs."""
+    began, count = time.perf_counter(), 0
+    for _ in loader:
+        compute(0.0002)
+        count += 1
+    return count / (time.perf_counter() - began)
+
+
+@pytest.mark.alone
+def test_tiny_batches_gain_without_workers_what_was_predicted() -> None:
+    """The prediction is a lower bound: batches are made sooner on a CPU that no worker needs beside them."""
+    dataset = Planted(12_000)
+    with DpexDataLoader(dataset, batch_size=2, num_workers=2, seeding="batch") as loader:
+        rate_of(loader)
+        found = loader.diagnose()
+    predicted = next(one for one in found.predictions if one.kind == "inline")
+    measured = max(rate_of(DpexDataLoader(dataset, batch_size=2, num_workers=0)) for _ in range(2))
+    assert measured > found.facts.rate
+    assert predicted.rate_low < measured < 2.0 * predicted.rate_high

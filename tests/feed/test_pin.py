@@ -231,8 +231,8 @@ def nothing() -> Any:
 def with_one_batch(payload: Callable[[], Any]) -> Schedule:
     schedule = Schedule(prefetch=1)
     schedule.draw(0)
-    schedule.take(1)
-    schedule.done(0, payload)
+    schedule.issue_tickets(1)
+    schedule.accept_result(0, payload)
     return schedule
 
 
@@ -335,9 +335,9 @@ def test_upcoming_is_what_pop_then_gives(in_order: bool, seed: int) -> None:
     for index in range(12):
         schedule.draw(index)
     for queue in range(3):
-        schedule.take(12, queue)
+        schedule.issue_tickets(12, queue)
     for number in choose.sample(range(12), 8):
-        schedule.done(number, None)
+        schedule.accept_result(number, None)
     if choose.random() < 0.5:
         schedule.end_queue(1)
     for most in range(5):

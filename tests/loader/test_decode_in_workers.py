@@ -211,7 +211,7 @@ def test_an_error_of_decoding_costs_its_batch_alone() -> None:
 def test_a_memory_budget_counts_what_tickets_carry() -> None:
     rules = PrefetchRules(logical=False, may_group=False, memory_budget=100)
     sizes = Settings(local=10, prefetch=20)
-    rules.learn(1.0, 10)
+    rules.add_batch(1.0, 10)
     assert (rules.prefetch(sizes), rules.within_budget(20, sizes, 1, 20)) == (10, 7)
     rules.carried_bytes = 10
     assert (rules.prefetch(sizes), rules.within_budget(20, sizes, 1, 20)) == (5, 3)

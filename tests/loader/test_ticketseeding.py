@@ -112,7 +112,7 @@ def test_kept_states_are_put_back(
     prepare: Callable[[], Any], has_place: bool, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_place:
-        monkeypatch.setattr(kept_states, "pair_offset", lambda: None)
+        monkeypatch.setattr(kept_states, "places", lambda: (None, None))
     np.random.set_bit_generator(kind(3))  # type: ignore[attr-defined]
     prepare()
     kept, expected = KeptStates(), two_normals()
@@ -123,8 +123,18 @@ def test_kept_states_are_put_back(
         assert two_normals() == expected
 
 
-def test_numpy_keeps_the_half_of_a_pair_where_it_is_looked_for() -> None:
-    assert kept_states.pair_offset() is not None
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_no_draw_is_left_once_states_are_put_back(draw: Callable[[], Any]) -> None:
+    half_a_pair()
+    before, kept = states(), KeptStates()
+    two_normals()
+    draw()
+    kept.put_back()
+    assert states() == before
+
+
+def test_states_lie_where_they_are_looked_for() -> None:
+    assert None not in kept_states.places()
 
 
 def test_seeds_of_a_pass_are_those_of_its_key() -> None:

@@ -5,6 +5,7 @@ import functools
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -18,8 +19,8 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from workload import wait_as_work
 
 import dpex
-from dpex.measure.batch_times import COLLATE, LOAD, CallRow
-from dpex.measure.sampling import FIRST_S, REST, SamplingSchedule
+from dpex.measure.batch_times import COLLATE, LOAD, CallRow, batch_times, encoded_times
+from dpex.measure.sampling import APART_S, FIRST_S, REST, SamplingSchedule
 from dpex.profile import call_rows, call_tree
 from dpex.profile.call_names import label_of_c, place
 from dpex.profile.call_rows import rows_of
@@ -42,16 +43,16 @@ def all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 class AlwaysTimer(TicketTimer):
     """Times each batch, as a whole."""
 
-    def begin(self, now: float, dataset: Any, load_s: float) -> bool:
+    def start_batch(self, now: float, dataset: Any, load_s: float) -> bool:
         self._occasions.due, self._occasions._began, self._occasions._pass_by = 0.0, 0.0, 0
-        return super().begin(now, dataset, 1e9)
+        return super().start_batch(now, dataset, 1e9)
 
-    def end(self) -> None:
-        super().end()
+    def stop_batch(self) -> None:
+        super().stop_batch()
         self.due = 0.0
 
-    def finished(self, times: Any) -> Any:
-        found = super().finished(times)
+    def with_calls(self, times: Any) -> Any:
+        found = super().with_calls(times)
         self.due = 0.0
         return found
 
@@ -429,6 +430,18 @@ def test_recording_ends_with_the_sample_that_costs_enough() -> None:
     assert found["load > Samples.__getitem__"] == 2
 
 
+def test_the_cost_of_recording_is_no_cpu_time_of_the_batch() -> None:
+    making = fetcher(Samples(Compose(*[Flip()] * 2000)), AlwaysTimer())
+    began = time.thread_time()
+    _, times = making.fetch([0])
+    cpu_s = time.thread_time() - began
+    own_s = times.load_cpu_s + times.collate_cpu_s
+    assert cpu_s > 2.0 * own_s
+    assert batch_times(encoded_times(times, encode_s=0.0, cpu_s=cpu_s, nbytes=0, ended_at=0.0)).cpu_s < own_s + 0.5 * (
+        cpu_s - own_s
+    )
+
+
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 RNG = np.random.default_rng(1)
@@ -526,6 +539,15 @@ def test_dozens_in_a_short_run_and_no_end_of_them_in_a_long_one() -> None:
     assert 10 <= len(short) <= 80
     assert 60 <= len(long) <= 250
     assert max(b - a for a, b in pairwise(long)) * 0.05 < 70
+
+
+def test_workers_are_not_timed_first_at_the_same_time() -> None:
+    first = []
+    for worker in range(3):
+        timer = TicketTimer(worker=worker)
+        timer.start_batch(100.0, None, 0.0)
+        first.append(timer.due - 100.0)
+    assert first == pytest.approx([FIRST_S, FIRST_S + APART_S, FIRST_S + 2 * APART_S])
 
 
 def test_a_pass_of_a_few_tiny_batches_is_left_alone() -> None:

@@ -52,12 +52,12 @@ def pair() -> Iterator[Pair]:
     gc.collect()  # slots that tests before left in cycles are in use
     yield Pair()
     gc.collect()
-    arena.look_at_forks()
+    arena.release_after_forks()
     assert arena.forks == []
 
 
 def held(pair: Pair) -> int:
-    arena.look_at_forks()
+    arena.release_after_forks()
     return pair.slots_held()
 
 
@@ -107,7 +107,7 @@ def test_what_came_after_the_fork_comes_back_at_once(pair: Pair) -> None:
 
 
 def test_the_next_batch_brings_back_what_a_child_gave_up(pair: Pair) -> None:
-    """Nobody calls `look_at_forks` in a training loop."""
+    """Nobody calls `release_after_forks` in a training loop."""
     batch = pair(torch.arange(LARGE))
     child = Child()
     del batch
@@ -124,7 +124,7 @@ def test_each_living_child_costs_one_descriptor_until_it_ends(pair: Pair) -> Non
     assert len(descriptors() - before) == 3 * 3  # two of them are the test's own
     for child in children:
         child.end()
-    arena.look_at_forks()
+    arena.release_after_forks()
     assert descriptors() == before
     del batch
 
@@ -207,6 +207,6 @@ def test_dpex_s_own_processes_hold_nothing() -> None:
     batch = next(first)
     second = iter(loader)
     next(second)
-    until(lambda: (arena.look_at_forks(), arena.forks == [])[1])
+    until(lambda: (arena.release_after_forks(), arena.forks == [])[1])
     assert int(batch[0, 0]) == 0
     assert len(list(second)) == 119

@@ -41,7 +41,7 @@ def wakes(wakeup: Wakeup) -> bool:
 
 
 def test_a_ring_before_the_sleep_is_not_lost_and_several_are_one(wakeup: Wakeup) -> None:
-    wakeup.watch(())
+    wakeup.set_descriptors(())
     assert not wakes(wakeup)
     wakeup.ring()
     wakeup.ring()
@@ -53,14 +53,14 @@ def test_a_ring_before_the_sleep_is_not_lost_and_several_are_one(wakeup: Wakeup)
 
 def test_what_is_watched_wakes_and_nothing_else_does(wakeup: Wakeup, pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    wakeup.watch([reading])
+    wakeup.set_descriptors([reading])
     sleeper = asleep(wakeup)
     os.write(writing, b".")
     sleeper.join(60.0)
     assert not sleeper.is_alive()
     wakeup.clear()
     assert wakes(wakeup)
-    wakeup.watch([])
+    wakeup.set_descriptors([])
     assert not wakes(wakeup)
     wakeup.ring()
     assert wakes(wakeup)

@@ -96,7 +96,7 @@ def test_the_sdist_holds_what_is_needed_to_work_on_dpex(distributions: tuple[Pat
 
 def test_the_licence_is_named_and_ray_is_an_extra(distributions: tuple[Path, Path]) -> None:
     about = fresh_environment.metadata_of(distributions[1])
-    assert about["License-Expression"] == "Apache-2.0"
+    assert about["License-Expression"] == "Apache-2.0 AND MIT"
     assert "ray" in about.get_all("Provides-Extra", ())
     needs = about.get_all("Requires-Dist", ())
     plain = {one.name for one in fresh_environment.declared(needs)}

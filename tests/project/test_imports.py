@@ -106,23 +106,23 @@ class Dataset(torch.utils.data.Dataset):
 torchs = set(sys.modules)
 from dpex import DpexDataLoader
 imported = of_dpex()
-loader = DpexDataLoader(Dataset(), batch_size=2, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+loader = DpexDataLoader(Dataset(), batch_size=2, num_workers={workers}, collate_fn=list, multiprocessing_context="fork")
 made = of_dpex()
-in_workers = {name for batch in loader for names in batch for name in names}
-print(json.dumps({
+in_workers = {{name for batch in loader for names in batch for name in names}}
+print(json.dumps({{
     "imported": imported,
     "made": made,
     "after an epoch": of_dpex(),
     "in workers": sorted(in_workers),
     "foreign": sorted(name for name in set(sys.modules) - torchs if name.split(".")[0] != "dpex"),
-}))
+}}))
 """
 
 
 @cache
-def loaded() -> dict[str, list[str]]:
+def loaded(workers: str = "2") -> dict[str, list[str]]:
     """Names of modules in a new process and in its workers, at several moments."""
-    return json.loads(ran("-c", SCRIPT).stdout)  # type: ignore[no-any-return]
+    return json.loads(ran("-c", SCRIPT.format(workers=workers)).stdout)  # type: ignore[no-any-return]
 
 
 def is_listed(module: str, allowed: tuple[str, ...]) -> bool:
@@ -143,9 +143,10 @@ def test_a_loader_with_two_workers_imports_only_listed_modules() -> None:
     assert [name for name in found if name in FOR_OTHER_LOADERS] == []
 
 
-def test_an_epoch_imports_no_module_in_the_training_process() -> None:
+@pytest.mark.parametrize("workers", ["2", "'auto'"])
+def test_an_epoch_imports_no_module_in_the_training_process(workers: str) -> None:
     """The first batch would wait for each such module."""
-    assert loaded()["after an epoch"] == loaded()["made"]
+    assert loaded(workers)["after an epoch"] == loaded(workers)["made"]
 
 
 def test_no_slow_package_is_loaded_for_such_a_loader() -> None:

@@ -16,7 +16,7 @@ import pytest
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.system.directories import opened, own_directories, to_look_in
+from dpex.system.directories import announcement_directories, open_directory, own_directories
 from dpex.telemetry.discovery import Announcement, identity, started_at, tidy_up
 from dpex.telemetry.discovery import targets as announced
 from dpex.telemetry.exporter import exporter
@@ -139,10 +139,10 @@ def test_the_directories_that_are_meant_without_another(tmp_path: Path, environm
         temporary,
         Path("/c/dpex/metrics"),
     ]
-    assert to_look_in(environment) == []
+    assert announcement_directories(environment) == []
     Announcement(temporary, "127.0.0.1:9", LABELS, own=True)
-    assert to_look_in(environment) == [temporary]
-    assert to_look_in({**environment, "DPEX_METRICS_DIR": "/given"}) == [Path("/given")]
+    assert announcement_directories(environment) == [temporary]
+    assert announcement_directories({**environment, "DPEX_METRICS_DIR": "/given"}) == [Path("/given")]
 
 
 @only_root
@@ -202,10 +202,10 @@ def test_directories_that_others_can_change_are_refused(
 @only_root
 def test_a_directory_of_another_user_except_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: SOMEBODY + 1)
-    with opened(tmp_path, own=False):
+    with open_directory(tmp_path, own=False):
         pass
     given_away(tmp_path)
-    with pytest.raises(PermissionError, match="another user's"), opened(tmp_path, own=False):
+    with pytest.raises(PermissionError, match="another user's"), open_directory(tmp_path, own=False):
         pass
 
 
@@ -224,7 +224,7 @@ def test_a_taken_directory_is_skipped_for_the_next_with_a_log(
         f"announced in {used}, because {taken} is a symbolic link: remove it, or give a directory of yours"
         in caplog.text
     )
-    assert to_look_in(os.environ) == [used]
+    assert announcement_directories(os.environ) == [used]
     loader.close()
     assert targets(used) == []
 

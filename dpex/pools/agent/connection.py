@@ -263,7 +263,7 @@ class AgentLink:
 
     def put(self, *header: Any) -> bool:
         """Send a request, now or as soon as the connection takes it; return True if nothing is kept back."""
-        self._writer.put(header)
+        self._writer.add_frame(header)
         return self.flush()
 
     def flush(self) -> bool:

@@ -75,28 +75,25 @@ class NodeNews(NamedTuple):
 
 
 class AgentReport(NamedTuple):
-    """The contents of a frame from an agent; see `dpex.pools.agent.serving`.
-
-    Attributes:
-        results: For each batch: worker, epoch, number, kind, node, fields of `BatchTimes`, positions in ``buffers``,
-            and the ticket's seconds at the agent.
-        events: Events of the pool, as plain tuples.
-        failed: The reason why the agent cannot serve, or None.
-        delay: Run-queue delay of the workers, in seconds per CPU second, or None.
-        traffic: Fields of `PoolReading` about the link, or None.
-        shared: Count of results that another training received before.
-        sharing_ranks: Count of the job's ranks that share the batches.
-    """
+    """The contents of a frame from an agent; see `dpex.pools.agent.serving`."""
 
     pool: int
     results: list[tuple[Any, ...]]
+    """For each batch: worker, epoch, number, kind, node, fields of `BatchTimes`, positions in ``buffers``, and the
+    ticket's seconds at the agent."""
     events: list[tuple[Any, ...]]
+    """Events of the pool, as plain tuples."""
     failed: str | None
+    """The reason why the agent cannot serve, or None."""
     delay: float | None
+    """Run-queue delay of the workers, in seconds per CPU second, or None."""
     traffic: dict[str, Any] | None
+    """Fields of `PoolReading` about the link, or None."""
     buffers: list[Any]
     shared: int = 0
+    """Count of results that another training received before."""
     sharing_ranks: int = 1
+    """Count of the job's ranks that share the batches."""
 
 
 class Nodes(Protocol):

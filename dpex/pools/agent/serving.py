@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from dpex._torch import WorkerInfo, set_worker_info
 from dpex._torch import collate as torch_collate
-from dpex.cache.files import hold_all
+from dpex.cache.files import hold_all_stores
 from dpex.cache.within import caches_in
 from dpex.errors import DpexError
 from dpex.measure.pool_reading import LINK, PoolReading
@@ -131,7 +131,7 @@ class Agent:
 
     def _do_close(self, grace_s: float) -> None:
         if self._pool is not None:
-            self._caches = hold_all()
+            self._caches = hold_all_stores()
             self._pool.close(grace_s)
         self._pool, self._reported, self._delay = None, (), DelayMeter()
         self._backlog.clear()
@@ -201,7 +201,7 @@ class Agent:
         news = [plain(event) for event in events]
         events.clear()
         refused = f"no worker can be started there: {pool.counts.why_most}" if pool.counts.most == 0 else None
-        facts = (pool.failed or refused, self._delay.of(pool.pids))
+        facts = (pool.failed or refused, self._delay.delay_of(pool.pids))
         if self._results or news or facts != self._reported:
             self._reported = facts
             self._put(news)
@@ -211,7 +211,7 @@ class Agent:
         found = self._traffic.news()
         traffic = None if found is None else {name: getattr(found, name) for name in LINK}
         header = ("report", self._number, self._results, events, failed, delay, traffic)
-        self._writer.put(header, self._buffers)
+        self._writer.add_frame(header, self._buffers)
         self._results, self._buffers = [], []
 
     def _take(

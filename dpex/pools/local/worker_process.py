@@ -38,7 +38,7 @@ from dpex.schedule.progress import START
 from dpex.system.clock import monotonic
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
-from dpex.transport.memory import give_back
+from dpex.transport.memory import trim_heap
 from dpex.transport.pickling import cloud_dumps, dump_batch, dump_error, dump_remote
 from dpex.worker.batch_seeding import current
 from dpex.worker.core import WorkerCore
@@ -181,7 +181,7 @@ class LocalWorker:
         self._arena = Arena(self._announce)
         self._encoder = Encoder(self._arena, dump_remote if plan.remote else dump_batch)
         self._dump_error = partial(cloud_dumps, remote=True) if plan.remote else dump_error
-        self.core: WorkerCore = WorkerCore(plan.setup)
+        self.core: WorkerCore = WorkerCore(plan.setup, worker)
         self._shared_queue = plan.shared_queue
         self.collate: ArenaCollate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
@@ -247,8 +247,8 @@ class LocalWorker:
 
     def give_back(self) -> None:
         """Give back memory that nothing needs, as no message has come for a while."""
-        self._arena.give_back()
-        give_back()
+        self._arena.release_free_pages()
+        trim_heap()
 
     def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
         """Report a sample that takes too long. The watching thread calls this, and then ends the process."""

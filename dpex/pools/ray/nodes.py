@@ -60,33 +60,30 @@ _agents, _shipments = itertools.count(1), itertools.count(1)
 
 @dataclass(eq=False)
 class GuardedNode:
-    """A node that works for a pool: its agent, and the agent's guardian.
-
-    Attributes:
-        node: Ray's id of the node, in hex.
-        place: The displayed name of the node; "" if unknown.
-        pid: The guardian's process id.
-        refs: The latest shipment; ``shipment`` is its number, and ``path`` its path on the node.
-        is_open: True once the pool has heeded the agent's "ready".
-        room, runs: The maximum number of workers, as last reported to the pool, and the running workers.
-        served: True once a worker has run.
-        idle_since: Time of the first check without a reservation; None with a reservation.
-    """
+    """A node that works for a pool: its agent, and the agent's guardian."""
 
     node: str
+    """Ray's id of the node, in hex."""
     guardian: Guardian
     number: int
     pid: int = 0
+    """The guardian's process id."""
     place: str = ""
+    """The displayed name of the node; "" if unknown."""
     path: str = ""
     refs: Any = None
+    """The latest shipment; ``shipment`` is its number, and ``path`` its path on the node."""
     shipment: int = -1
     link: AgentLink | None = None
     is_open: bool = False
+    """True once the pool has heeded the agent's "ready"."""
     room: int = -1
     runs: int = 0
+    """The number of running workers. ``room`` is their maximum, as last reported to the pool."""
     served: bool = False
+    """True once a worker has run."""
     idle_since: float | None = None
+    """Time of the first check without a reservation; None with a reservation."""
 
     @property
     def name(self) -> str:

@@ -49,7 +49,9 @@ def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(eq=False)
 class Reservation:
-    """Room for one worker: a placement ``group`` on ``node``, or asked for ``near`` a node while ``node`` is None.
+    """Room for one worker: a placement ``group`` on ``node``.
+
+    Until Ray grants the group, ``node`` is missing (None), and ``near`` may name a node that the group is wanted near.
 
     ``leaving``: the place is released with its worker.
     """

@@ -180,7 +180,7 @@ class Subscriber:
         """
         if self._results or self._events or (failed, processes) != self._reported:
             self._reported = failed, processes
-            self._writer.put(("report", self.pool, self._results, self._events, failed, processes, None))
+            self._writer.add_frame(("report", self.pool, self._results, self._events, failed, processes, None))
             self._results, self._events = [], []
         try:
             self._writer.flush()

@@ -36,22 +36,19 @@ GONE = frozenset({1, 9, 15, 16, 28})
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """A reading of one GPU. Unsupported or missing values have the value None.
-
-    Attributes:
-        ordinal: torch's number of the GPU.
-        index: The driver's number.
-        model: Name of the product, "" if unknown.
-        kernel_active_ratio: Share of the driver's last sampling period (up to a second) in which a kernel ran.
-        memory_used_bytes: Memory in use by all processes.
-    """
+    """A reading of one GPU. Unsupported or missing values have the value None."""
 
     uuid: str
     ordinal: int
+    """torch's number of the GPU."""
     index: int | None = None
+    """The driver's number."""
     model: str = ""
+    """Name of the product, "" if unknown."""
     kernel_active_ratio: float | None = None
+    """Share of the driver's last sampling period (up to a second) in which a kernel ran."""
     memory_used_bytes: int | None = None
+    """Memory in use by all processes."""
     memory_total_bytes: int | None = None
 
 
@@ -130,9 +127,9 @@ class Gpus:
     def __init__(self, devices: Callable[[], Mapping[int, str]] = cuda_devices, clock: Clock = monotonic) -> None:
         self._devices = devices
         self._clock = clock
-        self._begin()
+        self._load_nvml()
 
-    def _begin(self) -> None:
+    def _load_nvml(self) -> None:
         self._pid = os.getpid()
         self._reading = threading.Lock()
         self._read_at = -math.inf
@@ -151,11 +148,11 @@ class Gpus:
         They are read now unless that was done less than `PERIOD_S` ago, or another thread is about to.
         """
         if self._pid != os.getpid():
-            self._begin()
+            self._load_nvml()
         if self._reading.acquire(blocking=False):
             try:
                 if (now := self._clock()) - self._read_at >= PERIOD_S:
-                    self._read(now)
+                    self._refresh(now)
             finally:
                 self._reading.release()
         return self._latest
@@ -165,14 +162,14 @@ class Gpus:
         known = [gpu.kernel_active_ratio for gpu in self.latest() if gpu.kernel_active_ratio is not None]
         return sum(known) / len(known) if known else None
 
-    def _read(self, now: float) -> None:
+    def _refresh(self, now: float) -> None:
         if now >= self._retry_at:
             self._is_down, self._retry_at, self._nvml, self._known = False, math.inf, None, {}
         try:
             self._latest = () if self._is_down else self._samples(now)
         except Exception as error:
             self._is_down, self._latest = True, ()
-            self._failed(f"there are no readings from NVML: {type(error).__name__}: {error}", now)
+            self._note_failure(f"there are no readings from NVML: {type(error).__name__}: {error}", now)
         self._read_at = now
 
     def _samples(self, now: float) -> tuple[GpuSample, ...]:
@@ -181,23 +178,23 @@ class Gpus:
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._nvml = nvml
-        return tuple(found for ordinal in sorted(used) if (found := self._ask(ordinal, used[ordinal], now)))
+        return tuple(found for ordinal in sorted(used) if (found := self._sample_of(ordinal, used[ordinal], now)))
 
-    def _ask(self, ordinal: int, uuid: str, now: float) -> GpuSample | None:
+    def _sample_of(self, ordinal: int, uuid: str, now: float) -> GpuSample | None:
         try:
             if ordinal not in self._known:
                 handle = _handle(self._nvml, uuid)
                 self._known[ordinal] = None if handle is None else _Gpu(self._nvml, ordinal, handle)
                 if handle is None:
-                    self._failed(f"NVML does not know GPU {ordinal}, {uuid}", now)
+                    self._note_failure(f"NVML does not know GPU {ordinal}, {uuid}", now)
             gpu = self._known[ordinal]
             return None if gpu is None else gpu.sample()
         except self._nvml.NVMLError as error:
             self._known[ordinal] = None
-            self._failed(f"GPU {ordinal} is lost: {error}", now)
+            self._note_failure(f"GPU {ordinal} is lost: {error}", now)
             return None
 
-    def _failed(self, reason: str, now: float) -> None:
+    def _note_failure(self, reason: str, now: float) -> None:
         self._retry_at = min(self._retry_at, now + RETRY_S)
         if reason not in self._reasons:
             self._reasons.add(reason)

@@ -132,11 +132,11 @@ class _MarkBudget:
         self._spread = 0.0
         self.due_at = 0.0
 
-    def spent(self, cost_s: float) -> None:
+    def add_cost(self, cost_s: float) -> None:
         """Count ``cost_s`` seconds that marks took."""
         self._cost_s += cost_s
 
-    def rest(self, now: float) -> None:
+    def rest_after_cost(self, now: float) -> None:
         """Mark no visit until the cost since the last rest is at most the share of the time."""
         if self._share is not None:
             self._spread = (self._spread + SPREAD) % 1.0
@@ -152,7 +152,7 @@ class _Part:
     def __init__(self) -> None:
         self._inside_s = self._stall_s = 0.0
 
-    def saw(self, stall_s: float, inside_s: float) -> None:
+    def add(self, stall_s: float, inside_s: float) -> None:
         """A marked visit was read."""
         self._stall_s = FADING * self._stall_s + stall_s
         self._inside_s = FADING * self._inside_s + inside_s
@@ -217,7 +217,7 @@ class GpuStall(Generic[Mark]):
             return None
         mark = self._marked()
         self._entry_s = self._clock() - entered
-        self._budget.spent(self._entry_s)
+        self._budget.add_cost(self._entry_s)
         return mark
 
     def block(self, mark: Mark | None) -> Mark | None:
@@ -236,8 +236,8 @@ class GpuStall(Generic[Mark]):
         ended = self._clock()
         self._entry_s = ended - began
         self._is_skipping, self._is_late = mark is None, True
-        self._waiting_budget.spent(2 * self._entry_s)  # there will be another mark, at the return
-        self._waiting_budget.rest(ended)
+        self._waiting_budget.add_cost(2 * self._entry_s)  # there will be another mark, at the return
+        self._waiting_budget.rest_after_cost(ended)
         return mark
 
     def _marked(self) -> Mark | None:
@@ -247,7 +247,7 @@ class GpuStall(Generic[Mark]):
                 if len(self._pending) < PENDING:
                     return self._events.record()
         except Exception as error:
-            self._fail(error)
+            self._stop_marking(error)
         self._is_in_row = False
         return None
 
@@ -268,9 +268,9 @@ class GpuStall(Generic[Mark]):
             self._is_in_row = self._is_in_row and not over
             if over:
                 self._read(PENDING)
-                self._take_skipped()
+                self._add_skipped()
         except Exception as error:
-            self._fail(error)
+            self._stop_marking(error)
 
     def _leave(self, entered: Mark, inside_s: float, *, starting: bool) -> None:
         began = self._clock()
@@ -284,9 +284,9 @@ class GpuStall(Generic[Mark]):
         self.stall_s, self.start_s = self.stall_s or 0.0, self.start_s or 0.0
         self._is_in_row = True
         if not self._is_late:
-            self._budget.spent(ended - began)
+            self._budget.add_cost(ended - began)
             if not starting:  # the start says nothing of later visits
-                self._budget.rest(ended)
+                self._budget.rest_after_cost(ended)
 
     def _read(self, most: int) -> None:
         for _ in range(min(most, len(self._pending))):
@@ -300,7 +300,7 @@ class GpuStall(Generic[Mark]):
                 stall_s = 0.0
             else:
                 part = self._parts[visit.waited]
-                part.saw(max(0.0, stall_s - visit.exit_s), max(0.0, visit.inside_s - visit.entry_s))
+                part.add(max(0.0, stall_s - visit.exit_s), max(0.0, visit.inside_s - visit.entry_s))
             skipped_s = self._stall_of(visit.skipped_s)
             self.stall_s = (self.stall_s or 0.0) + stall_s + skipped_s
             self._count_steps(visit, skipped_s)
@@ -309,7 +309,7 @@ class GpuStall(Generic[Mark]):
     def _stall_of(self, skipped_s: Sequence[float]) -> float:
         return sum(part.of(seconds) for part, seconds in zip(self._parts, skipped_s, strict=True))
 
-    def _take_skipped(self) -> None:
+    def _add_skipped(self) -> None:
         """Count the visits that were skipped at the end of a pass, because no marked visit comes after them."""
         if self.stall_s is not None:
             self.stall_s += self._stall_of(self._skipped_s)
@@ -322,10 +322,10 @@ class GpuStall(Generic[Mark]):
             return
         if visit.follows and self._events.share_stream(left, visit.entered):
             steps_s = max(0.0, self._events.apart_s(left, visit.entered) - skipped_s)
-            self._take_steps(visit.steps, steps_s / visit.steps)
+            self._add_steps(visit.steps, steps_s / visit.steps)
         self._events.reuse(left)
 
-    def _take_steps(self, count: int, mean_s: float) -> None:
+    def _add_steps(self, count: int, mean_s: float) -> None:
         self._since_absence += 1
         if self._is_absence(mean_s):
             self._since_absence = 0
@@ -337,7 +337,7 @@ class GpuStall(Generic[Mark]):
         seldom = self._since_absence > ABSENCES_APART
         return seldom and self.steps.number > 0 and step_s > max(ABSENCE_S, ABSENCE_STEPS * self.steps.mean_s)
 
-    def _fail(self, error: Exception) -> None:
+    def _stop_marking(self, error: Exception) -> None:
         """An error of the user's own kernels shows here first; it comes again where it belongs, at their next call."""
         self._has_failed = True
         self._pending.clear()

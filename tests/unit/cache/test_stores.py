@@ -96,7 +96,7 @@ def test_a_held_file_outlives_its_users(tmp_path: Path, monkeypatch: pytest.Monk
     path = files.path_of("key")
     store = MemoryStore(path, MANY, 1 << 20, "Data")
     store.put(1, encoded(sample(1)), 1)
-    held = files.hold_all()
+    held = files.hold_all_stores()
     del store
     assert value(MemoryStore(path, MANY, 1 << 20, "Data").get(1)) == 1
     del held
@@ -144,7 +144,7 @@ def test_samples_that_were_cut_off_are_not_there(tmp_path: Path) -> None:
 def test_a_small_shared_memory_is_found_out_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(files, "room", lambda: 300_000)
+    monkeypatch.setattr(files, "store_room", lambda: 300_000)
     store = MemoryStore(tmp_path / "own" / "key.samples", MANY, 8 << 30, "Data")
     assert store.stored().budget <= 300_000
     assert "--shm-size" in caplog.text

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dpex.diagnose.copies import LEAST_BYTES, HeldObjects, warning
-from dpex.loader.held_objects import held_by
+from dpex.loader.held_objects import largest_container
 
 HELD = HeldObjects(text="`rows`: a list of 2,100,000 dict", nbytes=3 * LEAST_BYTES)
 
@@ -17,7 +17,7 @@ class Data:
 
 def test_largest_attribute_is_described() -> None:
     rows = [{"path": f"{n:050d}", "label": n} for n in range(1000)]
-    found = held_by(Data(rows=rows, few=[1, 2], text="x" * 10**7))
+    found = largest_container(Data(rows=rows, few=[1, 2], text="x" * 10**7))
     assert found.text == "`rows`: a list of 1,000 dict"
     assert 300_000 < found.nbytes < 600_000
 
@@ -33,7 +33,7 @@ def test_largest_attribute_is_described() -> None:
     ],
 )
 def test_other_datasets(dataset: Any, text: str) -> None:
-    assert held_by(dataset).text == text
+    assert largest_container(dataset).text == text
 
 
 def test_dataset_that_holds_itself() -> None:
@@ -41,7 +41,7 @@ def test_dataset_that_holds_itself() -> None:
     data.dataset = data  # type: ignore[attr-defined]
     loop.append(loop)
     data.rows = loop  # type: ignore[attr-defined]
-    assert held_by(data).text == "`rows`: a list of 1 list"
+    assert largest_container(data).text == "`rows`: a list of 1 list"
 
 
 def test_warning_names_workers_bytes_and_objects() -> None:

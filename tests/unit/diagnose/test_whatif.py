@@ -13,7 +13,7 @@ from dpex.autotune.types import Outcome
 from dpex.diagnose.diagnosis import Diagnosis, DiagnosisSource, diagnose
 from dpex.diagnose.facts import Facts, Subject
 from dpex.diagnose.findings import recommended
-from dpex.diagnose.what_if import WORTH, Prediction
+from dpex.diagnose.what_if import INLINE_S, WORTH, Prediction
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.causes import TIMED
 from dpex.measure.pool_reading import CallSums
@@ -551,3 +551,34 @@ def test_code_comes_before_machines_and_arguments_before_code(rates: dict[str, f
     chosen = recommended(found, 10.0)
     assert chosen is not None
     assert chosen.kind == first
+
+
+def tiny(**changes: Any) -> Facts:
+    """40,000 batches in 10 s that workers make in 20 µs and encode in 5 µs, under steps of 50 µs."""
+    count = 40_000
+    made = pool(tickets=count, load_s=count * 15e-6, collate_s=count * 5e-6, encode_s=count * 5e-6, running=2)
+    values = {"batches": count, "samples": count, "work_s": count * 50e-6, **changes}
+    return facts({"sampler": count * 5e-6, "unknown": 7.8}, made, **values)
+
+
+def test_tiny_batches_are_better_made_in_the_training_process() -> None:
+    for measured in (tiny(), tiny(is_tuned=True, is_auto=True)):
+        found = diagnose(measured).recommendation
+        assert found is not None
+        assert found.change == 'num_workers=0 with seeding="worker" instead of 2 workers'
+        assert found.rate == pytest.approx(1 / (50e-6 + 20e-6 + 5e-6 + INLINE_S), rel=0.01)
+        assert found.rate * found.step_s + found.wait == pytest.approx(1.0)
+
+
+def test_the_training_process_is_advised_where_it_is_faster() -> None:
+    """Not for work that workers share, pinned memory, coroutines, streams, or workers of the cluster."""
+    remote = {"remote": pool(tickets=40_000, load_s=0.8, running=2)}
+    others = [
+        replace(tiny(), causes={**tiny().causes, "h2d": 0.1}),
+        tiny(is_asynchronous=True),
+        tiny(keeps_workers=True),
+        tiny(pools=remote),
+        replace(tiny(), pools={"local": pool(tickets=40_000, load_s=14.0, running=2)}),
+    ]
+    for measured in (*others, waiting(step_s=0.01), saturated()):
+        assert not any(one.kind == "inline" for one in diagnose(measured).predictions)

@@ -7,7 +7,7 @@ from dpex.engine import snapshots
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.reading import Reading
 from dpex.system import meter
-from dpex.system.meter import CpuUse, Queued, RunQueueTimes
+from dpex.system.meter import CpuUse, QueueTimes, RunQueueTimes
 
 
 class Training:
@@ -18,11 +18,11 @@ class Training:
         monkeypatch.setattr(snapshots, "monotonic", self.clock)
         monkeypatch.setattr(meter, "monotonic", self.clock)
         monkeypatch.setattr(meter.time, "process_time", lambda: self.cpu_s)
-        monkeypatch.setattr(meter, "read_run_queues", self._look)
+        monkeypatch.setattr(meter, "read_queue_times", self._look)
         monkeypatch.setattr(meter, "cpu_used", lambda pids: CpuUse(2 * self.cpu_s, self.cpu_s))
 
-    def _look(self, pids: tuple[int, ...], thread: int) -> Queued:
-        return Queued(trainer=RunQueueTimes(self.cpu_s, 0.1 * self.cpu_s))
+    def _look(self, pids: tuple[int, ...], thread: int) -> QueueTimes:
+        return QueueTimes(trainer=RunQueueTimes(self.cpu_s, 0.1 * self.cpu_s))
 
     def reading(self) -> Reading:
         return Reading(batches=1, work_s=self.in_passes_s)
@@ -62,6 +62,6 @@ def test_a_short_pass_is_not_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> No
     training, counters = Training(monkeypatch), LoaderCounters()
     counters.add_iterator(training)
     training.train(0.5)
-    monkeypatch.setattr(meter, "read_run_queues", None)
+    monkeypatch.setattr(meter, "read_queue_times", None)
     counters.rest()
     counters.wake()

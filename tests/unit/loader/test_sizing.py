@@ -58,7 +58,7 @@ def options(*, is_split: bool = False, **changes: Any) -> Sizing:
 
 
 def limits_of(sizing: Sizing) -> Limits:
-    return sizing.limits(AutotuneConfig(), sizing.start())
+    return sizing.limits(AutotuneConfig(), sizing.start_settings())
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def limits_of(sizing: Sizing) -> Limits:
     ],
 )
 def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Settings) -> None:
-    assert options(**changes).fixed() == sizes
-    assert sizes.is_prefetch_fixed == options(**changes).fixed().is_prefetch_fixed
+    assert options(**changes).untuned_settings() == sizes
+    assert sizes.is_prefetch_fixed == options(**changes).untuned_settings().is_prefetch_fixed
 
 
 @pytest.mark.parametrize(
@@ -103,19 +103,19 @@ def test_a_daemonic_process_has_remote_workers_only(monkeypatch: pytest.MonkeyPa
 
 def test_tuning_begins_with_the_given_and_the_fixed_settings() -> None:
     given = options(autotune=AutotuneConfig(), prefetch_factor=4, _pins={"prefetch": 9})
-    assert given.start() == Settings(local=3, remote=0, prefetch=9)
+    assert given.start_settings() == Settings(local=3, remote=0, prefetch=9)
     assert limits_of(given).least_prefetch == limits_of(given).prefetch == 9
     cold = options(**TUNED, _pins={"local": 2, "remote": 1})
-    assert (cold.start().local, cold.start().remote) == (2, 1)
+    assert (cold.start_settings().local, cold.start_settings().remote) == (2, 1)
 
 
 def test_streams_keep_their_number_and_the_reason_is_told() -> None:
-    assert options(**TUNED)._note() == ""
-    assert "Other workers" in options(**TUNED, is_split=True, _streams=STREAMS)._note()
-    assert "in 3 streams, as num_workers says" in options(**STREAM, _streams=STREAMS)._note()
+    assert options(**TUNED)._why_untuned() == ""
+    assert "Other workers" in options(**TUNED, is_split=True, _streams=STREAMS)._why_untuned()
+    assert "in 3 streams, as num_workers says" in options(**STREAM, _streams=STREAMS)._why_untuned()
     given = options(**TUNED, **STREAM, _streams=STREAMS)
-    assert given._note().startswith(STREAMS.why)
-    assert given.start() == Settings(local=3, remote=0, prefetch=6)
+    assert given._why_untuned().startswith(STREAMS.why)
+    assert given.start_settings() == Settings(local=3, remote=0, prefetch=6)
     limits = limits_of(given)
     assert (limits.least_local, limits.local, limits.remote) == (3, 3, 0)
 

@@ -100,7 +100,7 @@ class EngineMachine(PoolMachine):
     def wait(self, seconds: float) -> None:
         """The consumer looks at what is late; nobody gives up, as workers may come at any time."""
         self.driver.now += seconds
-        self.driver.state.late.look(self.driver.state.schedule, self.driver.state.epoch, self.driver.now)
+        self.driver.state.late.remake_late(self.driver.state.schedule, self.driver.state.epoch, self.driver.now)
         self.driver.performer.perform()
 
     @rule(local=st.integers(0, 4), remote=st.integers(0, 3))

@@ -50,7 +50,7 @@ class Table:
             settings=self.settings(*sizes),
             tolerates=tolerates,
         )
-        self.answer(self.state.placement.open())
+        self.answer(self.state.placement.request_start())
         for name, count in zip(("local", "remote"), sizes, strict=True):
             if count:
                 self.report(name, tuple(range(count)), **status)
@@ -66,11 +66,11 @@ class Table:
         return answer
 
     def tell(self, event: Any, now: float = 0.0) -> list[Any]:
-        return self.answer(self.state.handle(event, now))
+        return self.answer(self.state.apply_event(event, now))
 
     def report(self, pool: str = "local", workers: tuple[int, ...] = (0, 1), **status: Any) -> None:
         known = {"requested": len(workers), "running": len(workers)} | status
-        assert self.answer(self.state.placement.reported(pool, PoolStatus(workers=workers, **known))) == []
+        assert self.answer(self.state.placement.update_status(pool, PoolStatus(workers=workers, **known))) == []
 
     def draw(self, count: int) -> None:
         for _ in range(count):
@@ -182,9 +182,9 @@ def test_a_failed_pool_is_a_warning_only_where_others_go_on() -> None:
     table = Table(sizes=(2, 1))
     failed = PoolStatus(failed="node a lacks a module", requested=1)
     told = [Notice("no worker can run on the cluster: node a lacks a module")]
-    assert table.answer(table.state.placement.reported("remote", failed)) == told
-    assert table.answer(table.state.placement.reported("remote", failed._replace(crashes=1))) == []
-    assert table.answer(table.state.placement.reported("local", PoolStatus(failed="no room"))) == []
+    assert table.answer(table.state.placement.update_status("remote", failed)) == told
+    assert table.answer(table.state.placement.update_status("remote", failed._replace(crashes=1))) == []
+    assert table.answer(table.state.placement.update_status("local", PoolStatus(failed="no room"))) == []
 
 
 def test_local_substitutes_leave_when_the_cluster_returns() -> None:
@@ -241,7 +241,7 @@ def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any]
 def test_a_local_failure_warns_only_if_the_cluster_goes_on(sizes: Any, said: list[Notice]) -> None:
     table = Table(sizes=sizes)
     failed = PoolStatus(failed="no module named codec")
-    assert [table.answer(table.state.placement.reported("local", failed)) for _ in range(2)] == [said, []]
+    assert [table.answer(table.state.placement.update_status("local", failed)) for _ in range(2)] == [said, []]
 
 
 def test_tickets_are_sent_singly_until_they_are_known_to_be_tiny() -> None:

@@ -60,7 +60,7 @@ def test_slow_batches_have_more_time() -> None:
     driver = begun()
     taken(driver)
     for _ in range(100):
-        driver.state.rules.learn(service_s=3.0, nbytes=0)
+        driver.state.rules.add_batch(service_s=3.0, nbytes=0)
     patience_s = PATIENCE * driver.state.rules.service_s
     assert look(driver) == pytest.approx(patience_s)
     assert patience_s > 2.0

@@ -11,7 +11,7 @@ MB = 1 << 20
 def pace(seen=0, service_s=0.0, nbytes=0, **changes):
     made = PrefetchRules(**{"logical": False, "may_group": True, "memory_budget": None} | changes)
     for _ in range(seen):
-        made.learn(service_s, nbytes)
+        made.add_batch(service_s, nbytes)
     return made
 
 
@@ -86,9 +86,9 @@ def test_explicit_prefetch_and_budget_are_kept_to_the_letter():
     assert pace().prefetch(settings(5, 5, prefetch=3, fixed=True)) == 3
     budgeted = pace(memory_budget=10 * MB)
     assert budgeted.prefetch(settings(5)) == 1
-    budgeted.learn(0.1, 3 * MB)
+    budgeted.add_batch(0.1, 3 * MB)
     assert budgeted.prefetch(settings(5)) == 3
-    budgeted.learn(0.1, 11 * MB)
+    budgeted.add_batch(0.1, 11 * MB)
     assert budgeted.prefetch(settings(5)) == 1
     assert budgeted.prefetch(settings(5, prefetch=2, fixed=True)) == 1
 

@@ -15,15 +15,15 @@ def made(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
 def log_of(*numbers: int, is_stream: bool = False) -> LogicalLog:
     log = LogicalLog(is_stream=is_stream)
     for ticket in made(*numbers):
-        log.made(*ticket)
+        log.add_made(*ticket)
     return log
 
 
 def test_states_are_kept_from_the_latest_one_delivered() -> None:
     log = log_of(0, 2, 4, 6)
     for number in (0, 2, 4, 6):
-        log.told(0, number, f"after {number}")
-    log.settle(0, 5)
+        log.add_state(0, number, f"after {number}")
+    log.forget_before(0, 5)
     assert log.point(0, 5) == LogicalPoint(state="after 4")
     assert log.point(0, 7) == LogicalPoint(state="after 6")
     assert log.latest() == ("after 6", [])
@@ -32,16 +32,16 @@ def test_states_are_kept_from_the_latest_one_delivered() -> None:
 
 def test_what_is_told_again_after_a_death_says_nothing_new() -> None:
     log = log_of(0, 2)
-    log.told(0, 2, "after 2")
-    log.told(0, 0, "after 0")
-    log.made(*made(2)[0])
+    log.add_state(0, 2, "after 2")
+    log.add_state(0, 0, "after 0")
+    log.add_made(*made(2)[0])
     assert log.latest() == ("after 2", [])
 
 
 def test_a_second_state_after_one_ticket_replaces_the_first() -> None:
     log = log_of(0, 2)
-    log.told(0, 2, "after 2, without the dataset's")
-    log.told(0, 2, "after 2")
+    log.add_state(0, 2, "after 2, without the dataset's")
+    log.add_state(0, 2, "after 2")
     assert log.latest() == ("after 2", [])
     assert log.point(0, 3) == LogicalPoint(state="after 2")
 
@@ -51,10 +51,10 @@ def test_batches_of_a_stream_without_a_state_are_counted() -> None:
     assert not log.is_known
     assert log.point(0, 3, delivered=2) == LogicalPoint(batches=2)
     later = LogicalLog(is_stream=True)
-    later.go_on(LogicalPoint(batches=2, state="reads 2 batches again"))
+    later.resume_at(LogicalPoint(batches=2, state="reads 2 batches again"))
     assert not later.is_known
     assert later.latest() == ("reads 2 batches again", [])
-    later.made(*made(4)[0])
+    later.add_made(*made(4)[0])
     assert later.point(0, 5, delivered=1) == LogicalPoint(batches=3)
     for each in (log, later):
         each.begin_epoch()

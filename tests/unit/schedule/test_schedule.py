@@ -104,7 +104,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def take(self, data: st.DataObject, limit: int) -> None:
         queue = data.draw(st.integers(0, len(self.active) - 1))
         expected = self.numbers(WAITING, queue=queue)[:limit]
-        tickets = self.schedule.take(limit, queue)
+        tickets = self.schedule.issue_tickets(limit, queue)
         assert [t.number for t in tickets] == expected
         for ticket in tickets:
             assert ticket is self.fates[ticket.number].ticket
@@ -122,7 +122,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def finish(self, number: int) -> None:
         wanted = number in self.numbers(WAITING, OUT)
-        assert self.schedule.done(number, ("batch", number)) is wanted
+        assert self.schedule.accept_result(number, ("batch", number)) is wanted
         if wanted:
             self.fates[number].at = MADE
             self.results.append(number)
@@ -150,7 +150,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 given_up.add(number)
             else:
                 fate.at = WAITING
-        assert {t.number for t in self.schedule.lost(numbers, working_on)} == given_up
+        assert {t.number for t in self.schedule.requeue_lost(numbers, working_on)} == given_up
 
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
@@ -194,7 +194,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.fates) >= self.patience)
     @rule()
     def end_of_sampler(self) -> None:
-        self.schedule.end_of_sampler()
+        self.schedule.end_sampler()
         self.sampler_ended = True
 
     # -- what always holds ---------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             return
         self.end_of_sampler()
         for queue in range(len(self.active)):
-            self.schedule.take(100, queue)
+            self.schedule.issue_tickets(100, queue)
         for number in reversed(self.numbers(WAITING, OUT)):
             self.finish(number)
         while self.deliverable() is not None:

@@ -14,7 +14,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.autotune.runtime.trace import TraceFile, line
-from dpex.cli.top import ReportRequests, fetching, screen
+from dpex.cli.top import ReportRequests, fetching, report_screen
 from dpex.schedule.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter
@@ -89,7 +89,9 @@ def test_a_diagnosis_can_be_printed_and_written(tmp_path: Path) -> None:
 
 def test_the_terminal(url: str, tmp_path: Path) -> None:
     out = StringIO()
-    Console(file=out, width=200).print(screen(ReportRequests(fetching(None)).reports([url], [tmp_path]), "/place"))
+    Console(file=out, width=200).print(
+        report_screen(ReportRequests(fetching(None)).reports([url], [tmp_path]), "/place")
+    )
     text = out.getvalue()
     text.encode()
     assert r"run-\udcff" in text

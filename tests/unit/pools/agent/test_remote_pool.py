@@ -59,7 +59,7 @@ class Played:
 
     def tell(self, *events: Any) -> None:
         """Report these events."""
-        self._writer.put(("report", self.pool._number, [], [plain(event) for event in events], None, None, None))
+        self._writer.add_frame(("report", self.pool._number, [], [plain(event) for event in events], None, None, None))
         assert self._writer.flush()
 
     def close(self) -> None:

@@ -52,8 +52,8 @@ def producer(tmp_path: Path) -> Iterator[tuple[Producer, socket.socket]]:
 def heard(producer: Producer, client: socket.socket, tickets: bytes) -> list[Subscriber]:
     """Have the producer read the frames of a training that asks for these tickets; return the trainings it accepts."""
     writer = FrameWriter(client)
-    writer.put(("open", 1, (FACTS, 0, 0)))
-    writer.put(("tickets", None, 0, 0, tickets))
+    writer.add_frame(("open", 1, (FACTS, 0, 0)))
+    writer.add_frame(("tickets", None, 0, 0, tickets))
     assert writer.flush()
     producer._accept()
     for subscriber in list(producer._subscribers.values()):
