@@ -148,8 +148,8 @@ class Room:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def look(self, wanted: RoomWanted) -> RoomFound:
-        """See `dpex.autotune.types.Room.look`."""
+    def find(self, wanted: RoomWanted) -> RoomFound:
+        """See `dpex.autotune.types.Room.find`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
 
     def rest(self) -> None:

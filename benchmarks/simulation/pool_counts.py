@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dpex.measure.batch_times import RECENT
 from dpex.measure.pool_reading import PoolReading
-from dpex.system.run_queue import RunQueueTimes
+from dpex.system.meter import RunQueueTimes
 
 
 @dataclass

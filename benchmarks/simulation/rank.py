@@ -19,7 +19,7 @@ from dpex.measure.consumer_time import Tally
 from dpex.measure.settings import Settings
 from dpex.schedule.failures import LEAST_PATIENCE_S, PATIENCE
 from dpex.schedule.prefetch import REMOTE_WINDOW
-from dpex.system.run_queue import RunQueueTimes
+from dpex.system.meter import RunQueueTimes
 
 if TYPE_CHECKING:
     from benchmarks.simulation.simulator import Simulator

@@ -1,4 +1,4 @@
-"""A recorded run (see `dpex.autotune.trace`) as text, its decisions explained, and decided again.
+"""A recorded run (see `dpex.autotune.runtime.trace`) as text, its decisions explained, and decided again.
 
 `python -m benchmarks.simulation.replay TRACE` shows the recorded windows to laws made anew. From the first decision
 that differs on, that is no more than an indication: the windows stay as they were recorded, under the recorded
@@ -14,7 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -23,8 +23,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.wording import described
 from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.trace import FORMAT, VERSION
 from dpex.autotune.supervisor import Supervisor
-from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
@@ -76,6 +76,26 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The first line. started_s: when a window's ``at`` was 0, in seconds since 1970. machine: it and the process."""
+
+    dpex: str
+    started_s: float
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOrigin:
+    """The origin of a policy: its configuration, start and limits, and why it replaced another, or ""."""
+
+    config: AutotuneConfig
+    start: Settings
+    limits: Limits = field(default_factory=Limits)
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +233,7 @@ def _fields_of(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
 
 
 def build(kind: type[_T], record: Any) -> _T:
-    """Return a dataclass from the object that `dpex.autotune.trace.plain` made of it.
+    """Return a dataclass from the object that `dpex.measure.record.as_json` made of it.
 
     Unknown fields are passed over, and missing ones take their defaults.
 

@@ -16,11 +16,9 @@ from benchmarks.simulation.steering import Steering
 from dpex.autotune.constants import SHORTEST_WINDOW_S
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.measure.pool_reading import PoolReading
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import LOCAL, REMOTE
-from dpex.system.machine import OTHERS_EVERY_S, OTHERS_FIRST_S
-from dpex.system.meter import MachineCounts
-from dpex.system.run_queue import QueueTimes
+from dpex.system.meter import OTHERS_EVERY_S, OTHERS_FIRST_S, MachineCounts, QueueTimes
 
 if TYPE_CHECKING:
     from benchmarks.simulation.rank import Rank
@@ -55,7 +53,7 @@ class Tuning:
             self._windows.forget(self._engine)
             self._windows.shorten()
             self._engine = self._rank.engine
-        look = EngineLook(reading_of(self._rank, self._simulator))
+        look = EngineReport(reading_of(self._rank, self._simulator))
         found = self._windows.turn([(self._engine, look)])
         if isinstance(found, float):
             self._loop.after(found, self._turn)

@@ -20,7 +20,7 @@ class Constants:
     """Time of a start that each worker for each CPU adds, as a part of the time that does not depend on workers.
     On two cores the first batch came after 0.11 s with 2 workers, 0.15 s with 4 and 0.25 s with 14, which is 0.3."""
     worker_bytes: float = 1.2e9
-    """Bytes of free memory for each worker at the start, as long as nothing is known of what it takes."""
+    """Bytes of free memory for each worker at the start, until its memory is measured."""
     uneven_room: float = 0.1
     """Memory for batches that wait for slow ones, as a share of each worker's own memory."""
     computes_from: float = 0.5
@@ -57,10 +57,10 @@ class Constants:
     exponent: float = 0.5
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     apart: float = 2.0
-    """Times of the latest batches over the slow quantile of those before, beyond the growth of workers, from which the
-    work is another at once."""
+    """The work has changed if recent batches take this many times the old slow quantile, scaled by the growth of
+    workers."""
     slow_quantile: float = 0.9
-    """Quantile of the times of batches that `apart` compares with."""
+    """The quantile of older times of batches in the comparison of `apart`."""
     alarm: float = 5.0
     """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
     drift: float = 1.0
@@ -94,7 +94,7 @@ STOPPED_S, STOPPED = 30.0, 10.0
 meanwhile."""
 MOST_WORKERS = 10**5
 """More than any cluster has."""
-LOOK_S = 2.0
+NVML_SETTLES_S = 2.0
 """Seconds under a setting before NVML describes it: dpex reads NVML once a second, and it covers the last second."""
 
 # -- windows of measurements -------------------------------------------------------------------------------------------

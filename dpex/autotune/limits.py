@@ -83,7 +83,7 @@ class Limits:
     def _places(self, window: Reading) -> int:
         """Remote workers that find a place."""
         there = window.remote
-        held = min(there.requested, window.settings.remote)  # those that leave cannot be had again
+        held = min(there.requested, window.settings.remote)  # leaving workers cannot be had again
         room = held - there.unplaced + there.room if there.room is not None else 0
         return min(room, self._granted(window))
 
@@ -92,7 +92,7 @@ class Limits:
         granted = window.remote.granted
         return self.remote if granted is None else min(self.remote, granted)
 
-    # -- what they allow -----------------------------------------------------------------------------------------------
+    # -- allowed settings ----------------------------------------------------------------------------------------------
 
     @property
     def is_fixed(self) -> bool:
@@ -105,7 +105,7 @@ class Limits:
         return min(self.prefetch, self.prefetch_factor) < MOST_WORKERS
 
     def most_prefetch(self, local: int) -> int:
-        """Batches in flight that there is room for beside ``local`` workers, at least the lowest."""
+        """Return the batches in flight that fit into memory beside ``local`` workers, at least the minimum."""
         if math.isinf(self.memory) or self.batch_bytes <= 0:
             return self.prefetch
         room = (self.memory - local * self.worker_bytes) / self.batch_bytes

@@ -1,7 +1,18 @@
-"""What the tuner does for every policy: legal windows by the best clock, limits, and outcomes of decisions. PURE.
+"""The frame of every policy: legal windows by the best clock, limits, and outcomes of decisions. PURE.
 
 A policy sees a window only if it measured something and the setting is inside the limits. A setting outside them is
 brought inside by the supervisor itself, with a "limit" decision. A wish of the policy is clipped.
+
+A loop that does not synchronise runs ahead of the GPU. It may wait in ``next()`` while kernels are queued and lose
+nothing, and its own step may take a tenth of the GPU's. So `LossClock` judges loading by the best clock:
+
+- *events*: CUDA events on the stream of the training loop. The loss is the time in which that stream waited for data.
+  Waits for copies and for the device transform belong to the step. No worker shortens them.
+- *nvml*: Without events, the loss is at most the time in which the GPU ran no kernel.
+- *wait*: Without a known GPU, the loss is the training loop's wait.
+
+A window by the GPU's clock has the GPU as its consumer: ``blocked_s`` and ``next_busy_s`` are the GPU's waits, and
+``stepping_s`` is the rest.
 
 The outcome of a decision is written once the workers run and enough windows have passed, or with the next decision. An
 "undo" marks the decision that it undoes as not kept.
@@ -10,22 +21,96 @@ The outcome of a decision is written once the workers run and enough windows hav
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dpex.autotune.config import AutotuneConfig, limits_of
-from dpex.autotune.constants import CONSTANTS, STOPPED, STOPPED_S
+from dpex.autotune.constants import CONSTANTS, NVML_SETTLES_S, STOPPED, STOPPED_S
 from dpex.autotune.law import wording
 from dpex.autotune.law.evidence import SettingStats
 from dpex.autotune.law.law import Law
 from dpex.autotune.limits import Limits
-from dpex.autotune.measured import LossClock, is_legal
-from dpex.autotune.trace import Recorder, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Policy
+from dpex.measure.readable import remainder
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.trace import Recorder
+
+_TINY = 1e-9
+_MOST = 1e18
+"""Larger than any time, size or count."""
+
+
+def is_legal(window: Reading) -> bool:
+    """Return True if each number of a window is possible: finite, and negative only in the free memory.
+
+    Sums of a record never shrink, so that only a broken clock or counter gives another number.
+    """
+    parts = (window, window.local, window.remote)
+    numbers = (value for part in parts for name, value in vars(part).items() if name != "memory_free")
+    return all(0.0 <= value <= _MOST for value in numbers if isinstance(value, (int, float)))
+
+
+# -- the clock of the loss ---------------------------------------------------------------------------------------------
+
+
+class LossClock:
+    """Chooses the clock of each window; see the module."""
+
+    def __init__(self) -> None:
+        self._settings: Settings | None = None
+        self._since_s = 0.0
+
+    def of(self, window: Reading) -> Reading | None:
+        """Return the window by its best clock, or None if that clock has not measured yet."""
+        self._since_s = self._since_s + window.seconds if window.settings == self._settings else 0.0
+        self._settings = window.settings
+        if window.gpu_running_stall_s is not None:
+            return replace(by_events(window), signal="events")
+        if window.kernel_ratio is not None:
+            return replace(_by_nvml(window), signal="nvml") if self._since_s >= NVML_SETTLES_S else None
+        return window
+
+
+def by_events(window: Reading) -> Reading:
+    """Return the window by CUDA events; without them, the window itself.
+
+    Pending events carry no information. If the loop took batches meanwhile, the stream had other work. Otherwise the
+    training loop is in ``next()``, and the remaining work of the stream is unknown.
+    """
+    if window.gpu_running_stall_s is None or not window.later_batches:
+        return window
+    stall_s, step_s = window.gpu_running_stall_s, window.gpu_steps_s + (window.feed_wait_s or 0.0)
+    if window.gpu_steps:  # events completed before this window: scale their stall to its length
+        stall_s *= window.seconds / max(_TINY, stall_s + step_s)
+    return _with_loss(window, min(stall_s, window.seconds))
+
+
+def _by_nvml(window: Reading) -> Reading:
+    idle_s = max(0.0, 1.0 - (window.kernel_ratio or 0.0)) * window.seconds
+    return _with_loss(window, min(window.blocked_s + window.next_busy_s, idle_s))
+
+
+def _with_loss(window: Reading, lost_s: float) -> Reading:
+    """Return the window of a consumer with a loss, at the end of each call of ``next()``."""
+    busy_s = min(lost_s, window.next_busy_s)
+    wait_s = lost_s - busy_s
+    return replace(
+        window,
+        blocked_s=wait_s,
+        next_busy_s=busy_s,
+        stepping_s=remainder(window.seconds, lost_s),
+        step_count=None,
+        straggler_s=min(window.straggler_s, wait_s),
+    )
+
+
+# -- decisions and their outcomes --------------------------------------------------------------------------------------
+
 
 class _Followed:
-    """The windows since a decision: all of them, and those in which the workers ran that it asked for."""
+    """The windows since a decision: all, and the settled ones, in which the requested workers ran."""
 
     def __init__(self, at: float) -> None:
         self._at = at
@@ -33,7 +118,7 @@ class _Followed:
         self._all, self._settled = SettingStats(), SettingStats()
 
     def add(self, window: Reading, goal: float) -> None:
-        """Take in a window. Batches that other workers began are not in it, once it counts as settled."""
+        """Count a window. A settled window holds no batches that other workers began."""
         self._all.add(window, goal)
         running = window.local.running + window.remote.running
         missing = window.settings.workers - window.remote.unplaced - running
@@ -49,7 +134,7 @@ class _Followed:
         return count >= CONSTANTS.trial_windows or (count >= CONSTANTS.enough_windows and self._settled.has_rate)
 
     def outcome(self, at: float, *, kept: bool) -> Outcome | None:
-        """Return what was measured; None without a window."""
+        """Return the measured rate and wait; None without a window."""
         seen = self._settled if len(self._settled) else self._all
         if not len(seen):
             return None
@@ -60,16 +145,16 @@ class Supervisor:
     """Supervises a policy.
 
     Args:
-        config: The configuration. Its policy decides, and the law without one.
+        config: The configuration, with the policy. Without a policy, the law of dpex decides.
         start: The setting to begin with.
-        limits: Those of the configuration, the loader and the user; None: those of the configuration.
+        limits: The limits of the configuration, the loader and the user. None: The limits of the configuration alone.
         recorder: Receives windows, decisions and outcomes.
-        former: The supervisor that this one replaces: its decisions, and the wait for an outcome, go on here.
-        why: Why this one replaces it, else "".
+        former: The replaced supervisor. Its decisions, and the wait for an outcome, go on here.
+        why: The reason of the replacement, or "".
 
     Attributes:
         policy: The policy.
-        decisions: All that were taken, oldest first, with what they brought.
+        decisions: All decisions with their outcomes, the oldest first.
     """
 
     def __init__(
@@ -94,15 +179,14 @@ class Supervisor:
         self._why = why
 
     def begin(self) -> Settings:
-        """The setting to begin with."""
+        """Return the setting to begin with."""
         return self._start
 
     def announce(self, at: float = 0.0) -> None:
         """Record that this policy begins; once."""
         if not self._is_announced and self._recorder is not None:
             self._is_announced = True
-            origin = TraceOrigin(config=self.config, start=self._start, limits=self.limits, why=self._why)
-            self._recorder.origin(origin, at)
+            self._recorder.origin(self.config, self._start, self.limits, self._why, at)
 
     def useful_remote(self, most: int) -> int | None:
         """The number of remote workers that would pay if the cluster had places for ``most``; None if unknown."""
@@ -123,7 +207,7 @@ class Supervisor:
             return None
         self._follow(judged)
         decision = self._decide(judged)
-        return None if decision is None else self._taken(judged, decision)
+        return None if decision is None else self._record(judged, decision)
 
     def _decide(self, window: Reading) -> Decision | None:
         inside = self.limits.inside(window)
@@ -136,7 +220,7 @@ class Supervisor:
         changed = replace(wish, at=window.at, old=window.settings, new=new, signal=window.signal)
         return None if new == window.settings else changed
 
-    def _taken(self, window: Reading, decision: Decision) -> Decision:
+    def _record(self, window: Reading, decision: Decision) -> Decision:
         """Close the decision before, and note this one with its text."""
         undone = self._undone() if decision.reason == "undo" else None
         self._close(window, len(self.decisions) - 1, kept=undone != len(self.decisions) - 1)
@@ -161,12 +245,12 @@ class Supervisor:
             self._close(window, last, kept=True)
 
     def _undone(self) -> int | None:
-        """The decision that an "undo" takes back: the latest one of the policy."""
+        """Return the number of the policy's latest decision, which an "undo" takes back."""
         own = [number for number, decision in enumerate(self.decisions) if decision.reason != "limit"]
         return own[-1] if own else None
 
     def _close(self, window: Reading, number: int, *, kept: bool) -> None:
-        """Write what the latest decision brought, as far as it is known."""
+        """Write the outcome of the latest decision, as far as it is known."""
         outcome = None if self._followed is None else self._followed.outcome(window.at, kept=kept)
         if outcome is not None and (self.decisions[number].outcome is None or not kept):
             self._write(number, outcome)

@@ -1,4 +1,4 @@
-"""What a policy is and decides, and the room that a cluster has. Times are seconds, sizes bytes, rates per second.
+"""Policies, decisions, and the room of a cluster. Times are seconds, sizes bytes, rates per second.
 
 A policy sees windows (`Reading`). A legal window has only possible numbers: finite, and 0 or more except for free
 memory. ``at`` never goes back. Any number may jump from one window to the next, and a time is 0 where a clock stood
@@ -127,7 +127,7 @@ class Policy(Protocol):
         Args:
             window: The `dpex.measure.reading.Reading` of the window: ``rate`` (batches per second), ``wait`` (the share
                 of the time that was lost to loading), ``seconds``, ``at`` (seconds since the loader's first `iter()`),
-                ``settings`` (those in force), and ``local`` and ``remote``, the counts of the worker pools.
+                ``settings`` (in force), and ``local`` and ``remote``, the counts of the worker pools.
             limits: The limits in this window. The tuner clips each wish to them.
         """
 
@@ -172,15 +172,15 @@ class RoomFound:
 class Room(Protocol):
     """A source of room for remote workers. Both methods may take their time."""
 
-    def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """Return what this loader may ask for; None if there can be no remote workers."""
+    def find(self, wanted: RoomWanted) -> RoomFound | None:
+        """Return the room of this loader; None if remote workers are impossible."""
 
     def rest(self) -> None:
-        """Give back what was requested beyond its workers: the loader is not in use."""
+        """Give back requested places beyond the workers, because the loader is not in use."""
 
 
 def room_found(wanted: RoomWanted, free: int, capacity: int, granted: int | None, message: str = "") -> RoomFound:
-    """Return what a loader may ask for where ``free`` workers find a place now, and ``capacity`` if none were taken."""
+    """Return the room of a loader on a cluster with places for ``free`` more workers, and ``capacity`` in all."""
     most = capacity if granted is None else min(capacity, granted)
     return RoomFound(
         more=max(0, min(free, most - wanted.requested)),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpex.errors import CacheError
-from dpex.system.machine import free_memory
+from dpex.system.meter import free_memory
 
 SHARED_MEMORY = Path("/dev/shm")
 _SUFFIX = ".samples"

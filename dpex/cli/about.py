@@ -17,7 +17,7 @@ from typing import Any
 
 from dpex.measure.readable import size
 from dpex.system.cpus import cgroup_cpus, local_ranks, rank_cpus, usable_cpus
-from dpex.system.machine import free_memory
+from dpex.system.meter import free_memory
 from dpex.version import VERSION
 
 _PACKAGES = ("torch", "ray", "numpy", "torchdata", "lightning", "accelerate", "transformers", "webdataset", "datasets")

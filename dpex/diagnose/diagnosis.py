@@ -24,7 +24,7 @@ from dpex.measure.causes import losses
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
-from dpex.system.machine import private_bytes
+from dpex.system.meter import private_bytes
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner

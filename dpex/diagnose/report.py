@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from dpex.autotune.trace import plain as as_json
 from dpex.diagnose import hot_calls
 from dpex.diagnose.copies import warning
 from dpex.diagnose.facts import Facts
@@ -19,6 +18,7 @@ from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.measure.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
+from dpex.measure.record import as_json
 from dpex.measure.settings import INLINE, LOCAL, REMOTE
 from dpex.measure.views import cpus_used, mean_s
 

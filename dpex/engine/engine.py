@@ -32,7 +32,7 @@ from dpex.engine.snapshots import EngineView
 from dpex.errors import DpexError, IteratorClosedError, IteratorInterruptedError
 from dpex.measure.causes import DISPATCH, SAMPLER, STARTUP, STRAGGLER, STREAM
 from dpex.measure.consumer_time import NONE_YET, Tally
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import REMOTE, Settings
 from dpex.measure.timeline import Timeline
 from dpex.pools.base import WorkerPool
@@ -43,8 +43,8 @@ from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats, StreamStats
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
+from dpex.system.meter import own_queue_s
 from dpex.system.processes import notify_in_forks
-from dpex.system.run_queue import own_queue_s
 from dpex.system.wakeup import Wakeup
 
 logger: logging.Logger = logging.getLogger("dpex")
@@ -530,9 +530,9 @@ class Engine:
             if self._pools.take_results():
                 self._wakeup.ring()
 
-    def look(self) -> EngineLook:
+    def report(self) -> EngineReport:
         """Return the counts for the tuner, from its thread, without waiting for the consumer."""
-        return self._view.look(self.reading(), resizing=self._requested is not self._granted)
+        return self._view.report(self.reading(), resizing=self._requested is not self._granted)
 
     def reading(self) -> Reading:
         """Return all counts. Any thread may call it; it does not wait for the consumer."""

@@ -40,7 +40,7 @@ from dpex.system.clock import monotonic
 from dpex.system.compiler import untraced
 from dpex.system.gpu.stall import cuda_stall
 from dpex.system.handlers import is_of_handler
-from dpex.system.run_queue import own_queue_s
+from dpex.system.meter import own_queue_s
 from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.batch_seeding import InProcessMaker
@@ -141,9 +141,9 @@ class InProcessIterator(SingleProcessDataLoaderIter):
     def _end_readings(self) -> None:
         last_stats, last_state = getattr(self, "last_stats", None), getattr(self, "last_state", None)
         if last_stats is not None:  # None: the constructor has failed
-            last_stats.end(_counted_by_torch(self) if self.meter is None else None)
+            last_stats.freeze(_counted_by_torch(self) if self.meter is None else None)
         if last_state is not None:
-            last_state.end(in_process_state(self))
+            last_state.freeze(in_process_state(self))
 
     def _next_index(self) -> Any:
         """Return the index of the next batch: the same one until that batch is returned, or raises its own error."""

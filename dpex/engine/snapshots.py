@@ -4,7 +4,7 @@ Any thread may ask; nothing here waits for the consumer or takes its lock, so a 
 change, right to within the moment that passes meanwhile.
 
 `IteratorCounters` holds the counts of one iterator. When the iterator ends, it keeps the counts and releases the
-engine. `IteratorCounters.end` takes no lock, as a garbage collection may call it anywhere. Its beginning and its end
+engine. `IteratorCounters.freeze` takes no lock, as a garbage collection may call it anywhere. Its beginning and its end
 read a few small files in ``/proc``.
 """
 
@@ -20,7 +20,7 @@ from dpex.measure.causes import STARTUP
 from dpex.measure.consumer_time import Tally
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_reading import PoolReading
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import LOCAL, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system import meter
@@ -71,11 +71,11 @@ class EngineView:
             failed_nodes=tuple(counts.failed.values()),
         )
 
-    def look(self, found: Reading, *, resizing: bool) -> EngineLook:
+    def report(self, found: Reading, *, resizing: bool) -> EngineReport:
         """Return a reading with what else the tuner must know."""
         pool = self._pools.by_name.get(LOCAL)
         most = None if pool is None else pool.counts.most
-        return EngineLook(
+        return EngineReport(
             reading=found,
             resizing=resizing,
             refused=self._pools.refused,
@@ -141,7 +141,7 @@ class CounterSource(Protocol):
 class _Baseline(NamedTuple):
     """The start of the machine's counts. past: those until then. is_resting: they do not grow."""
 
-    look: MachineCounts
+    machine: MachineCounts
     wall_s: float
     past: Reading = Reading()
     is_resting: bool = False
@@ -174,7 +174,7 @@ class IteratorCounters(LastReading[Reading]):
     def rest(self) -> None:
         """Count nothing of the machine until `wake`: a pass has ended. Short passes are not worth it."""
         base = self._from
-        if not base.is_resting and monotonic() - base.look.at >= REST_S:
+        if not base.is_resting and monotonic() - base.machine.at >= REST_S:
             self._from = base._replace(past=Reading(**_of_machine(super().read())), is_resting=True)
 
     def wake(self) -> None:
@@ -190,14 +190,11 @@ class IteratorCounters(LastReading[Reading]):
     def _measured(self, source: CounterSource) -> Reading:
         """Return the counts, and the counts of the machine."""
         found, base = source.reading(), self._from
-        is_short = not base.is_resting and monotonic() - base.look.at < SHORT_S
-        look = (
-            meter.read_own_cpu()
-            if is_short
-            else meter.read_machine(found.pids, found.thread or self._thread, found.pids)
-        )
-        part = look.part(base.look, found.wall_s - base.wall_s)  # the time between two passes is left out in proportion
-        found = look.completed(found, base.look, part, part)
+        is_short = not base.is_resting and monotonic() - base.machine.at < SHORT_S
+        thread = found.thread or self._thread
+        now = meter.read_own_cpu() if is_short else meter.read_machine(found.pids, thread, found.pids)
+        part = now.part(base.machine, found.wall_s - base.wall_s)  # time between passes is left out in proportion
+        found = now.completed(found, base.machine, part, part)
         past = base.past if base.is_resting else base.past.plus(Reading(**_of_machine(found)))
         return replace(found, **_of_machine(past))
 
@@ -208,8 +205,8 @@ class LoaderCounters:
         self.epochs: int = 0
         """Count of epochs that have begun, those without measurements included."""
 
-    def open(self, source: CounterSource) -> IteratorCounters:
-        """Return new counters for an iterator's engine. Call `IteratorCounters.end` when the iterator has ended."""
+    def add_iterator(self, source: CounterSource) -> IteratorCounters:
+        """Return new counters for an iterator's engine. Call `IteratorCounters.freeze` when the iterator has ended."""
         counters = IteratorCounters(source)
         self._iterators.add(counters)
         return counters

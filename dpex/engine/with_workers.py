@@ -56,11 +56,11 @@ class Observers:
     def begin(self, engine: Engine) -> Iterator[Callable[[], None]]:
         """Have metrics and diagnosis read this engine. Return the functions that end this, and the tuner's part."""
         if self.counters is not None:
-            yield self.counters.open(engine).end
+            yield self.counters.add_iterator(engine).freeze
         if self.metrics is not None:
-            yield self.metrics.watch(engine).end
+            yield self.metrics.add_iterator(engine).freeze
         if self.tuner is not None:
-            yield partial(self.tuner.leave, engine)
+            yield partial(self.tuner.remove_engine, engine)
 
 
 class _DpexDataLoaderIter(BaseDataLoaderIter):
@@ -113,8 +113,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             partial(worker_state, self._engine, self._recorder)
         )
         ends: tuple[Callable[[], None], ...] = (
-            self.last_stats.end,
-            self.last_state.end,
+            self.last_stats.freeze,
+            self.last_state.freeze,
             *observers.begin(self._engine),
         )
         self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed)
@@ -124,7 +124,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             self._engine.ask_states()
         self._reset(loader, first_iter=True)
         if observers.tuner is not None:
-            observers.tuner.watch(self._engine)
+            observers.tuner.add_engine(self._engine)
 
     def _new_pinner(self, feed: Feed | None) -> Pinner | None:
         """Return the thread that copies batches to page-locked memory or to a device; None if neither is wanted."""

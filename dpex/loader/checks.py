@@ -125,7 +125,7 @@ def check_settings(loader: BaseLoader[Any]) -> None:
             why = "this leaves no worker: give distribute_mode=True for workers on a cluster"
             _refuse("AutotuneConfig(max_local=0) without distribute_mode", why)
     if Sizing(loader).is_tuned:
-        from dpex.autotune.runtime.trace_file import check as check_trace
+        from dpex.autotune.runtime.trace import check as check_trace
         from dpex.autotune.runtime.tuned import start_of
 
         check_trace(autotune or AutotuneConfig(), os.environ)

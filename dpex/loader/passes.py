@@ -135,8 +135,8 @@ def _in_process(loader: BaseLoader[Any]) -> BaseDataLoaderIter:
     iterator = in_process_kind(loader)(loader, runtime.arenas, runtime.pop_resume_state(), is_measured=is_measured)
     if iterator.meter is not None:
         if metrics is not None:
-            weakref.finalize(iterator, untraced(metrics.watch(iterator.meter).end))
-        weakref.finalize(iterator, untraced(runtime.counters.open(iterator.meter).end))
+            weakref.finalize(iterator, untraced(metrics.add_iterator(iterator.meter).freeze))
+        weakref.finalize(iterator, untraced(runtime.counters.add_iterator(iterator.meter).freeze))
     latest: BaseDataLoaderIter = runtime.set_latest(iterator)
     return latest
 

@@ -206,6 +206,6 @@ class LoaderRuntime:
         share = self._share.detach() if self._share is not None else None
         if share is not None:
             if self.tuner is not None:
-                self.tuner.leave_cluster()
+                self.tuner.await_room_request()
             _, give_back, arguments, _ = share
             give_back(*arguments, shut_down=True)

@@ -26,7 +26,7 @@ OWN_CODE = "own code"
 
 
 class BatchTimes(NamedTuple):
-    """The times of one batch. CPU seconds include those of libraries' threads, so they may exceed the wall seconds.
+    """The times of one batch. CPU seconds include threads of libraries, so they may exceed the wall seconds.
 
     `PoolReading` declares the fields that add up. ``transit_s`` is the time on the network while the worker was idle.
 
@@ -66,27 +66,10 @@ class BatchTimes(NamedTuple):
     def cpu_s(self) -> float:
         return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
 
-    def encoded(self, encode_s: float, cpu_s: float, nbytes: int, ended_at: float) -> tuple[Any, ...]:
-        """Return the times of a batch that was encoded, as a plain tuple, which `marshal` takes.
-
-        Args:
-            encode_s: Wall seconds for encoding.
-            cpu_s: CPU seconds for the whole batch.
-            nbytes: Bytes of its buffers.
-            ended_at: When it was encoded.
-        """
-        encode_cpu_s = cpu_s - self.load_cpu_s - self.collate_cpu_s
-        if self.encode_cpu_s:
-            encode_cpu_s = max(0.0, encode_cpu_s + self.encode_cpu_s)
-        return (*self[:-_ENCODED], encode_s, encode_cpu_s, nbytes, 0.0, ended_at)
-
 
 batch_times: Callable[[tuple[Any, ...]], BatchTimes] = partial(tuple.__new__, BatchTimes)
 """Return the `BatchTimes` of a plain tuple with all its fields, in a third of the time that the class takes."""
 NO_TIMES = BatchTimes()
-_ENCODED = len(BatchTimes._fields) - BatchTimes._fields.index("encode_s")
-"""Count of the last fields, which are known only when the batch is encoded."""
-NOT_ENCODED = NO_TIMES[-_ENCODED:]
 
 
 class CacheUse:
@@ -112,6 +95,40 @@ _NO_USE = (0, 0, 0.0)
 CACHE_USE = CacheUse()
 
 
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+_AT = BatchTimes._fields.index
+_LOADED, _CACHED = BatchTimes._fields[: _AT("cache_hits")], BatchTimes._fields[_AT("cache_hits") : _AT("encode_s")]
+_ENCODED = BatchTimes._fields[_AT("encode_s") :]
+"""The fields of a loaded batch, of `CacheUse.take`, and of encoding, in their declared order."""
+_PACKING = f"""
+def loaded_times(*, {", ".join(_LOADED)}):
+    {", ".join(_CACHED)} = CACHE_USE.take()
+    return new(BatchTimes, ({", ".join((*_LOADED, *_CACHED, *map(repr, NO_TIMES[_AT("encode_s") :])))}))
+
+def encoded_times(times, *, encode_s, cpu_s, nbytes, ended_at, transit_s=0.0):
+    encode_cpu_s = cpu_s - times[{_AT("load_cpu_s")}] - times[{_AT("collate_cpu_s")}]
+    recorded_s = -times[{_AT("encode_cpu_s")}]
+    if recorded_s:
+        encode_cpu_s = max(0.0, encode_cpu_s - recorded_s)
+    return (*times[:{len(_LOADED + _CACHED)}], {", ".join(_ENCODED)})
+"""
+_packing: dict[str, Any] = {"BatchTimes": BatchTimes, "CACHE_USE": CACHE_USE, "new": tuple.__new__}
+exec(_PACKING, _packing)
+loaded_times: Callable[..., BatchTimes] = _packing["loaded_times"]
+"""Return the times of a loaded batch, from its `_LOADED` fields by name.
+
+This function is generated from the declared order of the fields, so that no two stages can be swapped. Calling the
+class with names takes three times as long.
+"""
+encoded_times: Callable[..., tuple[Any, ...]] = _packing["encoded_times"]
+"""Return the times of a batch that was encoded, as a plain tuple, which `marshal` takes.
+
+Arguments by name: wall seconds for encoding, CPU seconds for the whole batch, bytes of its buffers, and the time at
+which it was encoded. Generated as `loaded_times` is.
+"""
+
+
 # -- sums over a pool --------------------------------------------------------------------------------------------------
 
 RECENT = 64
@@ -120,20 +137,20 @@ cheaper."""
 KEPT = 256
 """Batches whose wall seconds are kept one by one: the latest. Their median is known to within three points of rank."""
 SUMMED = tuple(name for name in BatchTimes._fields if name in PoolReading.declared() and name != "calls")
-"""Fields of `BatchTimes` that add up to those of `PoolReading`."""
+"""Fields of `BatchTimes` that add up to fields of `PoolReading`."""
 _ADDED = (*SUMMED, "nbytes")
 _PLACES = tuple(map(BatchTimes._fields.index, _ADDED))
 _NOTHING = (*(NO_TIMES[at] for at in _PLACES), 0)
 MOST_PATHS = 256
-"""Paths of a pool. A call with a further one counts for its caller."""
+"""The maximum number of paths in a pool. Beyond it, a call with a new path counts for its caller."""
 _NO_CALLS = CallSums()
 
 
 class PoolTimes:
     """Sums over the batches that a worker pool, or the training process, has made.
 
-    The thread that receives batches counts them, and any thread may read. The fields of `SUMMED` are then of the same
-    batches. All other counts may lack the batch that is being counted.
+    The thread that receives batches counts them, and any thread may read. A reader gets the fields of `SUMMED` for the
+    same batches. All other counts may lack the batch that is being counted.
 
     Attributes:
         shared: Batches among ``tickets`` for another training.
@@ -207,7 +224,7 @@ class PoolTimes:
 
 
 def made_on_node(batches: Sequence[BatchTimes], delay: float | None) -> PoolReading:
-    """Return what some batches add to the reading of their machine.
+    """Return the counts that some batches add to the reading of their machine.
 
     ``delay``: seconds on run queues for each second on a CPU; None: not known.
     """

@@ -1,13 +1,13 @@
-"""The causes of a wait and all other verdicts, each once: what measures it, what is told, and what would end it. PURE.
+"""The causes of a wait and all other verdicts, each declared once with its measurement, text and remedy. PURE.
 
 `dpex.measure.consumer_time` gives each second of the wait a name of `TIMED` when it is measured: the stage of a batch,
-the order, the start, or what ``next()`` did. Each cause in `WAITS` takes seconds of these names from what the causes
-before it have left. The last one takes the rest. So the seconds add up to the wait.
+the order, the start, or the work of ``next()``. The causes in `WAITS` take seconds of these names in their order, each
+from the seconds that are left. The last cause takes the rest. So the seconds add up to the wait.
 
 Sums know better than single waits:
 
-1. A wait behind a slow batch comes from the order only as far as other workers were idle meanwhile. While all are busy
-   they make batches as fast as they can, and the wait is that of their stages.
+1. A wait behind a slow batch comes from the order only as far as other workers were idle meanwhile. While all workers
+   are busy they make batches as fast as they can, and the wait belongs to their stages.
 
 2. Wall time that is no CPU time is waiting for data only if it was not spent on a run queue.
 
@@ -60,7 +60,7 @@ PLACES = {
 Seconds = Mapping[str, float]
 """Seconds by the names of `TIMED`, and `TAKING_IN`."""
 Rule = Callable[[Reading, Seconds], Seconds]
-"""The seconds that a cause takes from those that are left."""
+"""Returns the seconds that a cause takes from the remaining seconds."""
 TINY_S = 0.0005
 """Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
 _AT_HAND = 4.0
@@ -86,7 +86,7 @@ class Cause:
         is_order: The cost of the order, which a larger prefetch ends.
         is_apart: No part of the loss that decides whether loading is the limit.
         is_making: The time of making batches, which single calls can account for.
-        has_places: Its seconds are told by place.
+        has_places: True if its seconds are told by place.
     """
 
     key: str
@@ -133,7 +133,7 @@ def _behind_one(reading: Reading) -> float:
 def _narrow(reading: Reading, left: Seconds) -> Seconds:
     """Workers were idle as fewer batches may be in flight than they can make at the same time.
 
-    What the order costs is in it where ``memory_budget`` keeps the prefetch below what slow batches would take.
+    It includes the cost of the order where ``memory_budget`` keeps the prefetch below the demand of slow batches.
     """
     if reading.prefetch >= reading.at_once and not reading.is_capped:
         return {}
@@ -146,7 +146,8 @@ def _narrow(reading: Reading, left: Seconds) -> Seconds:
 def _crowded(reading: Reading, left: Seconds) -> Seconds:
     """The training thread was on a run queue in ``next()``.
 
-    Taking in and making batches there queue as well. That is their time, as it would go if they took none.
+    Taking in and making batches there queue as well. Queueing during that work is charged to it, because it would
+    vanish with the work.
     """
     busy_s = sum(left[name] for name in OWN)
     total_s = busy_s + reading.transfer_s + reading.pools.get(INLINE, PoolReading()).busy_s
@@ -156,7 +157,7 @@ def _crowded(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _dispatch(reading: Reading, left: Seconds) -> Seconds:
-    """Dispatching; of tiny batches also the stages while workers were not busy, and what has no other cause."""
+    """Dispatching. For tiny batches, the stages while workers were idle and all unexplained seconds belong to it."""
     if not is_tiny(reading):
         return {"dispatch": left["dispatch"]}
     running_s = reading.workers * max(1e-9, reading.wall_s - reading.causes.get("startup", 0.0))

@@ -1,4 +1,4 @@
-"""Count the consumer's time, which is the training loop's, in ``next()`` and between two calls; of waits, by cause.
+"""Count the time of the consumer, the training loop, in ``next()`` by cause, and between two calls.
 
 The consumer's thread writes and any other may read. The first call of a pass is counted apart, because its time belongs
 to the start and not to the work. Every second of waiting gets one cause, by these rules:
@@ -12,9 +12,9 @@ to the start and not to the work. Every second of waiting gets one cause, by the
    of Queueing Network Models", 1978). So each stage costs the consumer its share of the service time, whichever stage
    overlapped the wait.
 5. A batch made in the training process: its stages, as long as they took.
-6. Busy in ``next()`` drawing from the sampler: `SAMPLER`. Busy handing out work, and taking in what workers report:
+6. Busy in ``next()`` drawing from the sampler: `SAMPLER`. Busy handing out work, and receiving reports of workers:
    `DISPATCH`.
-7. All other seconds, such as those of errors: `UNKNOWN`.
+7. All other seconds, such as the time of errors: `UNKNOWN`.
 
 Getting the samples, ``dataset[i]``, is one stage to dpex. The CPU seconds in it count as `TRANSFORM`, the rest as
 `READ`: reading waits, computing does not. So a dataset that decodes as it reads shows both, and a machine with more
@@ -26,7 +26,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from time import sleep
+from typing import Any, TypeVar
 
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.causes import (
@@ -39,7 +40,6 @@ from dpex.measure.causes import (
     UNKNOWN,
     by_stage,
 )
-from dpex.measure.ledger import Seqlock
 from dpex.measure.pool_reading import STEP_BUCKETS
 from dpex.measure.reading import WAIT_BUCKETS
 from dpex.measure.sampling import WaitLog
@@ -53,6 +53,14 @@ UNENDED_S, UNENDED_STEPS = 1.0, 10.0
 something else meanwhile, such as a validation."""
 QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 10 µs: it is asked in calls of ``next()`` after a step this long."""
+PAUSE_S = 0.0001
+"""Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""
+MOST_TRIES = 4000
+"""Tries, about half a second. A busy machine keeps a thread from running for tens of milliseconds. A change that takes
+longer was given up: an exception of a signal handler ended it, or the reader is such a handler itself. Tries are
+counted, because tests of users may stop the clock."""
+
+T = TypeVar("T")
 
 
 def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
@@ -62,6 +70,43 @@ def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
     if total <= 0.0:
         return [(UNKNOWN, waited_s)]
     return [(cause, waited_s * seconds / total) for cause, seconds in enumerate(stages) if seconds > 0.0]
+
+
+class Seqlock:
+    """A sequence lock: a single thread writes several values, and any thread reads a consistent set of them.
+
+    The writer never waits. It calls `begin_change` and `end_change` around each change. `read` repeats until no change
+    overlaps.
+
+    ``changes`` is odd during a change. A writer that cannot afford two calls makes their assignments itself.
+    """
+
+    __slots__ = ("_given_up", "changes")
+
+    def __init__(self) -> None:
+        self.changes: int = 0
+        self._given_up = -1
+
+    def begin_change(self) -> None:
+        """Begin a change, or begin an abandoned change again."""
+        self.changes |= 1
+
+    def end_change(self) -> None:
+        self.changes = (self.changes | 1) + 1
+
+    def read(self, values: Callable[[], T]) -> T:
+        """Return ``values()`` from between two changes, or the present values if a change was abandoned."""
+        for _ in range(MOST_TRIES):
+            changes = self.changes
+            if changes % 2 == 0:
+                found = values()
+                if changes == self.changes:
+                    return found
+            elif changes == self._given_up:
+                return values()
+            sleep(PAUSE_S)
+        self._given_up = changes
+        return values()
 
 
 class Tally:
@@ -135,7 +180,7 @@ class Tally:
     # -- calls of next() ---------------------------------------------------------------------------------------------
 
     def begin_pass(self, now: float) -> None:
-        """Begin a pass at ``now``. Of the one before, which may have been broken off, no count is lost."""
+        """Begin a pass at ``now``. A previous pass that was broken off keeps all its counts."""
         unended_s = self._unended_s(now)
         seqlock = self.seqlock
         seqlock.changes |= 1
@@ -218,9 +263,9 @@ class Tally:
         self.blocked_at = now
 
     def unblock(self, now: float) -> None:
-        self.seqlock.begin()
+        self.seqlock.begin_change()
         self._unblock(now)
-        self.seqlock.end()
+        self.seqlock.end_change()
 
     def _unblock(self, now: float) -> None:
         waited = now - self.blocked_at

@@ -1,6 +1,6 @@
-"""Counts that one thread changes and others read: a sequence lock, and the counts of iterators that have ended.
+"""The counts of several iterators together, also after their ends.
 
-Reading takes no lock that the counting thread, or the end of an iterator, could wait for.
+Reading takes no lock that the end of an iterator could wait for.
 """
 
 from __future__ import annotations
@@ -8,70 +8,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import reduce
-from time import sleep
 from typing import Generic, TypeVar
 
 from dpex.measure.reading import Reading
 
-PAUSE_S = 0.0001
-"""Seconds between two tries. A writer that was preempted during a change needs the CPU to finish it."""
-MOST_TRIES = 4000
-"""Tries, about half a second. A busy machine keeps a thread from running for tens of milliseconds. A change that takes
-longer was given up: an exception of a signal handler ended it, or the reader is such a handler itself. Tries are
-counted, because tests of users may stop the clock."""
-
 T = TypeVar("T")
-
-
-class Seqlock:
-    """A sequence lock: a single thread writes several values, and any thread reads a consistent set of them.
-
-    The writer never waits. It calls ``begin`` and ``end`` around each change. `read` is for any thread, and repeats
-    until no change overlaps.
-
-    ``changes`` is odd during a change. A writer that cannot afford two calls makes the assignments of `begin` and `end`
-    itself.
-    """
-
-    __slots__ = ("_given_up", "changes")
-
-    def __init__(self) -> None:
-        self.changes: int = 0
-        self._given_up = -1
-
-    def begin(self) -> None:
-        """Begin a change, or begin an abandoned change again."""
-        self.changes |= 1
-
-    def end(self) -> None:
-        self.changes = (self.changes | 1) + 1
-
-    def read(self, values: Callable[[], T]) -> T:
-        """Return ``values()`` from between two changes, or the present values if a change was abandoned."""
-        for _ in range(MOST_TRIES):
-            changes = self.changes
-            if changes % 2 == 0:
-                found = values()
-                if changes == self.changes:
-                    return found
-            elif changes == self._given_up:
-                return values()
-            sleep(PAUSE_S)
-        self._given_up = changes
-        return values()
 
 
 class LastReading(Generic[T]):
     """The present value of a source, and its last value once it has ended.
 
-    `end` takes no lock, as a garbage collection may call it anywhere.
+    `freeze` takes no lock, as a garbage collection may call it anywhere.
     """
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read: Callable[[], T] | None = read
         self._last: list[T] = []
 
-    def end(self, last: T | None = None) -> None:
+    def freeze(self, last: T | None = None) -> None:
         """Keep the present value, or ``last`` if the source cannot be read any more; let go of the source.
 
         Idempotent.
@@ -108,7 +62,7 @@ class Ledger(Generic[E]):
         return self._state[1]
 
     def add(self, entry: E) -> None:
-        """Count another iterator. Those that have ended are joined into one value."""
+        """Count another iterator. Ended iterators are joined into one value."""
         with self._lock:
             past, entries = self._state
             ended = [other for other in entries if other.has_ended]

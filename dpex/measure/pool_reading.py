@@ -22,7 +22,7 @@ LINK: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("links", "sent_bytes", "resent_bytes", "sending_s"), sum),
     "round_trip_s": max,
 }
-"""Fields about the way from machines of the cluster, and how those of several machines become one."""
+"""Fields about the way from machines of the cluster, and the functions that join several machines."""
 MOST_QUEUED = 0.9
 """The largest share of a time that can be queueing for a CPU, because both are measured with errors. Without this limit
 the law's mean regret in 60 simulated worlds was 2.4 % instead of 2.1 %."""
@@ -50,8 +50,8 @@ class CallSums(Record):
 class PoolReading(Record):
     """A worker pool, the training process ("inline"), or a machine of the cluster: the values of `LoaderStats.pools`.
 
-    Counts and times are sums over the batches that it has made. Those of the link are counted by TCP at its far end.
-    `declared()` says what each field means.
+    Counts and times are sums over the batches that it has made. TCP counts the traffic of the link at its far end.
+    `declared()` gives the meaning of each field.
     """
 
     links: int = level("Machines with a connection of their own, which measure it.")
@@ -88,7 +88,7 @@ class PoolReading(Record):
         metric=_WALL,
     )
     load_cpu_s: float = counter(
-        "CPU seconds of that, those of libraries' threads included.", "seconds", stage="load", metric=_CPU
+        "CPU seconds of that, with the threads of libraries.", "seconds", stage="load", metric=_CPU
     )
     collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
     collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
@@ -155,7 +155,9 @@ class PoolReading(Record):
         how_to_read="A long tail makes stragglers, which prefetch hides. Its count is the batches made by that pool.",
         total="busy_s",
     )
-    services_s: tuple[float, ...] = few_of_many("How long the latest batches took.", latest_services, "seconds")
+    services_s: tuple[float, ...] = few_of_many(
+        "How long the latest batches took.", latest_services, "seconds", is_traced=True
+    )
     deaths: int = counter(
         "Workers that ended unexpectedly; each is replaced.",
         metric="dpex_worker_restarts_total",
@@ -166,7 +168,7 @@ class PoolReading(Record):
         "Busy seconds for which the kernel reports run queues; all of them on most kernels.", "seconds"
     )
     calls: Mapping[str, CallSums] = by_name("Calls by path, of the batches in which calls were timed.")
-    nodes: Mapping[str, PoolReading] = by_name("Machines of the cluster: what was made there, and their link.")
+    nodes: Mapping[str, PoolReading] = by_name("Machines of the cluster: the batches made there, and their link.")
     failed_nodes: Sequence[str] = few_of_many(
         "The reasons why nodes of the cluster were excluded.", lambda one, other: tuple(dict.fromkeys([*one, *other]))
     )
@@ -182,7 +184,7 @@ class PoolReading(Record):
     )
 
     def since(self, earlier: PoolReading) -> PoolReading:
-        """See `Record.since`. The times of single batches are those of the batches since then, as far as kept."""
+        """See `Record.since`. Times of single batches are kept for batches made since then."""
         found = super().since(earlier)
         new = self.services_s[-found.tickets :] if found.tickets else ()
         return replace(found, services_s=new)

@@ -1,6 +1,6 @@
 """Numbers as people read them, the same in all reports, decisions and messages. PURE.
 
-Three digits are shown, and all of those before the decimal point. A space separates a number from its unit. A prefix
+Three digits are shown, and all digits before the decimal point. A space separates a number from its unit. A prefix
 of bytes is a power of 1000 (k, M, G, T), or of 1024 with an i (Ki, Mi, Gi, Ti), as for Kubernetes. Clocks have errors,
 so a part may be measured as longer than the whole. Therefore `remainder` subtracts measured times.
 """
@@ -21,11 +21,11 @@ _PREFIXES = ("", "k", "M", "G", "T")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<prefix>[kMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
 """A number of bytes as people write it."""
 _CLOCK_S = 1e-7
-"""Reading a clock takes that long: what is shorter was not measured."""
+"""Seconds for reading a clock. A shorter time was not measured."""
 
 
 def rounded(value: float) -> str:
-    """Return a number with three digits, or with all of those before the decimal point: "0.5", "12.3", "1,235"."""
+    """Return a number with three digits, or with all digits before the decimal point: "0.5", "12.3", "1,235"."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.3g}"
 
 
@@ -74,5 +74,5 @@ def remainder(whole_s: float, *parts_s: float) -> float:
 
 
 def plural(count: int, what: str) -> str:
-    """Return a count and what is counted: "1 stream", "2 streams"."""
+    """Return a count with its noun: "1 stream", "2 streams"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

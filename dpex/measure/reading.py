@@ -1,4 +1,4 @@
-"""The record of what was counted up to a moment, each count declared once.
+"""The record of all counts up to a moment, each declared once.
 
 `dpex.measure.batch_times.PoolTimes` and `dpex.measure.consumer_time.Tally` count. These records are their counts at one
 moment. ``stats()``, the exported metrics, the windows of the tuner and the facts of a diagnosis derive from them.
@@ -39,7 +39,7 @@ _NO_POOL = PoolReading()
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Record):
-    """What was counted up to a moment, of one or several iterators. ``after.since(before)`` is a window.
+    """All counts up to a moment, for one or several iterators. ``after.since(before)`` is a window.
 
     The training loop's seconds are counted twice. By cause, a wait counts once its cause is known, and a long present
     step counts in part, as it may never end: no metric shrinks. By the clock, without causes and without the first call
@@ -78,8 +78,8 @@ class Reading(Record):
         "Seconds in which a GPU ran some kernel, by NVML; only while the loader is tuned.", "seconds"
     )
     kernel_seen_s: float = counter("Seconds for which NVML says so.", "seconds")
-    supplied_s: float = counter("Those of them at whose end batches were ready.", "seconds")
-    kernel_supplied_s: float = counter("Seconds of these in which a GPU ran some kernel.", "seconds")
+    supplied_s: float = counter("Seconds of them at whose end batches were ready.", "seconds")
+    kernel_supplied_s: float = counter("Supplied seconds in which a GPU ran some kernel.", "seconds")
     gpu_steps: int = counter("Steps of the GPU's stream, from a return of ``next()`` to the next entry.")
     gpu_steps_s: float = counter("Seconds of these steps.", "seconds")
     pass_batches: int = state("Batches of a whole pass; 0 if unknown.")
@@ -201,7 +201,7 @@ class Reading(Record):
     gpu_running_stall_s: float | None = counter(
         "The same without the first batch of each epoch.", "seconds", default=None
     )
-    pools: Mapping[str, PoolReading] = by_name("Worker pools.")
+    pools: Mapping[str, PoolReading] = by_name("Worker pools.", is_traced=True)
     cache_memory_bytes: int | None = state(
         "Bytes of shared memory of this machine in which `dpex.cached` keeps samples.",
         "bytes",
@@ -224,9 +224,9 @@ class Reading(Record):
     )
     batch_waits: Waits = log("The wait for each of the latest batches.", Waits, Waits.then, Waits.since)  # noqa: RUF009
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")
-    others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
-    pids: tuple[int, ...] = level("Processes that are local workers.", default=())
-    thread: int = state("The native id of the training thread, 0 if unknown.")
+    others_over_s: float = counter("The wall seconds of counting ``others_s``.", "seconds")
+    pids: tuple[int, ...] = level("Processes that are local workers.", default=(), is_traced=False)
+    thread: int = state("The native id of the training thread, 0 if unknown.", is_traced=False)
 
     @property
     def sharing_ranks(self) -> int:
@@ -304,7 +304,7 @@ class Reading(Record):
         return self.trainer_queued_s * pool.busy_s / total_s if total_s > 0 else 0.0
 
     def with_pools(self, **pools: PoolReading) -> Reading:
-        """Return the reading with other pools in place of those of the same names."""
+        """Return the reading with these pools in place of pools of the same names."""
         return replace(self, pools={**self.pools, **pools})
 
     @property
@@ -424,7 +424,7 @@ class Reading(Record):
         return tuple(why for pool in self.pools.values() for why in pool.failed_nodes)
 
 
-class EngineLook(NamedTuple):
+class EngineReport(NamedTuple):
     """A reading of an engine, and what else the tuner must know.
 
     Attributes:

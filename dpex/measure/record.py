@@ -1,16 +1,16 @@
 """Counts that know how they add up. PURE.
 
 A record is a frozen dataclass whose fields are declared with `counter`, `level`, `state`, `histogram`, `by_name` or
-`few_of_many`. The declaration has the meaning, the unit, the stage of a batch and the exported metric. All that follows
-from declarations is written once, here: the sum of two records (`Record.plus`,
-`Record.then`), what is new since an earlier one (`Record.since`), and a smaller value with some of the fields
-(`Record.narrowed`).
+`few_of_many`. The declaration has the meaning, the unit, the stage of a batch and the exported metric. Declarations
+determine the sum of two records (`Record.plus`, `Record.then`), the counts since an earlier record (`Record.since`), a
+smaller value with some of the fields (`Record.narrowed`), and the fields of a trace (`Record.traced`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -25,7 +25,7 @@ _DECLARED = "declared"
 class Rule(NamedTuple):
     """The functions that join two values of a field.
 
-    plus: of two records of the same time. then: of one record and a later one. since: of a record and an earlier one.
+    ``plus`` joins records of the same time, ``then`` an earlier and a later one, ``since`` a later and an earlier one.
     """
 
     plus: Callable[[Any, Any], Any]
@@ -41,7 +41,8 @@ class Quantity:
     ``metric``: The exported name, or "".
     ``how_to_read``: The meaning of the metric's values to the user.
     ``label``: The value of the metric's last label if several fields share a metric; by default the stage.
-    ``buckets``, ``total``: Of a histogram, the finite upper bounds and the attribute with the sum of the observations.
+    ``buckets``, ``total``: The finite upper bounds of a histogram, and the attribute with the sum of the observations.
+    ``is_traced``: True if a trace holds the field, because a policy may read it.
     """
 
     rule: Rule
@@ -53,6 +54,7 @@ class Quantity:
     label: str = ""
     buckets: tuple[float, ...] = ()
     total: str = ""
+    is_traced: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class Record:
         return _joined(self, other, "plus")
 
     def then(self: _R, later: _R) -> _R:
-        """Return the sum of this record and a later one. Levels and states are those of the later one."""
+        """Return the sum of this record and a later one. The later record gives levels and states."""
         return _joined(self, later, "then")
 
     def since(self: _R, earlier: _R) -> _R:
@@ -87,6 +89,12 @@ class Record:
                 found[name] = {key: one.at_rest() if isinstance(one, Record) else one for key, one in value.items()}
         return replace(self, **found)
 
+    def traced(self) -> dict[str, Any]:
+        """Return the fields of a trace for JSON, as far as they differ from an empty record."""
+        empty = _empty(type(self))  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
+        traced = {name: getattr(self, name) for name, one in self.declared().items() if one.is_traced}
+        return {name: _as_traced(value) for name, value in traced.items() if value != getattr(empty, name)}
+
     def narrowed(self, kind: type[_T], **others: Any) -> _T:
         """Return a value of class ``kind`` with the fields that this record has, and with ``others``."""
         names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
@@ -96,6 +104,11 @@ class Record:
 @cache
 def _declared(record: type[Record]) -> Mapping[str, Quantity]:
     return {one.name: one.metadata[_DECLARED] for one in fields(record) if _DECLARED in one.metadata}
+
+
+@cache
+def _empty(record: type[Record]) -> Record:
+    return record()
 
 
 @cache
@@ -112,6 +125,41 @@ def _joined(record: _R, other: Record, how: str) -> _R:
         values[name] = join(values[name], others[name])
     joined: _R = mine(**values)
     return joined
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def as_json(
+    value: Any, *, members: Callable[[Any], Mapping[str, Any]] = vars, infinite: Callable[[float], Any] = str
+) -> Any:
+    """Return a value in the types that JSON has. The name of a class, a function or a file is a string.
+
+    Args:
+        members: Returns the members of a dataclass, which becomes an object.
+        infinite: Returns the value for inf, -inf and nan.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return infinite(float(value))
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        value = members(value)
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): as_json(item, members=members, infinite=infinite) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [as_json(item, members=members, infinite=infinite) for item in value]
+    return getattr(value, "__qualname__", str(value))
+
+
+def _as_traced(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.traced()
+    if isinstance(value, Mapping):
+        return {name: _as_traced(one) for name, one in value.items()}
+    return as_json(value)
 
 
 # -- how values become one ---------------------------------------------------------------------------------------------
@@ -176,19 +224,19 @@ _BY_NAME = Rule(_all_names("plus", _added), _all_names("then", _added), _all_nam
 # -- declarations ------------------------------------------------------------------------------------------------------
 
 
-def counter(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
+def counter(what: str, unit: Unit = "", *, default: Any = 0, **more: Any) -> Any:
     """Declare a count, or a sum of seconds or bytes, which only grows. Its default may be None: not measured."""
     if unit == "seconds" and default == 0:
         default = 0.0
     return _field(_COUNTER, what, unit, more, default=default)
 
 
-def level(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
+def level(what: str, unit: Unit = "", *, default: Any = 0, **more: Any) -> Any:
     """Declare a present number, which adds up over iterators that run at the same time."""
     return _field(_LEVEL, what, unit, more, default=default)
 
 
-def state(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
+def state(what: str, unit: Unit = "", *, default: Any = 0, **more: Any) -> Any:
     """Declare a present state, which does not add up."""
     return _field(_STATE, what, unit, more, default=default)
 
@@ -200,22 +248,23 @@ def latest(what: str, unit: Unit = "seconds", **more: str) -> Any:
 
 def histogram(what: str, buckets: tuple[float, ...], **more: str) -> Any:
     """Declare counts by bucket, the unbounded bucket last. ``buckets``: Upper bounds of all other buckets."""
-    return _field(_HISTOGRAM, what, "seconds", {"buckets": buckets, **more}, default=())
+    return _field(_HISTOGRAM, what, "seconds", {"is_traced": False, "buckets": buckets, **more}, default=())
 
 
-def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: str) -> Any:
-    """Declare counts or records by name; or texts, of which the later one is kept."""
-    return _field(_TEXT_BY_NAME if is_text else _BY_NAME, what, unit, more, default_factory=dict)
+def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: Any) -> Any:
+    """Declare counts or records by name, or texts by name, where the later text is kept."""
+    rule = _TEXT_BY_NAME if is_text else _BY_NAME
+    return _field(rule, what, unit, {"is_traced": False, **more}, default_factory=dict)
 
 
-def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: str) -> Any:
-    """Declare some of many values. ``join`` chooses among those of two records; they are never subtracted."""
-    return _field(Rule(join, join, _as_it_is), what, unit, more, default=())
+def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: Any) -> Any:
+    """Declare some of many values. ``join`` chooses among the values of two records. They are never subtracted."""
+    return _field(Rule(join, join, _as_it_is), what, unit, {"is_traced": False, **more}, default=())
 
 
 def log(what: str, empty: Callable[[], Any], join: Callable[[Any, Any], Any], since: Callable[[Any, Any], Any]) -> Any:
-    """Declare what was noted one by one. ``join``: of two records; ``since``: what is new since an earlier one."""
-    return _field(Rule(join, join, since), what, "", {}, default_factory=empty)
+    """Declare a log of single values. ``join`` joins two logs; ``since`` returns the news since an earlier log."""
+    return _field(Rule(join, join, since), what, "", {"is_traced": False}, default_factory=empty)
 
 
 def _field(rule: Rule, what: str, unit: Unit, more: Mapping[str, Any], **default: Any) -> Any:

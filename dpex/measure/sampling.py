@@ -99,28 +99,28 @@ def as_text(index: Any) -> str:
 
 
 class SamplingSchedule:
-    """Choose the batches of a sequence that are looked at closely, as a look costs time.
+    """Choose the batches of a sequence in which dpex times single calls, because timing costs time.
 
-    None is chosen within `FIRST_S` and ``later_s`` of the first. The next look is due after `REST` times the cost of
-    the last one, and after an eighth of the time since the first batch, a minute at most. So a short run has dozens of
-    looks, and a long one has ever more. The choice among the next few batches is random, so that looks have no rhythm
-    of the work.
+    No batch is chosen within `FIRST_S` and ``later_s`` of the first. The next timing is due after `REST` times the cost
+    of the previous timing, and after an eighth of the time since the first batch, a minute at most. So a short run has
+    dozens of timings, and a long run ever more. The choice among the next few batches is random, in case the work has a
+    rhythm.
 
-    due: Time of the next look. Compare it, and call `comes` only from then on.
+    due: Time of the next timing. Compare it, and call `is_chosen` only from then on.
     """
 
-    __slots__ = ("_began", "_later_s", "_pass_by", "_random", "due", "taken")
+    __slots__ = ("_began", "_later_s", "_pass_by", "_random", "due", "timings")
 
     def __init__(self, later_s: float = 0.0) -> None:
         self._later_s = later_s
         self.due: float = 0.0
-        self.taken: int = 0
+        self.timings: int = 0
         self._began: float | None = None
         self._pass_by = 0
         self._random = Random(0).random
 
-    def comes(self, now: float) -> bool:
-        """Return True if the batch that begins now is looked at; then call `took` when it has ended."""
+    def is_chosen(self, now: float) -> bool:
+        """Return True if the batch that begins now is to be timed; then call `end_timing` when it has ended."""
         if self._began is None:
             self._began = now
             self.due = now + FIRST_S + self._later_s
@@ -130,12 +130,12 @@ class SamplingSchedule:
             return False
         return True
 
-    def took(self, now: float, extra_s: float) -> None:
+    def end_timing(self, now: float, extra_s: float) -> None:
         """End a timing, which cost ``extra_s`` seconds."""
-        self.taken += 1
+        self.timings += 1
         since_s = now - (self._began or now)
         self.due = now + max(REST * extra_s, min(_LONGEST_S, since_s / _PART))
-        self._pass_by = int(self._random() * min(_BY, self.taken + 1))
+        self._pass_by = int(self._random() * min(_BY, self.timings + 1))
 
 
 # -- waits -------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class SamplingSchedule:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """The waits of batches ``first``, ``first + 1``, ... of a loader, so that the ranks of a job can be compared.
+    """The waits for the batches ``first``, ``first + 1``, ... so that the ranks of a job can be compared.
 
     Attributes:
         first: The number of the first batch, from 0.
@@ -161,7 +161,7 @@ class Waits:
         return self.first + len(self.seconds)
 
     def then(self, later: Waits) -> Waits:
-        """Return these waits and those of a later iterator, whose batches follow."""
+        """Return these waits, followed by the waits of a later iterator."""
         if later.first:
             return Waits(self.end + later.first, later.seconds, later.at)
         return Waits(self.first, self.seconds + later.seconds, self.at + later.at).latest()

@@ -1,7 +1,7 @@
-"""A recording of a run in Chrome's trace format: what each worker and the training loop did, and when.
+"""A recording of a run in Chrome's trace format: the batches of each worker, and the calls of the training loop.
 
-The thread that takes results in, and the one in ``next()``, append rows; nothing is computed before the recording is
-written. The format is that of Google's "Trace Event Format" document: complete events ("X") with times in microseconds,
+Two threads append rows: the receiver of results, and the caller of ``next()``. Nothing is computed before the recording
+is written. The format follows Google's "Trace Event Format" document: complete events ("X") with times in microseconds,
 and metadata events ("M") with the names of processes and threads. https://ui.perfetto.dev reads it. PURE.
 """
 
@@ -36,7 +36,7 @@ class Timeline:
         self._calls.append((entered, left, is_over))
 
     def trace(self, pid: int) -> dict[str, Any]:
-        """Return the recording, to be written as JSON. ``pid``: of the training process."""
+        """Return the recording, to be written as JSON. ``pid``: The training process."""
         return {"displayTimeUnit": "ms", "traceEvents": list(self._events(pid))}
 
     def _events(self, pid: int) -> Iterator[dict[str, Any]]:

@@ -43,10 +43,10 @@ class TicketTimer:
 
     def start_batch(self, now: float, dataset: Any, load_s: float) -> bool:
         """Return True if the batch that begins now is timed. ``load_s``: seconds of loading the batch before."""
-        if not self._occasions.comes(now):
+        if not self._occasions.is_chosen(now):
             self.due = self._occasions.due
             return False
-        draws_of = self._draws_of if self._occasions.taken in _COMPARED else None
+        draws_of = self._draws_of if self._occasions.timings in _COMPARED else None
         self._recorder = recorder = CallRecorder(None if draws_of is None else draws_of(dataset))
         self._roots = CallNode(LOAD), CallNode(COLLATE)
         self._load_cost_s = self._collate_cost_s = 0.0
@@ -75,13 +75,13 @@ class TicketTimer:
         if recorder is not None:
             recorder.stop()
             self._is_whole = recorder.is_whole
-            self._occasions.took(monotonic(), self._began_s + recorder.cost_s)
+            self._occasions.end_timing(monotonic(), self._began_s + recorder.cost_s)
             self.due = self._occasions.due
 
     def with_calls(self, times: BatchTimes) -> BatchTimes:
         """Return the times of the batch that was timed last, less the cost of recording, and with its calls.
 
-        ``encode_cpu_s`` is minus the CPU seconds that the batch's clock counts beside these (`BatchTimes.encoded`).
+        ``encode_cpu_s`` is minus the CPU seconds that the batch's clock counts beside these (`encoded_times`).
         """
         began, load_cost_s, collate_cost_s = monotonic(), self._load_cost_s, self._collate_cost_s
         times = times._replace(

@@ -1,42 +1,286 @@
-"""CPU time of this process, its workers and other programs between two moments.
+"""The machine, as it is measured for windows of the tuner, for a diagnosis and for the limits of memory.
 
-The windows of the tuner and the counts of a diagnosis are measured by the same code: a `MachineCounts` at each end, and
-`MachineCounts.completed` of the reading between them.
+The readings come from ``/proc`` (proc(5)) and from cgroups.
+
+- *Between two moments*: what this process, its workers and other programs took of the CPUs. `read_machine` reads the
+  kernel's counts at each end, and `MachineCounts.completed` adds their difference to the reading between them.
+
+- *Run queues*: the time in which workers and the training thread could have run and had no CPU.
+  ``/proc/<pid>/task/<tid>/schedstat`` holds nanoseconds on a CPU, nanoseconds on a run queue, and slices. Some kernels
+  do not keep it. Of many workers, some are read and stand for all. The result is a ratio, `RunQueueTimes.delay`: in a
+  window, workers also make batches whose results come later. So seconds on run queues cannot be subtracted from the
+  wall times of batches, but they can in proportion to CPU times.
+
+- *Now*: the CPU time and the memory that the machine has to spare. One thread, the tuner's, uses `MachineMeter`, which
+  limits how often it reads each source.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import reduce
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, LOCAL
-from dpex.system import run_queue
-from dpex.system.clock import monotonic
-from dpex.system.cpus import parts_of_machine
-from dpex.system.machine import CpuUse, cpu_used, others_s
-from dpex.system.run_queue import QueueTimes, RunQueueTimes
+from dpex.system.clock import Clock, monotonic
+from dpex.system.cpus import cgroup_cpus, cgroup_memory, parts_of_machine, usable_cpus
+
+OTHERS_EVERY_S = 0.5
+"""Seconds between readings of CPU times. The kernel counts in ticks of 10 ms, which is too coarse for shorter times."""
+OTHERS_FIRST_S = 0.1
+"""Seconds until the first reading, which is less precise."""
+MEMORY_EVERY_S = 1.0
+"""Seconds between readings of the free memory."""
+WORKER_EVERY_S = 5.0
+"""Seconds between readings of the workers' memory. The kernel adds up the pages of each in a millisecond or two."""
+_MOST_READ = 8
+"""Processes whose memory is read for one median."""
+_PROC = Path("/proc")
+_IDLE = slice(3, 5)
+"""Places of the times in which a CPU was idle or waited for a disk, in its line of ``/proc/stat``."""
+_GUESTS = 8
+"""Place from which on that line repeats times that it has counted before: the times of virtual machines."""
+_ASKED = 16
+"""The most processes that are read, evenly spread."""
+_THREADS_ASKED = 128
+"""The most threads of a process that are read; one takes 10 µs."""
+QUEUES_EVERY_S = 0.25
+"""Seconds between two readings of a `DelayMeter`."""
+
+
+# -- run queues --------------------------------------------------------------------------------------------------------
+
+
+class RunQueueTimes(NamedTuple):
+    """Seconds of threads on a CPU, and on run queues, where they could have run and had none."""
+
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds on run queues for each second on a CPU."""
+        return self.queued_s / self.cpu_s if self.cpu_s > 0 else 0.0
+
+    def plus(self, other: RunQueueTimes) -> RunQueueTimes:
+        return RunQueueTimes(self.cpu_s + other.cpu_s, self.queued_s + other.queued_s)
+
+    def since(self, then: RunQueueTimes) -> RunQueueTimes:
+        """Return the times since ``then``."""
+        return RunQueueTimes(max(0.0, self.cpu_s - then.cpu_s), max(0.0, self.queued_s - then.queued_s))
+
+
+NOTHING = RunQueueTimes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueTimes:
+    """Times of threads since each began: of worker processes by process and native id, of this process, and of its
+    training thread. None: not known."""
+
+    by_pid: Mapping[int, Mapping[int, RunQueueTimes]] = field(default_factory=dict)
+    here: Mapping[int, RunQueueTimes] | None = None
+    trainer: RunQueueTimes | None = None
+
+    def since(self, then: QueueTimes) -> RunQueueGrowth:
+        """Return the times between two readings. Threads that have ended in between are left out.
+
+        Processes that were not read before count with all their times. In the first window of workers there are no
+        others, and decisions rest on it.
+        """
+        known = [_grown(then.by_pid.get(pid, {}), threads) for pid, threads in self.by_pid.items()]
+        workers = total_times(known) if known else None
+        here = None if self.here is None or then.here is None else _grown(then.here, self.here)
+        trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
+        return RunQueueGrowth(workers, here, trainer)
+
+    @property
+    def workers(self) -> RunQueueTimes | None:
+        """Times of the workers' threads since each began; None: not known."""
+        return total_times(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
+
+
+class RunQueueGrowth(NamedTuple):
+    """Times between two readings, for the workers that were read, all threads of this process, and its training
+    thread."""
+
+    workers: RunQueueTimes | None
+    here: RunQueueTimes | None
+    trainer: RunQueueTimes | None
+
+
+def _grown(then: Mapping[int, RunQueueTimes], now: Mapping[int, RunQueueTimes]) -> RunQueueTimes:
+    return total_times(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
+
+
+def total_times(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
+    return reduce(RunQueueTimes.plus, rans, NOTHING)
+
+
+def parse_schedstat(text: str) -> RunQueueTimes:
+    cpu_ns, queued_ns = text.split()[:2]
+    return RunQueueTimes(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
+
+
+def read_queue_times(pids: Collection[int], thread: int, proc: Path = _PROC) -> QueueTimes:
+    """Read the times; ``thread`` is the training thread's native id, 0 if unknown."""
+    step = max(1, len(pids) // _ASKED)
+    by_pid = {}
+    for pid in sorted(pids)[::step][:_ASKED]:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            by_pid[pid] = _process_threads(proc / str(pid) / "task")
+    here = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        here = _process_threads(proc / "self" / "task")
+    return QueueTimes(by_pid=by_pid, here=here, trainer=here.get(thread) if here is not None else None)
+
+
+def own_queue_s(file: str = "/proc/thread-self/schedstat") -> float | None:
+    """Return the seconds of the calling thread on run queues since it began; None: not known. It takes 5 to 10 µs."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(file, "rb", buffering=0) as counts:  # noqa: PTH123
+        return parse_schedstat(counts.read(128).decode()).queued_s
+    return None
+
+
+def _process_threads(tasks: Path) -> dict[int, RunQueueTimes]:
+    """Return the times by thread. Threads of libraries come and go, so one may end before it is read."""
+    found = {}
+    for task in islice(tasks.iterdir(), _THREADS_ASKED):
+        # Path.read_text takes twice as long
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(task / "schedstat") as file:  # noqa: PTH123
+            found[int(task.name)] = parse_schedstat(file.read())
+    if not found:
+        raise FileNotFoundError(tasks)
+    return found
+
+
+class DelayMeter:
+    """Measures the waits of processes for a CPU, reading by reading."""
+
+    def __init__(self) -> None:
+        self._delay: float | None = None
+        self._read_at = 0.0
+        self._queued = QueueTimes()
+
+    def delay_of(self, pids: Callable[[], Collection[int]]) -> float | None:
+        """Return the recent seconds on run queues per CPU second, or None if the kernel does not report them."""
+        now = monotonic()
+        if now - self._read_at > QUEUES_EVERY_S:
+            self._read_at = now
+            queued = read_queue_times(pids(), 0)
+            ran, self._queued = queued.since(self._queued).workers, queued
+            self._delay = None if ran is None else round(ran.delay, 3)
+        return self._delay
+
+
+# -- CPUs and memory ---------------------------------------------------------------------------------------------------
+
+
+def busy_s(cpus: Collection[int], proc: Path = _PROC) -> float:
+    """Return the seconds that these CPUs have been busy since boot, stolen time included. A CPU that is offline counts
+    0."""
+    names, ticks = {f"cpu{number}" for number in cpus}, 0
+    for line in (proc / "stat").read_text().splitlines():
+        name, *times = line.split()
+        if name in names:
+            ticks += sum(map(int, times[:_GUESTS])) - sum(map(int, times[_IDLE]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _spent_s(pids: Iterable[int]) -> float:
+    """Return the CPU seconds of this process and of these. A process that has ended counts 0."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _affinity() -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def private_bytes(pids: Collection[int]) -> float:
+    """Return the median of the memory that these processes have for themselves, the lower one of two; 0: unknown."""
+    found = []
+    for pid in list(pids)[:_MOST_READ]:
+        with contextlib.suppress(OSError):
+            found.append(sum(_kilobytes(_PROC / str(pid) / "smaps_rollup", "Private_")) * 1024)
+    return float(sorted(found)[(len(found) - 1) // 2]) if found else 0.0
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process and its cgroup may still take; None: unknown."""
+    limited = cgroup_memory()
+    with contextlib.suppress(OSError):
+        free = sum(_kilobytes(_PROC / "meminfo", "MemAvailable:")) * 1024
+        return free if limited is None else min(free, limited)
+    return limited
+
+
+def _kilobytes(file: Path, name: str) -> list[int]:
+    """Return the numbers in the lines of a file whose names begin with ``name``."""
+    return [int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name)]
+
+
+class CpuUse(NamedTuple):
+    """CPU seconds on the CPUs that this process may use: of all programs, and of this process with its workers."""
+
+    all_s: float
+    own_s: float
+
+
+def cpu_used(pids: Iterable[int]) -> CpuUse | None:
+    """Return the CPU seconds so far; ``pids`` are the workers.
+
+    None: They are unknown, or a quota makes other programs irrelevant.
+    """
+    if sys.platform == "linux" and cgroup_cpus() is None:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # /proc may be closed to this process
+            return CpuUse(busy_s(_affinity()), _spent_s(pids))
+    return None
+
+
+def others_s(now: CpuUse, before: CpuUse, parts: float) -> float:
+    """Return the CPU seconds of other programs on this rank's part of the machine, of which there are ``parts``.
+
+    The other parts are assumed to be used as much as this one, because they run the same program.
+    """
+    return max(0.0, now.all_s - before.all_s - (now.own_s - before.own_s) * parts) / parts
+
+
+# -- between two moments -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCounts:
-    """The kernel's counts at one moment."""
+    """The kernel's counts at one moment.
+
+    Attributes:
+        at: When, in seconds.
+        cpu_s: CPU seconds of this process.
+        queued: Times of threads on a CPU, and on run queues.
+        used: CPU seconds of all programs, and of this process with its workers; None: not asked, or unknown.
+    """
 
     at: float
-    """Time of the counts, in seconds."""
     cpu_s: float
-    """CPU seconds of this process."""
     queued: QueueTimes = field(default_factory=QueueTimes)
-    """Times of threads on a CPU, and on run queues."""
     used: CpuUse | None = None
-    """CPU seconds of all programs, and of this process with its workers; None: not asked, or unknown."""
 
     def part(self, since: MachineCounts, seconds: float) -> float:
-        """Return ``seconds`` as a part of the time since earlier counts, 0 to 1."""
+        """Return ``seconds`` as a part of the time since other counts, 0 to 1."""
         return min(1.0, max(0.0, seconds) / max(1e-6, self.at - since.at))
 
     def completed(self, found: Reading, since: MachineCounts, cpu_part: float, queued_part: float = 1.0) -> Reading:
@@ -73,10 +317,80 @@ def read_machine(pids: Collection[int], thread: int, own: Collection[int] | None
         thread: The native id of the training thread; 0: unknown.
         own: The local workers, which are no other programs; None: other programs are not asked for.
     """
-    queued = run_queue.read_queue_times(pids, thread)
+    queued = read_queue_times(pids, thread)
     return replace(read_own_cpu(), queued=queued, used=None if own is None else cpu_used(own))
 
 
 def with_queue(pool: PoolReading, ran: RunQueueTimes | None) -> PoolReading:
     """Return the pool with the time that its batches spent on run queues, by the delay of their workers."""
     return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.busy_s)
+
+
+# -- what the machine has to spare -------------------------------------------------------------------------------------
+
+
+class MachineMeter:
+    """Reads the machine for the tuner.
+
+    The ranks of a machine have an equal part of its CPUs each, and ranks that share their batches have one part
+    together.
+    """
+
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self._clock = clock
+        self._parts = parts_of_machine(os.environ)
+        self._usable = usable_cpus()
+        self._others_s = self._others_over_s = 0.0
+        self._others_at = -math.inf
+        self._used: CpuUse | None = None
+        self._pids: frozenset[int] = frozenset()
+        self._memory: int | None = None
+        self._memory_at = -math.inf
+        self._worker_bytes = 0.0
+        self._worker_at = -math.inf
+
+    @property
+    def cpus(self) -> float:
+        return max(0.5, self._usable / self._parts)
+
+    def counts(self, pids: Collection[int], workers: int = 0, sharing_ranks: int = 1) -> dict[str, Any]:
+        """Return the fields of `Reading` about the machine. Other programs count since the previous reading.
+
+        ``pids``: The processes of the local workers, which may outnumber ``workers``.
+        """
+        now, self._parts = self._clock(), parts_of_machine(os.environ, sharing_ranks)
+        if now - self._others_at >= (OTHERS_EVERY_S if self._others_over_s else OTHERS_FIRST_S):
+            self._measure_others(now, frozenset(pids))
+        if now - self._memory_at >= MEMORY_EVERY_S:
+            self._memory, self._memory_at = free_memory(), now
+        self._measure_worker(now, tuple(pids), workers)
+        return {
+            "cpus": self.cpus,
+            "others_s": self._others_s,
+            "others_over_s": self._others_over_s,
+            "memory_free": self._memory,
+            "worker_bytes": self._worker_bytes,
+        }
+
+    def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
+        """Measure the private memory of workers; the median is the cost of one more.
+
+        The worker that started first has a copy of the dataset's objects which the others share, so the largest says
+        nothing of the next. Copies of objects grow during an epoch, so an earlier, larger median still counts.
+        """
+        if now - self._worker_at >= WORKER_EVERY_S and pids:
+            self._worker_at = now
+            first = int(now) % len(pids)
+            each = private_bytes(pids[first:] + pids[:first]) / max(1.0, workers / len(pids))
+            self._worker_bytes = max(0.9 * self._worker_bytes, each)
+
+    def _measure_others(self, now: float, pids: frozenset[int]) -> None:
+        """Measure the CPUs that other programs kept busy since the last call."""
+        used = cpu_used(pids)
+        if used is None:
+            return
+        if self._used is not None and not self._pids - pids:  # of workers that ended, the CPU time is not known
+            seconds = now - self._others_at
+            self._others_s = min(self.cpus * seconds, others_s(used, self._used, self._parts))
+            self._others_over_s = seconds
+        self._used, self._pids, self._others_at = used, pids, now

@@ -1,7 +1,7 @@
 """The exported metrics. Code, dashboards, rules and documentation are made from this list or checked against it.
 
-A metric that exports a field of `dpex.measure.reading` is declared with that field. Declared here are the metrics
-that are calculated when they are read, and those of which several fields are the series.
+A metric that exports a field of `dpex.measure.reading` is declared with that field. This module declares metrics that
+are calculated when they are read, and metrics whose series are several fields.
 
 Names follow Prometheus's rules (prometheus.io/docs/practices/naming): one prefix, one unit and one quantity per metric,
 base units, ratios from 0 to 1, and ``_total`` for what accumulates. The sum or the average over all labels of a metric
@@ -115,7 +115,7 @@ _OTHER_POOLS = {
 
 
 def _declared(record: type[Record]) -> Iterator[Metric]:
-    """Return the metrics of a record's fields. Each has a label for the loader, and for what the record is one of."""
+    """Return the metrics of a record's fields. Each has labels for the loader, and the pool or machine."""
     for field, one in record.declared().items():
         if not one.how_to_read:
             continue
@@ -125,9 +125,9 @@ def _declared(record: type[Record]) -> Iterator[Metric]:
         yield Metric(group, one.metric, (LOADER, *labels[group], *inner), one.how_to_read, one.help, one.buckets)
 
 
-# -- metrics of several fields, and those that are calculated ----------------------------------------------------------
+# -- metrics of several fields, and calculated metrics -----------------------------------------------------------------
 
-# Of each: group, name and labels, how to read it, and what is measured.
+# Group, name and labels, how to read it, and the measured quantity.
 # fmt: off
 _OTHERS: tuple[Metric, ...] = (
     Metric("consumer", "dpex_consumer_seconds_total", (LOADER, STATE),

@@ -1,7 +1,7 @@
 """Announcements of training processes for Prometheus: ``file_sd`` files, one per process, written atomically.
 
 A file's name holds the node, the process and the start time of that process. So the file of a killed process is
-recognised even if another process has its number now; each process that starts removes those of its node.
+recognised even if another process has its number now; each process that starts removes dead files of its node.
 """
 
 from __future__ import annotations

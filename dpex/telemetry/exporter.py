@@ -4,7 +4,7 @@ There is one endpoint for all loaders, open while a loader that asked for it exi
 
 `dpex.telemetry.http` serves, prometheus-client renders the metrics. A process that was forked from one that serves does
 not serve, and neither does a worker. One lock guards the state; no batch takes it. A garbage collection can end a
-loader in any thread and at any line, so `Exporter.leave` can be called inside any method of this module.
+loader in any thread and at any line, so `Exporter.unregister` can be called inside any method of this module.
 """
 
 from __future__ import annotations
@@ -209,12 +209,12 @@ class Exporter:
             except BaseException:
                 del self._members[token]
                 raise
-        return Registration(ledger, weakref.finalize(owner, self.leave, token))
+        return Registration(ledger, weakref.finalize(owner, self.unregister, token))
 
     def _serve(self, port: int, config: MetricsConfig) -> None:
         if not self._hooked:
             self._hooked = True
-            os.register_at_fork(after_in_child=self._leave_to_parent)
+            os.register_at_fork(after_in_child=self._abandon_after_fork)
         if self._server is None:
             self._server = _MetricsServer(port, config, self.collector, self.ledgers)
         elif port not in (0, self._server.port, self._server.wanted):
@@ -225,7 +225,7 @@ class Exporter:
                 self._server.port,
             )
 
-    def leave(self, token: int) -> None:
+    def unregister(self, token: int) -> None:
         """Stop exporting a loader; the server stops with the last one. Idempotent."""
         with self._lock:
             self._members.pop(token, None)
@@ -235,7 +235,7 @@ class Exporter:
         if server is not None:
             server.stop()
 
-    def _leave_to_parent(self) -> None:
+    def _abandon_after_fork(self) -> None:
         self._lock = threading.RLock()
         server, self._server = self._server, None
         self._members = {}

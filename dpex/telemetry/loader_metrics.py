@@ -1,6 +1,6 @@
 """The counts of a loader over all its iterators, under the names of the catalogue, and Prometheus's families of them.
 
-The counts of an ended iterator stay in the ledger. Reading takes no lock that `watch`, a batch or the end of an
+The counts of an ended iterator stay in the ledger. Reading takes no lock that `add_iterator`, a batch or the end of an
 iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change. Families are built when
 they are scraped, with prometheus-client, which is imported then.
 """
@@ -53,10 +53,10 @@ class MetricValues:
 class IteratorCounts(LastReading[Reading]):
     """An iterator in the ledger; its last counts once it has ended."""
 
-    def end(self, last: Reading | None = None) -> None:
+    def freeze(self, last: Reading | None = None) -> None:
         """Keep the counts and release the iterator. Takes no lock: a garbage collection can call this anywhere."""
         if not self.has_ended:
-            super().end((last or self.read()).at_rest())
+            super().freeze((last or self.read()).at_rest())
 
 
 class LoaderMetrics:
@@ -79,8 +79,8 @@ class LoaderMetrics:
         self._reading = threading.Lock()
         self._seen: dict[Key, float] = {}
 
-    def watch(self, source: CounterSource) -> IteratorCounts:
-        """Count another iterator; call `IteratorCounts.end` when it has ended."""
+    def add_iterator(self, source: CounterSource) -> IteratorCounts:
+        """Count another iterator; call `IteratorCounts.freeze` when it has ended."""
         entry = IteratorCounts(source.reading)
         self._ledger.add(entry)
         return entry
@@ -115,7 +115,7 @@ def values_of(reading: Reading) -> MetricValues:
 
 
 def _few(machines: Mapping[str, PoolReading]) -> Mapping[str, PoolReading]:
-    """The first machines that measure their connection, and the others as one. The first stay the first."""
+    """Return the first machines that measure their connection, and all others as one. The order never changes."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
@@ -197,7 +197,7 @@ class Families(dict[str, Any]):
         self[name].add_metric(list(labels), value)
 
     def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:
-        """Add the samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
+        """Add the samples of a histogram; ``counts`` are by bucket, the infinite bucket last."""
         bounds = [*map(str, BY_NAME[name].buckets), "+Inf"]
         self[name].add_metric(list(labels), list(zip(bounds, accumulate(counts), strict=True)), total)
 

@@ -20,7 +20,7 @@ import torch
 
 from dpex._torch import ExceptionWrapper
 from dpex._torch import collate as torch_collate
-from dpex.measure.batch_times import CACHE_USE, NOT_ENCODED, BatchTimes, batch_times
+from dpex.measure.batch_times import CACHE_USE, BatchTimes, loaded_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import is_asynchronous
@@ -215,8 +215,16 @@ class Fetcher:
         load_ratio, collate_ratio = self._ratios
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
         failed = () if self._guard is None else self._guard.taken() if self.samples is None else self._failed
-        loaded = (samples, load_s, load_s * load_ratio, collate_s, collate_s * collate_ratio, (), slowest, failed)
-        return batch, batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
+        return batch, loaded_times(
+            samples=samples,
+            load_s=load_s,
+            load_cpu_s=load_s * load_ratio,
+            collate_s=collate_s,
+            collate_cpu_s=collate_s * collate_ratio,
+            calls=(),
+            slowest=slowest,
+            failed=failed,
+        )
 
     def _fetch_timed(self, index: Any) -> tuple[Any, BatchTimes]:
         """Fetch as `fetch` does, and record the calls."""
@@ -282,8 +290,16 @@ class Fetcher:
         self._load_s = load_s = max(batch.seconds / samples.slots.most + batch.decode_s, load_cpu_s)
         count = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         slowest = batch.slowest if batch.slowest[0] > SAMPLE_S and isinstance(index, list) else ()
-        loaded = (count, load_s, load_cpu_s, ended - began, cpu_ended - cpu_began, (), slowest, tuple(batch.failed))
-        times = batch_times((*loaded, *CACHE_USE.take(), *NOT_ENCODED))
+        times = loaded_times(
+            samples=count,
+            load_s=load_s,
+            load_cpu_s=load_cpu_s,
+            collate_s=ended - began,
+            collate_cpu_s=cpu_ended - cpu_began,
+            calls=(),
+            slowest=slowest,
+            failed=tuple(batch.failed),
+        )
         return made, timer.with_calls(times) if is_timed else times
 
     def _from_stream(self, index: Any) -> Any:

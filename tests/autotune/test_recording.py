@@ -19,8 +19,7 @@ from waiting import until
 from benchmarks.simulation.replay import load, main
 from benchmarks.simulation.replay import replay as replayed
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.runtime.trace_file import VARIABLE, TraceFile, check, wanted
-from dpex.autotune.trace import Recorder
+from dpex.autotune.runtime.trace import VARIABLE, Recorder, TraceFile, check, wanted
 from dpex.errors import OptionError
 from dpex.measure.reading import Reading
 

@@ -30,7 +30,7 @@ from dpex.measure.settings import Settings
 from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
-from dpex.system.machine import MachineMeter, busy_s, cpu_used
+from dpex.system.meter import MachineMeter, busy_s, cpu_used
 
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
 ENDLESS = 10**7
@@ -253,7 +253,7 @@ def test_room_on_the_cluster(
     room._look = lambda: (free, capacity)  # type: ignore[method-assign]
     reported: list[Claim] = []
     room._share.report = lambda claim, **_: (reported.append(claim), granted)[1]  # type: ignore[assignment, misc]
-    found = room.look(RoomWanted(requested=requested, running=running, useful=7))
+    found = room.find(RoomWanted(requested=requested, running=running, useful=7))
     assert found == RoomFound(more=expected[0], unplaced=expected[1], granted=granted)
     assert reported == [Claim(useful=7, most=capacity, requested=requested, running=running)]
 
@@ -298,7 +298,7 @@ def test_busy_time_is_that_of_the_cpus_in_use(tmp_path: Path) -> None:
 def test_cpu_time_of_processes_that_ended_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    monkeypatch.setattr("dpex.system.machine.cgroup_cpus", lambda: None)  # a quota would hide other programs
+    monkeypatch.setattr("dpex.system.meter.cgroup_cpus", lambda: None)  # a quota would hide other programs
     used = cpu_used([process.pid])
     assert used is not None
     assert used.own_s == pytest.approx(time.process_time(), abs=0.1)

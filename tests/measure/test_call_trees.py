@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from workload import wait_as_work
 
 import dpex
-from dpex.measure.batch_times import COLLATE, LOAD, CallRow, batch_times
+from dpex.measure.batch_times import COLLATE, LOAD, CallRow, batch_times, encoded_times
 from dpex.measure.sampling import APART_S, FIRST_S, REST, SamplingSchedule
 from dpex.profile import call_rows, call_tree
 from dpex.profile.call_names import label_of_c, place
@@ -403,7 +403,7 @@ def test_a_thread_with_a_profile_function_keeps_it() -> None:
     timer = AlwaysTimer()
     assert not fetcher(Samples(), timer).fetch([0])[1].calls
     assert sys.getprofile() is other_profile
-    assert timer._occasions.taken == 1  # so that it is tried seldom
+    assert timer._occasions.timings == 1  # so that it is tried seldom
 
 
 @pytest.mark.usefixtures("no_profile_afterwards")
@@ -437,7 +437,9 @@ def test_the_cost_of_recording_is_no_cpu_time_of_the_batch() -> None:
     cpu_s = time.thread_time() - began
     own_s = times.load_cpu_s + times.collate_cpu_s
     assert cpu_s > 2.0 * own_s
-    assert batch_times(times.encoded(0.0, cpu_s, 0, 0.0)).cpu_s < own_s + 0.5 * (cpu_s - own_s)
+    assert batch_times(encoded_times(times, encode_s=0.0, cpu_s=cpu_s, nbytes=0, ended_at=0.0)).cpu_s < own_s + 0.5 * (
+        cpu_s - own_s
+    )
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -512,10 +514,10 @@ def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[i
     while now < 100.0 + seconds:
         began = now
         now += each_s
-        if began >= occasions.due and occasions.comes(began):
+        if began >= occasions.due and occasions.is_chosen(began):
             now += extra_ratio * each_s
             cost_s += extra_ratio * each_s
-            occasions.took(now, extra_ratio * each_s)
+            occasions.end_timing(now, extra_ratio * each_s)
             chosen.append(number)
         number += 1
     return chosen, cost_s

@@ -19,7 +19,7 @@ from dpex.pools.agent.connection import AdmissionServer
 from dpex.pools.ray.cluster import living_nodes
 from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
-from dpex.system.machine import private_bytes
+from dpex.system.meter import private_bytes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 ASIDE = {"resources": {"aside": 1}}

@@ -20,7 +20,7 @@ from dpex import DpexDataLoader
 from dpex.schedule.sample_policy import SamplePolicy
 
 ROOT = Path(__file__).parents[2]
-WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/trace_file.py"}
+WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/trace.py"}
 """Where the time of day is told to people and to Prometheus."""
 ASKS_THE_TIME = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\b|from time import .*\btime\b")
 COUNT = 300

@@ -13,8 +13,8 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.trace import FORMAT, Recorder, line
 from dpex.autotune.supervisor import Supervisor
-from dpex.autotune.trace import Header, Recorder, line
 from dpex.autotune.types import Decision
 from dpex.cli.main import main as dpex
 from dpex.measure.reading import Reading
@@ -29,9 +29,8 @@ SHIFT = World(cpus=2, noise=0.02, phases=(WAIT, SLOW_STEP))
 
 def recorder(path: Path) -> Recorder:
     file = path.open("a")
-    return Recorder(
-        lambda record: (file.write(line(record)), file.flush()), lambda at: Header(dpex="0.1.0", started_s=1e9 - at)
-    )
+    head = {"format": FORMAT, "version": "3.0", "dpex": "0.1.0", "machine": {}}
+    return Recorder(lambda record: (file.write(line(record)), file.flush()), lambda at: {**head, "started_s": 1e9 - at})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the tuner found, for another run: values, a file of JSON, and the arguments that fix the same numbers."""
+"""The tuner's result for another run: values, a file of JSON, and the arguments that fix the same numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.runtime.trace_file import filled_in
+from dpex.autotune.runtime.trace import filled_in
 from dpex.errors import OptionError
 from dpex.measure.settings import WORKER_POOLS, Settings
 
@@ -39,7 +39,7 @@ class Tuned:
 
     @property
     def settings(self) -> Settings:
-        """The same as `Settings`."""
+        """The values as `Settings`."""
         return Settings(local=self.local, remote=self.remote, prefetch=self.prefetch)
 
     def as_dict(self) -> dict[str, Any]:

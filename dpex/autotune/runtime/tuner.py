@@ -25,16 +25,16 @@ from dpex.autotune.constants import JOIN_S, MOST_WORKERS, ROOM_EVERY_S, SHORTEST
 from dpex.autotune.law.law import initial_settings
 from dpex.autotune.law.wording import named
 from dpex.autotune.limits import Limits
-from dpex.autotune.runtime.trace_file import recorder
+from dpex.autotune.runtime.trace import recorder
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.supervisor import Supervisor
 from dpex.autotune.types import Decision, Reason, Room, RoomFound, RoomWanted
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import LOCAL, REMOTE, WORKER_POOLS, Settings
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, parts_of_machine, usable_cpus
 from dpex.system.gpu.nvml import process_gpus
-from dpex.system.machine import MachineMeter, free_memory
+from dpex.system.meter import MachineMeter, free_memory
 
 logger: logging.Logger = logging.getLogger("dpex")
 
@@ -61,7 +61,7 @@ class Tunable(Protocol):
     def closed(self) -> bool:
         """True if it has ended."""
 
-    def look(self) -> EngineLook:
+    def report(self) -> EngineReport:
         """Return the present state."""
 
     def request(self, settings: Settings) -> None:
@@ -95,7 +95,7 @@ class Tuner:
         self._room = room
         self._clock = clock
         self._machine = machine
-        self._looked_for_room_at = 0.0
+        self._asked_for_room_at = 0.0
         self._gpus = process_gpus()
         self._engines: list[Tunable] = []
         self._windows = MeasurementWindows()
@@ -156,9 +156,9 @@ class Tuner:
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
-    def watch(self, engine: Tunable) -> None:
+    def add_engine(self, engine: Tunable) -> None:
         """Tune this engine too; the thread starts with the first."""
-        self._leave_other_process()
+        self._begin_in_this_process()
         self._engines.append(engine)
         if self._thread is None or self._stop.is_set() or not self._thread.is_alive():
             self._stop = threading.Event()
@@ -167,13 +167,13 @@ class Tuner:
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
 
-    def _leave_other_process(self) -> None:
+    def _begin_in_this_process(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._engines, self._thread = [], None
             self._windows, self._changing = MeasurementWindows(), threading.Lock()
 
-    def leave(self, engine: Tunable) -> None:
+    def remove_engine(self, engine: Tunable) -> None:
         """Forget an engine that has ended; with the last of them the thread ends. Idempotent."""
         if self._pid != os.getpid():
             return
@@ -182,9 +182,9 @@ class Tuner:
         if not self._engines:
             self._stop.set()
             if not threading.main_thread().is_alive():  # the program has ended
-                self.leave_cluster()
+                self.await_room_request()
 
-    def leave_cluster(self) -> None:
+    def await_room_request(self) -> None:
         """Wait for the thread if it may be in a call to Ray, which is about to be shut down."""
         thread = self._thread
         if self._room is not None and thread is not None and thread is not threading.current_thread():
@@ -203,13 +203,13 @@ class Tuner:
             self._machine = MachineMeter(self._clock)
             self._machine.counts(())
         if self._began_at is None:
-            self._began_at = self._looked_for_room_at = self._clock()
-        numbered = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
-        window, looks = self._windows.turn(numbered), [look for _, look in numbered]
+            self._began_at = self._asked_for_room_at = self._clock()
+        numbered = [(id(engine), engine.report()) for engine in self._engines if not engine.closed]
+        window, reports = self._windows.turn(numbered), [report for _, report in numbered]
         if isinstance(window, float):
-            self._keep_place(looks)
+            self._keep_place(reports)
             return window
-        self._step(looks, self._completed(window))
+        self._step(reports, self._completed(window))
         return self._windows.pause_s
 
     def _elapsed_s(self) -> float:
@@ -259,34 +259,34 @@ class Tuner:
         remote = window.remote
         if self._room is None or not self._limits.remote:
             return window
-        found = self._look_for_room(self._wanted(remote.requested, remote.running), window.at)
+        found = self._find_room(self._wanted(remote.requested, remote.running), window.at)
         if found is None:
             return window
         return window.with_pools(
             remote=replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
         )
 
-    def _look_for_room(self, wanted: RoomWanted, at: float) -> RoomFound | None:
+    def _find_room(self, wanted: RoomWanted, at: float) -> RoomFound | None:
         assert self._room is not None
-        self._looked_for_room_at = self._clock()
-        found = self._room.look(wanted)
+        self._asked_for_room_at = self._clock()
+        found = self._room.find(wanted)
         if found is not None and found.message:
             logger.info("auto: %s", found.message)
             self._notes.append(_noted(at, self.settings, self.settings, "demand", found.message))
         return found
 
-    def _keep_place(self, looks: Sequence[EngineLook]) -> None:
+    def _keep_place(self, reports: Sequence[EngineReport]) -> None:
         """Report this loader to the cluster while no window ends, as before the first batch of a pass.
 
         A loader without a place on the cluster has no batch, and so no window. Other loaders release its share only if
         it reports.
         """
-        is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S
-        if self._room is None or not self._limits.remote or not looks or not is_due:
+        is_due = self._clock() - self._asked_for_room_at >= ROOM_EVERY_S
+        if self._room is None or not self._limits.remote or not reports or not is_due:
             return
-        far = [look.reading.remote for look in looks]
+        far = [report.reading.remote for report in reports]
         requested, running = sum(pool.requested for pool in far), sum(pool.running for pool in far)
-        self._look_for_room(self._wanted(requested, running), self._elapsed_s())
+        self._find_room(self._wanted(requested, running), self._elapsed_s())
 
     def _wanted(self, requested: int, running: int) -> RoomWanted:
         """Return this loader's demand for the cluster. It requests nodes only up to the user's number."""
@@ -296,8 +296,8 @@ class Tuner:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _step(self, looks: Sequence[EngineLook], window: Reading) -> None:
-        if any(self._learn(look) for look in looks):
+    def _step(self, reports: Sequence[EngineReport], window: Reading) -> None:
+        if any(self._learn(report) for report in reports):
             return
         law = self._law
         decision = law.step(window)
@@ -305,14 +305,14 @@ class Tuner:
             self._carry_out(decision, law)
         self._windows.go_on(window, self.config.interval_s, is_changed=decision is not None)
 
-    def _learn(self, look: EngineLook) -> bool:
+    def _learn(self, report: EngineReport) -> bool:
         """Take in limits that were met; return True if another law decides now."""
-        if look.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
-            local, why = look.reading.settings.local, f"there can be no remote workers: {look.refused}"
+        if report.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
+            local, why = report.reading.settings.local, f"there can be no remote workers: {report.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
             return True
-        if look.most_local is not None and self._is_news(look.most_local[0]):
-            most, reason = look.most_local
+        if report.most_local is not None and self._is_news(report.most_local[0]):
+            most, reason = report.most_local
             why = f"no more than {most} local workers can be started: {reason}"
             self._renew(why, lambda limits: limits.with_most_local(most))
             logger.info("auto: %s", why)

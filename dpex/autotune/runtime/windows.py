@@ -1,4 +1,4 @@
-"""The start and the end of a window of measurements, for the tuner. Pure except `look_at_machine`.
+"""The start and the end of a window of measurements, for the tuner. Pure except `machine_of`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
 (`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
@@ -30,14 +30,14 @@ from dpex.autotune.constants import (
     WINDOW_PATIENCE,
 )
 from dpex.measure.batch_times import RECENT
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.system import meter
 from dpex.system.meter import MachineCounts
 
 
 @dataclass(frozen=True)
 class WindowMark:
-    """A reading of an engine, and what the kernel counts at that time."""
+    """A reading of an engine, and the kernel's counts at that time."""
 
     reading: Reading
     machine: MachineCounts
@@ -73,22 +73,28 @@ def between(before: WindowMark, after: WindowMark) -> Reading:
     # before the first batch of a pass the training thread waits and is on no run queue: only its CPU time is divided
     part = after.machine.part(before.machine, before.seconds_to(after.reading))
     window = after.machine.completed(window, before.machine, part)
-    # the law knows no CPUs of other machines: their queueing stays part of what a batch takes there
+    # the law does not know the CPUs of other machines, so their queueing stays part of a batch's time
     return window.with_pools(remote=replace(window.remote, queued_s=0.0, queue_known_s=0.0))
 
 
-def look_at_machine(reading: Reading) -> MachineCounts:
+def machine_of(reading: Reading) -> MachineCounts:
     """Return the kernel's counts of an engine's processes and of the training thread."""
     return meter.read_machine(reading.pids, reading.thread)
 
 
 class MeasurementWindows:
-    """The windows of several engines: all begin and end with the one that got on most. The caller numbers engines.
+    """The windows of several engines, which the caller numbers. The engine with the most progress ends a window of all.
 
-    May be used from several threads. length_s: how long the present one is to be. machine: asked at each end of one.
+    Several threads may use it.
+
+    Args:
+        machine: Returns the kernel's counts at each end of a window.
+
+    Attributes:
+        length_s: Seconds that the present window is to last.
     """
 
-    def __init__(self, machine: Callable[[Reading], MachineCounts] = look_at_machine) -> None:
+    def __init__(self, machine: Callable[[Reading], MachineCounts] = machine_of) -> None:
         self.length_s: float = SHORTEST_WINDOW_S
         self._machine = machine
         self._bases: dict[int, WindowMark] = {}
@@ -128,30 +134,30 @@ class MeasurementWindows:
             self._glances.clear()
 
     def forget(self, number: int) -> None:
-        """Drop an engine that has ended, at the next look. Idempotent.
+        """Drop an engine that has ended, at the next report. Idempotent.
 
         The garbage collector may call this in a thread that holds the lock, so it takes none.
         """
         self._ended.append(number)
 
-    def turn(self, looks: Iterable[tuple[int, EngineLook]]) -> Reading | float:
-        """After a look at each engine: the window that ends with it, or seconds until the next look."""
+    def turn(self, reports: Iterable[tuple[int, EngineReport]]) -> Reading | float:
+        """Return the window that ends with these reports, or the seconds until the next reports are due."""
         with self._lock:
             while self._ended:
                 number = self._ended.popleft()
                 for known in (self._bases, self._glances, self._away):
                     known.pop(number, None)
-            return self._turn(list(looks))
+            return self._turn(list(reports))
 
-    def _turn(self, looks: list[tuple[int, EngineLook]]) -> Reading | float:
-        there = {number for number, _ in looks}
+    def _turn(self, reports: list[tuple[int, EngineReport]]) -> Reading | float:
+        there = {number for number, _ in reports}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
-        moved = [(number, look.reading) for number, look in looks if self._has_base(number, look)]
+        moved = [(number, report.reading) for number, report in reports if self._has_base(number, report)]
         if not moved:
             return self.length_s
         number, reading = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
-        if self._starves_suddenly(looks):
+        if self._starves_suddenly(reports):
             return self.length_s
         base = self._bases[number]
         seconds, waiting = base.seconds_to(reading), base.waited_to(reading)
@@ -161,20 +167,20 @@ class MeasurementWindows:
         few = base.batches_to(reading) < least and seconds < max(1.0, WINDOW_PATIENCE * self.length_s)
         if few or reading.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(reading)):
             return min(GLANCE_S, max(SHORTEST_WINDOW_S / 2, self.length_s / 4))
-        for other, its_look in looks:
-            self._bases[other] = self._mark(its_look.reading)
+        for other, report in reports:
+            self._bases[other] = self._mark(report.reading)
         self._waited = waiting
         return between(base, self._bases[number])
 
     def _mark(self, reading: Reading) -> WindowMark:
         return WindowMark(reading, self._machine(reading))
 
-    def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]]) -> bool:
+    def _starves_suddenly(self, reports: Sequence[tuple[int, EngineReport]]) -> bool:
         """Begin a window and return True if since the last glance the consumer waits, or batches take far longer."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
-        now = [(number, look.reading) for number, look in looks]
+        now = [(number, report.reading) for number, report in reports]
         if any(found.at - self._glances[n].reading.at < GLANCE_S / 2 for n, found in now if n in self._glances):
             return False
         before, self._glances = self._glances, {number: self._mark(found) for number, found in now}
@@ -187,12 +193,12 @@ class MeasurementWindows:
         self._waited, self.length_s = 1.0, SHORTEST_WINDOW_S
         return True
 
-    def _has_base(self, number: int, look: EngineLook) -> bool:
+    def _has_base(self, number: int, report: EngineReport) -> bool:
         """Return True if a window of that engine is open; open one where it is missing or would mislead."""
-        entry, reading = self._bases.get(number), look.reading
+        entry, reading = self._bases.get(number), report.reading
         if entry is not None and entry.progress_to(reading) < (0, 0.0):
             entry = None  # a number that is used again, for another engine
-        if entry is None or look.resizing or self._is_away(number, reading, entry.reading):
+        if entry is None or report.resizing or self._is_away(number, reading, entry.reading):
             self._bases[number] = self._mark(reading)
             self._glances.pop(number, None)
             return False

@@ -39,7 +39,7 @@ from dpex.pools.local.worker_process import WorkerPlan
 from dpex.schedule.events import WorkerGone, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import Clock, monotonic
-from dpex.system.run_queue import DelayMeter
+from dpex.system.meter import DelayMeter
 from dpex.transport.codec import codec_signature, slots_of
 from dpex.transport.frames import FrameReader, FrameWriter
 from dpex.transport.memory import map_parts

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any
 
 from dpex._torch import ExceptionWrapper
-from dpex.measure.batch_times import BatchTimes
+from dpex.measure.batch_times import BatchTimes, encoded_times
 from dpex.measure.sampling import as_text
 from dpex.schedule.progress import START
 from dpex.system.clock import monotonic
@@ -322,7 +322,8 @@ class LocalWorker:
             self._largest = nbytes
             keep_for(nbytes)
         now = monotonic()
-        self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s(now), nbytes, now)))
+        sent = encoded_times(times, encode_s=now - began, cpu_s=cpu_s(now), nbytes=nbytes, ended_at=now)
+        self._out.append((epoch, number, kind, node, sent))
         return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:

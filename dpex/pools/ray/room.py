@@ -242,8 +242,8 @@ class RemoteRoom:
         self._growth = ClusterGrowth(options)
         self._lock = threading.Lock()
 
-    def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """See `dpex.autotune.types.Room.look`; None while no cluster is connected."""
+    def find(self, wanted: RoomWanted) -> RoomFound | None:
+        """See `dpex.autotune.types.Room.find`; None while no cluster is connected."""
         with self._lock:
             message = ""
             if (now := monotonic()) - self._looked_at >= self._every_s:

@@ -1,1 +1,1 @@
-"""The HTTP server of the endpoint and what it serves."""
+"""The HTTP server of the endpoint, and its pages."""

@@ -1,4 +1,4 @@
-"""What the page shows of a window, the difference of two readings of a loader. PURE.
+"""The figures of a window, the difference of two readings of a loader, for the page. PURE.
 
 A frame is the window of one second. It holds seconds and counts, not shares, so that the page can add frames up to any
 stretch of time.
@@ -42,7 +42,7 @@ def of_pools(reading: Reading, name: str) -> Any:
 
 
 def frame(number: int, at: float, seconds: float, new: Reading) -> Frame:
-    """Return the frame of a window of so many seconds."""
+    """Return the frame of a window that lasted ``seconds``."""
     made = [by_stage(pool) for pool in new.pools.values()]
     return {
         "number": number,

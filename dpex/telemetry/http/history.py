@@ -44,7 +44,7 @@ EVERY_S = 1.0
 KEEP = 600
 """Frames that are kept: ten minutes."""
 NOW_S = 5.0
-"""Seconds that the figures of the present cover: those of a single second vary too much."""
+"""Seconds that the figures of the present cover. A single second varies too much."""
 NOW_READINGS = 1 + round(NOW_S / EVERY_S)
 MOST_DECISIONS = 100
 """The latest decisions that are sent."""
@@ -129,7 +129,7 @@ class LoaderHistory:
         self._decisions: Sequence[Decision] = ()
         self._ledger: LoaderMetrics | None = None
 
-    def add(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
+    def add_frame(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
         """Append the frame that ends at Unix time ``at``, which is ``now`` by the monotonic clock."""
         if self._ledger is not ledger:  # a new loader has the name of one that ended
             since = self._readings[-1][0] if self._readings else now
@@ -142,22 +142,22 @@ class LoaderHistory:
         self._decisions = () if ledger.tuner is None else ledger.tuner.decisions
         for decision in self._decisions:
             self._seen_at.setdefault((decision.at, decision.text), round(at, 3))
-        self.take_case()
+        self.update_case()
 
     def _window(self, first: int) -> tuple[float, Reading]:
         """Return the seconds and the counts from a reading to the latest."""
         (then, before), (now, reading) = self._readings[first], self._readings[-1]
         return now - then, reading.since(before)
 
-    def take_case(self) -> None:
-        """Take what is diagnosed from the ledger, also between frames: a pass may have begun since the last one."""
+    def update_case(self) -> None:
+        """Take the case for diagnosis from the ledger. A pass may have begun since the last frame."""
         assert self._ledger is not None
         case = self._ledger.case
         if self.case is not None and (case is None or case.book is not self.case.book):
             self._marks.clear()
         self.case = case
 
-    def mark(self) -> None:
+    def add_mark(self) -> None:
         """Take a mark if time was spent in a pass since the last one."""
         if self.case is None:
             return
@@ -224,7 +224,7 @@ class LoaderHistory:
 
 
 def _cache(reading: Reading) -> Mapping[str, Any] | None:
-    """Return what a cache of samples has done and has; None if no sample came through one."""
+    """Return the use and the size of a cache of samples; None if no sample came through a cache."""
     hits, misses = of_pools(reading, "cache_hits"), of_pools(reading, "cache_misses")
     if not hits + misses:
         return None
@@ -315,10 +315,10 @@ class HistorySampler:
             self._number += 1
             self._histories = {name: self._histories.get(name) or LoaderHistory() for name in ledgers}
             for name, ledger in ledgers.items():
-                self._histories[name].add(self._number, ledger, self._wall(), self._clock())
+                self._histories[name].add_frame(self._number, ledger, self._wall(), self._clock())
             histories = list(self._histories.values()) if self._number % MARK_EVERY == 0 else []
         for history in histories:
-            history.mark()
+            history.add_mark()
 
     def state(self, since: int = 0) -> bytes:
         """Return the answer to ``/api/state``, with the frames after number ``since``."""
@@ -340,7 +340,7 @@ class HistorySampler:
         """Return the diagnosis of the loader of that name, or of all loaders; None if there is no such loader."""
         with self._lock:
             for history in self._histories.values():
-                history.take_case()
+                history.update_case()
             known = {one: history for one, history in self._histories.items() if history.case is not None}
         if name is not None and name not in known:
             return None

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpex.autotune.constants import LOOK_S
-from dpex.autotune.measured import LossClock, by_events
+from dpex.autotune.constants import NVML_SETTLES_S
+from dpex.autotune.supervisor import LossClock, by_events
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 
@@ -60,7 +60,7 @@ def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
 @pytest.mark.parametrize(("busy", "lost"), [(0.0, 0.7), (0.3, 0.7), (0.6, 0.4), (1.0, 0.0)])
 def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) -> None:
     felt, window = LossClock(), replace(WINDOW, kernel_s=busy, kernel_seen_s=1.0)
-    seen = [felt.of(window) for _ in range(2 + int(LOOK_S))]
+    seen = [felt.of(window) for _ in range(2 + int(NVML_SETTLES_S))]
     assert [found is not None for found in seen] == [False, False, True, True]
     last = seen[-1]
     assert last is not None
@@ -69,7 +69,10 @@ def test_by_nvml_no_more_is_lost_than_the_gpu_idles(busy: float, lost: float) ->
 
 
 def test_after_a_change_nvml_tells_nothing_for_a_while() -> None:
-    felt, window = LossClock(), replace(WINDOW, kernel_s=0.5 * LOOK_S, kernel_seen_s=LOOK_S, seconds=LOOK_S)
+    felt, window = (
+        LossClock(),
+        replace(WINDOW, kernel_s=0.5 * NVML_SETTLES_S, kernel_seen_s=NVML_SETTLES_S, seconds=NVML_SETTLES_S),
+    )
     known = [felt.of(window) for _ in range(2)]
     known.append(felt.of(replace(window, settings=replace(NOW, local=3))))
     assert [found is not None for found in known] == [False, True, False]

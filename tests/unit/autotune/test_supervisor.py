@@ -8,8 +8,8 @@ import pytest
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.trace import Recorder
 from dpex.autotune.supervisor import Supervisor
-from dpex.autotune.trace import Header, Recorder
 from dpex.autotune.types import Decision, Reason
 from dpex.errors import OptionError
 from dpex.measure.pool_reading import PoolReading
@@ -115,7 +115,7 @@ def test_a_policy_may_leave_out_what_it_does_not_know() -> None:
 
 def recorded(policy: Any) -> tuple[Supervisor, list[dict[str, Any]]]:
     lines: list[dict[str, Any]] = []
-    recorder = Recorder(lines.append, lambda at: Header(dpex="0.1.0", started_s=0.0))
+    recorder = Recorder(lines.append, lambda at: {"started_s": 0.0})
     return Supervisor(AutotuneConfig(policy=policy), FEW, recorder=recorder), lines
 
 

@@ -9,14 +9,15 @@ from decisions import a_decision
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation.replay import Trace, TraceError, read
+from benchmarks.simulation.replay import Trace, TraceError, TraceOrigin, read
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.limits import Limits
+from dpex.autotune.runtime.trace import FORMAT, VERSION, Recorder, line
 from dpex.autotune.runtime.tuned import Tuned
-from dpex.autotune.trace import FORMAT, UNTOLD, VERSION, Header, Recorder, TraceOrigin, line, plain
 from dpex.autotune.types import Decision, Outcome
 from dpex.measure.pool_reading import PoolReading
 from dpex.measure.reading import Reading
+from dpex.measure.record import Record, as_json
 from dpex.measure.settings import Settings
 
 NOW_S = 1_800_000_000.25
@@ -27,21 +28,23 @@ ORIGIN = TraceOrigin(
 DECISION = a_decision(evidence={"rate": 0.1})
 
 
-def a_header(at: float) -> Header:
-    return Header(dpex="0.1.0", started_s=NOW_S - at, machine=MACHINE)
+def a_header(at: float) -> dict[str, Any]:
+    return {"format": FORMAT, "version": "3.0", "dpex": "0.1.0", "started_s": NOW_S - at, "machine": MACHINE}
 
 
 def complete(kind: type, **some: Any) -> Any:
     return st.builds(kind, **{field.name: ... for field in fields(kind)} | some)
 
 
-POOLS = complete(
-    PoolReading, **{name: st.just(getattr(PoolReading(), name)) for name in UNTOLD if name in PoolReading.declared()}
-)
+def empty(record: Record) -> dict[str, Any]:
+    """The fields that no trace holds, as those of a record that is empty."""
+    return {name: st.just(getattr(record, name)) for name, one in record.declared().items() if not one.is_traced}
+
+
+POOLS = complete(PoolReading, **empty(PoolReading()))
 SETTINGS = complete(Settings)
-EMPTY = {name: st.just(getattr(Reading(), name)) for name in UNTOLD if name in Reading.declared()}
 NAMED = st.fixed_dictionaries({"local": POOLS, "remote": POOLS})
-WINDOWS = complete(Reading, settings=SETTINGS, pools=NAMED, **EMPTY)
+WINDOWS = complete(Reading, settings=SETTINGS, pools=NAMED, **empty(Reading()))
 DECISIONS = complete(Decision, old=SETTINGS, new=SETTINGS, outcome=st.none() | complete(Outcome))
 
 
@@ -53,7 +56,7 @@ def a_recorder() -> tuple[Recorder, list[bytes]]:
     """A recorder after its header, and the lines that it makes."""
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
-    recorder.origin(ORIGIN, 1.0)
+    recorder.origin(**vars(ORIGIN), at=1.0)
     return recorder, lines
 
 
@@ -66,7 +69,7 @@ def a_trace() -> list[bytes]:
     recorder.outcome(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
     recorder.window(window(3.0))
     recorder.decision(DECISION)
-    recorder.origin(replace(ORIGIN, why="local=3 is fixed by resize()"), 3.0)
+    recorder.origin(**vars(replace(ORIGIN, why="local=3 is fixed by resize()")), at=3.0)
     recorder.window(window(4.0))
     return lines
 
@@ -85,7 +88,7 @@ def test_windows_come_back(windows: list[Reading]) -> None:
         recorder.window(each)
     assert all(strict(text) for text in lines)
     trace = read(lines, "t")
-    assert plain(trace.windows) == plain(windows)
+    assert as_json(trace.windows) == as_json(windows)
     assert trace.decisions == ()
 
 
@@ -97,7 +100,7 @@ def test_decisions_come_back(decision: Decision) -> None:
     if decision.outcome is not None:
         recorder.outcome(number, decision.outcome)
     assert all(strict(text) for text in lines)
-    assert plain(read(lines, "t").decisions) == plain([decision])
+    assert as_json(read(lines, "t").decisions) == as_json([decision])
 
 
 def test_a_run_comes_back() -> None:
@@ -120,7 +123,7 @@ def test_a_run_comes_back() -> None:
 def test_a_start_from_another_run_is_read_as_it_was_given() -> None:
     recorder, lines = a_recorder()
     for start in (Tuned(local=2, prefetch=16), {"dpex_tuned": 1}, "found.json", None):
-        recorder.origin(replace(ORIGIN, config=AutotuneConfig(start=start)), 1.0)
+        recorder.origin(**vars(replace(ORIGIN, config=AutotuneConfig(start=start))), at=1.0)
     starts = [section.origin.config.start for section in read(lines, "t").sections[1:]]
     assert starts == [vars(Tuned(local=2, prefetch=16)), {"dpex_tuned": 1}, "found.json", None]
 
@@ -131,7 +134,7 @@ def test_wherever_a_run_dies_what_is_whole_is_read() -> None:
     whole = read(a_trace(), "t").windows
     for end in range(header, len(text) + 1):
         trace = read(text[:end].splitlines(keepends=True), "t")
-        assert plain(trace.windows) == plain(whole[: len(trace.windows)])
+        assert as_json(trace.windows) == as_json(whole[: len(trace.windows)])
         complete = text[:end].endswith((b"\n", b"}")) and text[end : end + 1] in (b"", b"\n")
         assert trace.is_torn == (not complete and not text[:end].endswith(b"\n"))
 
@@ -202,7 +205,7 @@ def test_what_a_newer_minor_version_adds_is_passed_over() -> None:
     decision |= {"reason": "a new reason", "old": decision["old"] | news}
     newer = [header, first, {"kind": "weather", "rain": True}, decision, *others]
     trace, plain_one = read([line(record).encode() for record in newer], "t"), read(a_trace(), "t")
-    assert plain(trace.windows) == plain(plain_one.windows)
+    assert as_json(trace.windows) == as_json(plain_one.windows)
     assert trace.decisions[0] == replace(plain_one.decisions[0], reason="a new reason")
     assert trace.sections[0].origin == ORIGIN
 
@@ -220,5 +223,5 @@ def test_what_an_older_version_lacks_takes_defaults() -> None:
         {"kind": "window", "at": 1, "seconds": 1, "settings": {}},
     ]
     trace: Trace = read([line(record).encode() for record in old], "t")
-    assert plain(trace.windows) == plain([Reading(at=1, seconds=1, settings=Settings())])
+    assert as_json(trace.windows) == as_json([Reading(at=1, seconds=1, settings=Settings())])
     assert trace.sections[0].origin == TraceOrigin(config=AutotuneConfig(), start=Settings(local=1))

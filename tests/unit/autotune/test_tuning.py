@@ -17,7 +17,7 @@ from dpex.autotune.runtime.tuner import Tuner, cold_start
 from dpex.autotune.runtime.windows import MeasurementWindows
 from dpex.autotune.types import Decision, RoomFound, RoomWanted
 from dpex.measure.pool_reading import PoolReading
-from dpex.measure.reading import EngineLook, Reading
+from dpex.measure.reading import EngineReport, Reading
 from dpex.measure.settings import Settings
 from dpex.system.meter import MachineCounts
 
@@ -67,7 +67,7 @@ class Loader:
         self.requests.append(settings)
         self.settings = settings
 
-    def look(self) -> EngineLook:
+    def report(self) -> EngineReport:
         busy = min(self.workers, self.prefetch)
         reading = replace(
             self.loop,
@@ -82,7 +82,7 @@ class Loader:
         odd = {name: value for name, value in self.odd.items() if name in Reading.declared()}
         others = {name: value for name, value in self.odd.items() if name not in odd}
         pools = {name: others.pop(name, pool) for name, pool in reading.pools.items()}
-        return EngineLook(replace(reading, pools=pools, **odd), **others)
+        return EngineReport(replace(reading, pools=pools, **odd), **others)
 
     def _pool(self, name: str) -> PoolReading:
         count = getattr(self.settings, name)
@@ -220,7 +220,7 @@ def test_an_engine_may_end_in_the_thread_that_looks(parts: Any) -> None:
     engines_of(tuner).append(other)
 
     def look(_: Any) -> MachineCounts:
-        tuner.leave(other)
+        tuner.remove_engine(other)
         return MachineCounts(at=0.0, cpu_s=0.0)
 
     tuner._windows = MeasurementWindows(look)
@@ -490,7 +490,7 @@ class Cluster:
         self.told: list[RoomWanted] = []
         self.rests = 0
 
-    def look(self, wanted: RoomWanted) -> RoomFound:
+    def find(self, wanted: RoomWanted) -> RoomFound:
         self.told.append(wanted)
         if isinstance(self.places, RoomFound):
             return self.places
@@ -565,9 +565,9 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass() -> None:
     tuner.turn()
     assert cluster.rests == 1
     engines_of(tuner).clear()
-    tuner.watch(loader)
-    tuner.leave(loader)
-    tuner.leave_cluster()
+    tuner.add_engine(loader)
+    tuner.remove_engine(loader)
+    tuner.await_room_request()
     assert cluster.rests == 2
 
 
@@ -622,10 +622,10 @@ def test_ray_is_shut_down_after_the_call_of_the_tuner_that_runs(monkeypatch: pyt
     join = threading.Thread.join
     monkeypatch.setattr(Tuner, "turn", slow)
     tuner, loader = tuned(room=Cluster(3))
-    tuner.watch(loader)
+    tuner.add_engine(loader)
     begun.wait()
     monkeypatch.setattr(threading.Thread, "join", joined)
-    tuner.leave(loader)
+    tuner.remove_engine(loader)
     assert not ended.is_set()
-    tuner.leave_cluster()
+    tuner.await_room_request()
     assert ended.is_set()

@@ -240,7 +240,7 @@ def test_no_request_is_lost_whenever_it_comes(engine: Engine) -> None:
     sys.settrace(at_each_line)
     try:
         engine.request(latest)
-        while engine.look().resizing:
+        while engine.report().resizing:
             engine.read_ahead()
     finally:
         sys.settrace(before)

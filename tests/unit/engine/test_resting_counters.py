@@ -7,8 +7,7 @@ from dpex.engine import snapshots
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.reading import Reading
 from dpex.system import meter
-from dpex.system.machine import CpuUse
-from dpex.system.run_queue import QueueTimes, RunQueueTimes
+from dpex.system.meter import CpuUse, QueueTimes, RunQueueTimes
 
 
 class Training:
@@ -19,7 +18,7 @@ class Training:
         monkeypatch.setattr(snapshots, "monotonic", self.clock)
         monkeypatch.setattr(meter, "monotonic", self.clock)
         monkeypatch.setattr(meter.time, "process_time", lambda: self.cpu_s)
-        monkeypatch.setattr(meter.run_queue, "read_queue_times", self._look)
+        monkeypatch.setattr(meter, "read_queue_times", self._look)
         monkeypatch.setattr(meter, "cpu_used", lambda pids: CpuUse(2 * self.cpu_s, self.cpu_s))
 
     def _look(self, pids: tuple[int, ...], thread: int) -> QueueTimes:
@@ -36,7 +35,7 @@ class Training:
 
 def test_machine_counters_rest_between_persistent_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     training, counters = Training(monkeypatch), LoaderCounters()
-    counters.open(training)
+    counters.add_iterator(training)
 
     def counted() -> tuple[float, ...]:
         found = counters.read()
@@ -61,8 +60,8 @@ def test_machine_counters_rest_between_persistent_epochs(monkeypatch: pytest.Mon
 
 def test_a_short_pass_is_not_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     training, counters = Training(monkeypatch), LoaderCounters()
-    counters.open(training)
+    counters.add_iterator(training)
     training.train(0.5)
-    monkeypatch.setattr(meter.run_queue, "read_queue_times", None)
+    monkeypatch.setattr(meter, "read_queue_times", None)
     counters.rest()
     counters.wake()

@@ -36,10 +36,10 @@ def test_what_has_ended_stays_counted() -> None:
     ledger = LoaderMetrics("a")
     for epoch in range(4):
         engine = Engine(batches=10, ready=3, waits=(1,) * 14, waited_s=0.5)
-        entry = ledger.watch(engine)
+        entry = ledger.add_iterator(engine)
         assert batches(ledger) == 10 * (epoch + 1)
-        entry.end()
-        entry.end()
+        entry.freeze()
+        entry.freeze()
         engine.now = replace(engine.now, batches=1000)
         found = ledger.read()
         assert found.counters["dpex_batches_total",] == 10 * (epoch + 1)
@@ -50,34 +50,34 @@ def test_what_has_ended_stays_counted() -> None:
 
 def test_gpu_stall_sums_over_iterators_and_is_absent_without_gpu() -> None:
     ledger, key = LoaderMetrics("a"), ("dpex_gpu_stall_seconds_total",)
-    before = ledger.watch(Engine())  # CUDA is not used yet
+    before = ledger.add_iterator(Engine())  # CUDA is not used yet
     assert key not in ledger.read().counters
     seen = []
     for _ in range(3):
         engine = Engine(gpu_stall_s=0.0)
-        entry = ledger.watch(engine)
+        entry = ledger.add_iterator(engine)
         seen.append(ledger.read().counters[key])
         engine.now = replace(engine.now, gpu_stall_s=2.0)
-        entry.end()
+        entry.freeze()
         seen.append(ledger.read().counters[key])
-    before.end()
+    before.freeze()
     assert seen == [0.0, 2.0, 2.0, 4.0, 4.0, 6.0]
     assert ledger.read().counters[key] == 6.0
 
 
 def test_iterators_at_the_same_time_add_up() -> None:
     ledger = LoaderMetrics("a")
-    entries = [ledger.watch(Engine(batches=5, ready=2, prefetch=4)) for _ in range(2)]
+    entries = [ledger.add_iterator(Engine(batches=5, ready=2, prefetch=4)) for _ in range(2)]
     assert batches(ledger) == 10
     assert ledger.read().gauges["dpex_ready_batches",] == 4
-    entries[0].end()
+    entries[0].freeze()
     assert batches(ledger) == 10
     assert ledger.read().gauges["dpex_prefetch_batches",] == 4
 
 
 def test_a_count_read_during_a_change_does_not_shrink() -> None:
     ledger, engine = LoaderMetrics("a"), Engine(batches=7)
-    ledger.watch(engine)
+    ledger.add_iterator(engine)
     assert batches(ledger) == 7
     engine.now = replace(engine.now, batches=5)
     assert batches(ledger) == 7
@@ -156,7 +156,7 @@ def test_a_source_that_fails_is_logged_and_the_rest_is_there(caplog: pytest.LogC
             raise RuntimeError("the driver is gone")
 
     ledger = LoaderMetrics("a", ("D", "4", "batch"))
-    ledger.watch(Engine(batches=3, pools={"local": PoolReading(services=(0,) * 14, running=2)}))
+    ledger.add_iterator(Engine(batches=3, pools={"local": PoolReading(services=(0,) * 14, running=2)}))
     collector = Collector(lambda: [ledger], Broken())
     for _ in range(2):
         assert samples(collector)["dpex_batches_total", frozenset({("loader", "a")})] == 3
@@ -165,7 +165,7 @@ def test_a_source_that_fails_is_logged_and_the_rest_is_there(caplog: pytest.LogC
 
 def test_buckets_are_cumulative_and_end_in_all() -> None:
     ledger = LoaderMetrics("a")
-    ledger.watch(Engine(waits=(1, 2, 0, 3, *(0,) * 9, 4), waited_s=9.5))
+    ledger.add_iterator(Engine(waits=(1, 2, 0, 3, *(0,) * 9, 4), waited_s=9.5))
     found = samples(Collector(lambda: [ledger]))
     counts = {
         dict(labels)["le"]: count for (name, labels), count in found.items() if name == "dpex_batch_wait_seconds_bucket"

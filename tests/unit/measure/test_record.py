@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpex.diagnose.facts import CallFacts
-from dpex.measure.batch_times import RECENT, SUMMED, BatchTimes, PoolTimes
+from dpex.measure.batch_times import CACHE_USE, RECENT, SUMMED, BatchTimes, PoolTimes, encoded_times, loaded_times
 from dpex.measure.pool_reading import STAGES, CallSums, PoolReading
 from dpex.measure.reading import Reading
 from dpex.measure.record import _LEVEL as LEVEL
@@ -128,13 +128,26 @@ def test_the_calls_of_a_diagnosis_keep_the_names_of_the_counts() -> None:
 def test_what_a_pool_counts_is_told() -> None:
     times = PoolTimes()
     first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, calls=(("load", 3, 0.5, 0.25, 1),))
-    times.count(BatchTimes(*first.encoded(0.25, 0.5, 100, 3.0)))
+    times.count(BatchTimes(*encoded_times(first, encode_s=0.25, cpu_s=0.5, nbytes=100, ended_at=3.0)))
     times.count(BatchTimes(4, 1.0, calls=(("load", 1, 0.5, 0.25, 1),)))
     pool = times.reading(running=2)
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
     assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
     assert pool.calls == {"load": CallSums(calls=4, wall_s=1.0, cpu_s=0.5, drawing=2)}
     assert (pool.running, sum(pool.services), pool.services_s) == (2, 2, (1.75, 1.0))
+
+
+def test_times_are_packed_by_name() -> None:
+    loaded = {name: number for number, name in enumerate(BatchTimes._fields[: BatchTimes._fields.index("cache_hits")])}
+    CACHE_USE.take()
+    CACHE_USE.hits, CACHE_USE.misses, CACHE_USE.saved_s = 20, 30, 40.0
+    times = loaded_times(**loaded)
+    assert times == BatchTimes(**loaded, cache_hits=20, cache_misses=30, cache_saved_s=40.0)  # type: ignore[arg-type]
+    sent = encoded_times(times, encode_s=0.5, cpu_s=100.0, nbytes=7, ended_at=9.0)
+    cpu_s = 100.0 - times.load_cpu_s - times.collate_cpu_s
+    assert BatchTimes(*sent) == times._replace(encode_s=0.5, encode_cpu_s=cpu_s, nbytes=7, ended_at=9.0)
+    with pytest.raises(TypeError, match="positional"):
+        loaded_times(*loaded.values())
 
 
 def test_the_times_of_a_batch_add_up_to_those_of_its_pool() -> None:

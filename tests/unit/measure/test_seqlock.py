@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpex.measure import ledger
-from dpex.measure.consumer_time import Tally
-from dpex.measure.ledger import MOST_TRIES, PAUSE_S, Seqlock
+from dpex.measure import consumer_time
+from dpex.measure.consumer_time import MOST_TRIES, PAUSE_S, Seqlock, Tally
 
 
 class Reader:
@@ -16,10 +15,10 @@ class Reader:
 
     def __init__(self, read: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self._looked = threading.Event()
-        self._pauses = ledger.sleep
+        self._pauses = consumer_time.sleep
         self.found: list[Any] = []
         self._thread = threading.Thread(target=lambda: self._read(read), name="reader")
-        monkeypatch.setattr(ledger, "sleep", self._pause)
+        monkeypatch.setattr(consumer_time, "sleep", self._pause)
 
     def _read(self, read: Callable[[], Any]) -> None:
         self.found.append(read())
@@ -44,9 +43,9 @@ def test_what_changes_while_it_is_read_is_read_again() -> None:
     def look() -> int:
         found = values[0]
         if found < 2:
-            lock.begin()
+            lock.begin_change()
             values[0] += 1
-            lock.end()
+            lock.end_change()
         return found
 
     assert lock.read(look) == 2
@@ -54,16 +53,16 @@ def test_what_changes_while_it_is_read_is_read_again() -> None:
 
 def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(ledger, "sleep", pauses.append)
+    monkeypatch.setattr(consumer_time, "sleep", pauses.append)
     lock = Seqlock()
-    lock.begin()
+    lock.begin_change()
     assert lock.read(lambda: "half") == "half"
     assert pauses == [PAUSE_S] * MOST_TRIES
     assert lock.read(lambda: "half") == "half"
     assert len(pauses) == MOST_TRIES
-    lock.begin()  # the next change
+    lock.begin_change()  # the next change
     assert lock.changes % 2 == 1
-    lock.end()
+    lock.end_change()
     assert lock.changes % 2 == 0
     assert lock.read(lambda: "whole") == "whole"
 
@@ -72,7 +71,7 @@ def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.Monke
 def test_no_second_is_counted_twice_by_who_reads_as_a_call_ends(
     monkeypatch: pytest.MonkeyPatch, part: str, seconds: float
 ) -> None:
-    monkeypatch.setattr(ledger, "MOST_TRIES", 10**6)
+    monkeypatch.setattr(consumer_time, "MOST_TRIES", 10**6)
     reader = Reader(lambda: tally.counts(100.0)[part], monkeypatch)
     asked = []
 

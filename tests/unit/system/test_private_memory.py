@@ -2,7 +2,7 @@
 
 import os
 
-from dpex.system.machine import private_bytes
+from dpex.system.meter import private_bytes
 
 
 def test_memory_of_this_process_grows_with_what_it_holds() -> None:

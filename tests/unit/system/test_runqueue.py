@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpex.measure.pool_reading import PoolReading
-from dpex.system import run_queue
-from dpex.system.meter import with_queue
-from dpex.system.run_queue import RunQueueTimes
+from dpex.system import meter
+from dpex.system.meter import RunQueueTimes, with_queue
 
 
 def kernel_says(proc: Path, pid: str, **ran: tuple[float, float]) -> None:
@@ -26,26 +25,26 @@ def test_queueing_for_a_cpu_is_read_by_thread(tmp_path: Path) -> None:
     for pid in pids:
         kernel_says(tmp_path, str(pid), t1=(1, 1), t2=(0, 0), t3=(9, 9))
     kernel_says(tmp_path, "self", t8=(1, 0), t9=(4, 4))
-    then = run_queue.read_queue_times(pids, 9, tmp_path)
+    then = meter.read_queue_times(pids, 9, tmp_path)
     assert len(then.by_pid) == 16
     for pid in pids:
         kernel_says(tmp_path, str(pid), t1=(2, 3), t2=(1, 1), t4=(0.5, 0.25))
         shutil.rmtree(tmp_path / str(pid) / "task" / "3")
     kernel_says(tmp_path, "self", t8=(4, 5), t9=(5, 7))
-    workers, here, trainer = run_queue.read_queue_times(pids, 9, tmp_path).since(then)
+    workers, here, trainer = meter.read_queue_times(pids, 9, tmp_path).since(then)
     assert workers == (16 * 2.5, 16 * 3.25)
     assert workers is not None
     assert workers.delay == 1.3
     assert here == (4, 8)
     assert trainer == (1, 3)
-    assert run_queue.read_queue_times([999], 7, tmp_path).since(then) == (None, (4, 8), None)
-    assert run_queue.read_queue_times([999], 8, tmp_path / "none").since(then) == (None, None, None)
+    assert meter.read_queue_times([999], 7, tmp_path).since(then) == (None, (4, 8), None)
+    assert meter.read_queue_times([999], 8, tmp_path / "none").since(then) == (None, None, None)
 
 
 def test_workers_that_began_in_between_are_known(tmp_path: Path) -> None:
     """Else the first window would take all their queueing for waiting."""
     kernel_says(tmp_path, "7", t7=(0.5, 4.0))
-    began = run_queue.read_queue_times([7], 0, tmp_path).since(run_queue.QueueTimes())
+    began = meter.read_queue_times([7], 0, tmp_path).since(meter.QueueTimes())
     assert began.workers is not None
     assert began.workers.delay == 8.0
 
@@ -60,18 +59,18 @@ def test_queueing_is_that_of_the_batches_whose_results_came() -> None:
 
 def test_a_thread_asks_for_its_own_time_on_run_queues(tmp_path: Path) -> None:
     file = tmp_path / "schedstat"
-    assert run_queue.own_queue_s(str(file)) is None
+    assert meter.own_queue_s(str(file)) is None
     file.write_text("")
-    assert run_queue.own_queue_s(str(file)) is None
+    assert meter.own_queue_s(str(file)) is None
     file.write_text("5000000000 2500000000 9\n")
-    assert run_queue.own_queue_s(str(file)) == 2.5
+    assert meter.own_queue_s(str(file)) == 2.5
 
 
 def test_queueing_here_is_known_where_the_kernel_counts_it() -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count it")
-    seen = run_queue.read_queue_times([os.getpid()], threading.get_native_id())
+    seen = meter.read_queue_times([os.getpid()], threading.get_native_id())
     assert seen.trainer is not None
     assert seen.workers is not None
     assert seen.workers.queued_s >= seen.trainer.queued_s > 0
-    assert (run_queue.own_queue_s() or 0.0) >= seen.trainer.queued_s
+    assert (meter.own_queue_s() or 0.0) >= seen.trainer.queued_s

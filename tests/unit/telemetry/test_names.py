@@ -13,8 +13,7 @@ from rich.console import Console
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.autotune.runtime.trace_file import TraceFile
-from dpex.autotune.trace import line
+from dpex.autotune.runtime.trace import TraceFile, line
 from dpex.cli.top import ReportRequests, fetching, report_screen
 from dpex.schedule.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets

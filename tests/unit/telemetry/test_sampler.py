@@ -32,8 +32,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.engine, self.book = Engine(), LoaderCounters()
-        self.ledger.watch(self.engine)
-        self.book.open(self.engine)
+        self.ledger.add_iterator(self.engine)
+        self.book.add_iterator(self.engine)
         self.ledger.case = DiagnosisSource(book=self.book, subject=Subject(dataset="Photos"))
         self.sampler = HistorySampler(
             lambda: self.ledgers, {"rank": "3"}, clock=lambda: self.now, wall=lambda: 1e9 + self.now
@@ -220,7 +220,7 @@ def test_a_new_loader_of_a_removed_ones_name_starts_empty(world: World) -> None:
     world.ledger.tuner = Tuner([DECISION])
     world.second(wait_s=0.5, work_s=0.5, batches=100)
     world.ledgers[0] = LoaderMetrics("a")
-    world.ledger.watch(Engine(batches=7))
+    world.ledger.add_iterator(Engine(batches=7))
     world.second()
     assert rows(world.state())[-1]["batches"] == 7
     assert world.loader()["decisions"] == []
@@ -283,7 +283,7 @@ def test_loaders_come_and_go_and_may_have_the_name_of_one_before(world: World) -
     assert world.sampler.diagnoses("b", "run") is None
     assert [one.name for one in world.sampler.diagnoses(None, "run") or ()] == ["a"]
     book = LoaderCounters()
-    book.open(Engine(batches=70, work_s=7.0))
+    book.add_iterator(Engine(batches=70, work_s=7.0))
     world.ledger.case = DiagnosisSource(book=book, subject=Subject())
     world.sampler.turn()
     assert world.told().diagnosis.facts.batches == 70
