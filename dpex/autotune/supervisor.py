@@ -77,10 +77,13 @@ def by_events(window: Reading) -> Reading:
     """Return the window by CUDA events; without them, the window itself.
 
     Pending events carry no information. If the loop took batches meanwhile, the stream had other work. Otherwise the
-    training loop is in ``next()``, and the remaining work of the stream is unknown.
+    training loop is in ``next()``, and the remaining work of the stream is unknown. Windows by events count no ended
+    steps, with or without a batch: sums of windows divide the seconds of all of them by the steps.
     """
-    if window.gpu_running_stall_s is None or not window.later_batches:
+    if window.gpu_running_stall_s is None:
         return window
+    if not window.later_batches:
+        return replace(window, step_count=None)
     stall_s, step_s = window.gpu_running_stall_s, window.gpu_steps_s + (window.feed_wait_s or 0.0)
     if window.gpu_steps:  # events completed before this window: scale their stall to its length
         stall_s *= window.seconds / max(_TINY, stall_s + step_s)

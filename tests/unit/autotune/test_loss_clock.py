@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from dpex.autotune.constants import NVML_SETTLES_S
+from dpex.autotune.law.evidence import WorkEstimate
 from dpex.autotune.supervisor import LossClock, by_events
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
+from dpex.measure.views import step_times
 
 NOW = Settings(local=2, prefetch=4)
 WINDOW = Reading(
@@ -55,6 +57,29 @@ def test_marks_the_stream_has_not_reached_mean_it_has_work() -> None:
 def test_nobody_knows_what_the_gpu_does_while_no_batch_comes() -> None:
     stuck = replace(WINDOW, later_batches=0, blocked_s=1.0, next_busy_s=0.0, stepping_s=0.0, gpu_running_stall_s=0.0)
     assert by_events(stuck) == stuck
+
+
+def test_a_window_without_a_batch_leaves_the_step_as_it_is() -> None:
+    """Windows by CUDA events have no count of ended steps. One such count would divide the steps of all windows."""
+    work, clock = WorkEstimate(), LossClock()
+    for count in (2, 2, 0, 2, 2):
+        seconds = 0.4 * count or 0.02
+        window = replace(
+            WINDOW,
+            later_batches=count,
+            next_busy_s=0.0,
+            stepping_s=seconds,
+            step_count=count or 1,
+            stepped_s=seconds,
+            gpu_running_stall_s=1.0 - 0.4 * count,
+            gpu_steps=count,
+            gpu_steps_s=0.4 * count,
+        )
+        found = clock.of(window)
+        assert found is not None
+        work.add(found)
+    step = step_times(work.sum)
+    assert (step.steps, step.net_s / step.steps) == (8, pytest.approx(0.4))
 
 
 @pytest.mark.parametrize(("busy", "lost"), [(0.0, 0.7), (0.3, 0.7), (0.6, 0.4), (1.0, 0.0)])
