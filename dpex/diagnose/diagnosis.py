@@ -21,6 +21,7 @@ from dpex.diagnose.verdict import judge
 from dpex.diagnose.what_if import ARGUMENTS, TUNERS, Prediction, Run
 from dpex.engine.snapshots import LoaderCounters
 from dpex.measure.causes import losses
+from dpex.measure.readable import percent
 from dpex.measure.reading import Reading
 from dpex.measure.settings import Settings
 from dpex.system.cpus import parts_of_machine, usable_cpus
@@ -151,7 +152,7 @@ def diagnose(facts: Facts) -> Diagnosis:
         verdict=verdict,
         predictions=others,
         beyond=beyond,
-        held_back=what_if.held_back(facts) if own else "",
+        held_back=_held_back(facts) if own else "",
         end_of_stall="" if verdict.cause == "consumer" else end_of_stall(facts, found, model),
     )
 
@@ -186,3 +187,14 @@ class DiagnosisSource:
                 decisions=tuple(self.tuner.decisions),
             )
         return diagnose(facts_of(found, subject))
+
+
+def _held_back(facts: Facts) -> str:
+    """Return why the tuner has not taken a setting that the model says is faster."""
+    last = facts.decisions[-1] if facts.decisions else None
+    if last is not None and last.outcome is None and last.predicted_rate:
+        return (
+            f'num_workers="auto" is trying {last.new}, which should bring {last.predicted_rate:.3g} batches/s and a '
+            f"wait of {percent(last.predicted_wait)}"
+        )
+    return 'num_workers="auto" has not settled yet'

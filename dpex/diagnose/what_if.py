@@ -21,7 +21,7 @@ from dpex.diagnose.facts import Facts
 from dpex.diagnose.hot_calls import hot_calls, is_blocking, of_cause
 from dpex.diagnose.verdict import TRANSFORM, waited_for
 from dpex.measure.causes import NARROW, TAKING_IN, WAITS, LostTime
-from dpex.measure.readable import percent, plural
+from dpex.measure.readable import plural
 from dpex.measure.settings import Settings
 from dpex.measure.views import cpus_used, is_full
 from dpex.schedule.names import lanes
@@ -45,6 +45,8 @@ CACHED = 0.95
 """Part of the cost of a sample that is saved when a cache has it."""
 INLINE_S = 5e-6
 """Seconds of ``next()`` without workers, beside making the batch."""
+DISPATCH_S = 1e-4
+"""Seconds that dispatching and receiving a batch takes the training loop, for a run that has had no workers yet."""
 TUNERS = ("workers", "prefetch")
 """Changes that the tuner makes by itself."""
 
@@ -79,23 +81,15 @@ class Prediction:
 def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None = None) -> tuple[Prediction, ...]:
     """Return the changes that make more batches per second: first changes `AT_HAND`, then others, by falling rate.
 
-    ``after`` a change of arguments, return the changes of code that add to it.
+    ``after`` a change of arguments, return the changes of code that add to it. There are none after ``num_workers=0``:
+    the costs of a batch in the training process are not those that were measured in workers.
     """
+    if after is not None and model.now.workers and not after.settings.workers:
+        return ()
     run = Run(facts=facts, found=found, model=model, base=None if after is None else after.settings)
     least = (1.0 + WORTH) * (facts.rate if after is None else after.rate)
     changes = [one for one in run.changes() if one.rate > least and (after is None or one.kind not in AT_HAND)]
     return tuple(sorted(changes, key=lambda one: (one.kind not in AT_HAND, -one.rate)))
-
-
-def held_back(facts: Facts) -> str:
-    """Return why the tuner has not taken a setting that the model says is faster."""
-    last = facts.decisions[-1] if facts.decisions else None
-    if last is not None and last.outcome is None and last.predicted_rate:
-        return (
-            f'num_workers="auto" is trying {last.new}, which should bring {last.predicted_rate:.3g} batches/s and a '
-            f"wait of {percent(last.predicted_wait)}"
-        )
-    return 'num_workers="auto" has not settled yet'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +150,9 @@ class Run:
     def _seconds(self, model: Model, settings: Settings, held_s: float, *, is_free: bool = False) -> float:
         """Wall time of all batches; is_free: as far as steps alone need it."""
         count = self.facts.later_batches
-        step_s = model.step_s + held_s / count
+        step_s = (
+            model.step_s + held_s / count + (DISPATCH_S if settings.workers and not self.model.now.workers else 0.0)
+        )
         if is_free or not settings.workers:
             return count * (step_s if is_free else (self.facts.work_s / count + model.local.service_s))
         start, start_s = model.start, self.facts.causes.get("startup", 0.0)
@@ -168,7 +164,7 @@ class Run:
     def _order_s(self, model: Model, settings: Settings) -> float:
         """Seconds lost with that prefetch: all as measured, none where it covers the slowest batch."""
         now, enough = model.now.prefetch, work.covering_prefetch(self.facts, model)
-        left = (enough - settings.prefetch) / (enough - now) if enough > now else now / settings.prefetch
+        left = (enough - settings.prefetch) / (enough - now) if enough > now else now / max(1, settings.prefetch)
         return self.found.flagged_s("is_order") * min(1.0, max(0.0, left))
 
     # -- changes -------------------------------------------------------------------------------------------------------
@@ -212,8 +208,9 @@ class Run:
     def _without_workers(self) -> Iterator[Prediction]:
         """Batches made in the training process, without dispatch and encoding: ``1 / (service + step)`` per second.
 
-        It is a lower bound: a batch takes longer in a worker, which other processes keep from the caches of its CPU.
-        The formula leaves out coroutines, the streams of a dataset, other nodes and page-locked memory.
+        It is the lower end of the range: a batch takes longer in a worker, which other processes keep from the caches
+        of its CPU. The upper end is the rate of batches that take no time to make. The formula leaves out coroutines,
+        the streams of a dataset, other nodes and page-locked memory.
         """
         facts, now, pool = self.facts, self.model.now, self.facts.local
         travels = now.remote or facts.causes.get("transit") or facts.causes.get("h2d")
@@ -222,9 +219,11 @@ class Run:
         model = self._scaled(1.0 - _part(pool.encode_s, pool.busy_s), 1.0 - _part(pool.encode_cpu_s, pool.cpu_s))
         firsts = facts.batches - facts.later_batches
         more_s = facts.causes.get("sampler", 0.0) + facts.batches * INLINE_S + firsts * model.local.service_s
-        change = f'num_workers=0 with seeding="worker" instead of {plural(now.local, "worker")}'
-        settings = Settings(local=0, prefetch=1)
-        yield self.predicted("inline", change, settings, model=model, saved_s=-more_s)
+        change, settings = f"num_workers=0 instead of {plural(now.local, 'worker')}", Settings(local=0, prefetch=1)
+        found = self.predicted("inline", change, settings, model=model, saved_s=-more_s)
+        free = self._scaled(0.0, 0.0)
+        most = self.predicted("inline", change, settings, model=free, saved_s=-facts.batches * INLINE_S)
+        yield replace(found, low=most.wait, rate_high=most.rate)
 
     def _streams(self) -> Iterator[Prediction]:
         """More streams of an iterable dataset: as many as end the stall, one for each shard at most."""

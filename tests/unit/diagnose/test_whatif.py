@@ -565,9 +565,30 @@ def test_tiny_batches_are_better_made_in_the_training_process() -> None:
     for measured in (tiny(), tiny(is_tuned=True, is_auto=True)):
         found = diagnose(measured).recommendation
         assert found is not None
-        assert found.change == 'num_workers=0 with seeding="worker" instead of 2 workers'
+        assert found.change == "num_workers=0 instead of 2 workers"
         assert found.rate == pytest.approx(1 / (50e-6 + 20e-6 + 5e-6 + INLINE_S), rel=0.01)
         assert found.rate * found.step_s + found.wait == pytest.approx(1.0)
+        assert found.rate_high == pytest.approx(1 / (50e-6 + INLINE_S), rel=0.01)
+
+
+def test_nothing_is_predicted_beyond_the_training_process() -> None:
+    """Batches there have other costs than in workers, where they were measured."""
+    found = diagnose(tiny())
+    assert found.recommendation is not None
+    assert found.recommendation.kind == "inline"
+    assert found.beyond is None
+
+
+def test_workers_cost_the_loop_time_before_there_are_any() -> None:
+    """Batches of 30 µs that the training process makes between steps of 10 µs: no number of workers is faster."""
+    count = 40_000
+    made = pool(tickets=count, load_s=count * 30e-6)
+    values = {"batches": count, "samples": count, "work_s": count * 10e-6, "pools": {"inline": made}}
+    measured = facts({"transform": count * 30e-6}, pool(), **values)
+    assert measured.wait_ratio > 0.7
+    found = diagnose(measured)
+    assert found.predictions
+    assert not any(one.settings.workers for one in found.predictions)
 
 
 def test_the_training_process_is_advised_where_it_is_faster() -> None:
