@@ -135,7 +135,7 @@ __all__ = [
 _HOME = dict.fromkeys(__all__, "dpex.errors") | {name: module for module, names in _NAMES.items() for name in names}
 
 _ADAPTERS = ("accelerate", "lightning", "transformers")
-"""Modules for frameworks, each of which imports its own when it is first used."""
+"""Modules for frameworks. Each imports its framework, so dpex imports the module when it is first used."""
 
 
 def __getattr__(name: str) -> Any:

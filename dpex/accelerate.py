@@ -44,14 +44,14 @@ class DpexTracker(GeneralTracker):
         return self
 
     def watch(self, *loaders: Any) -> None:
-        """Write about these loaders, too."""
+        """Write the figures of these loaders, too."""
         self._readings += [LoaderFigures(loader) for loader in loaders]
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Keep nothing of the script's configuration."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **others: Any) -> None:
-        """Write the figures since the last call."""
+        """Write the figures of each loader since the last call."""
         for readings in self._readings:
             self._write(readings.take_figures(), step or 0)
 

@@ -147,14 +147,14 @@ def _innermost(loader: Any) -> Any:
 
 
 class LoaderFigures:
-    """The figures of one loader, each time since the last. It keeps the loader alive."""
+    """Measures the figures of one loader, from one call of `take_figures` to the next. It keeps the loader alive."""
 
     def __init__(self, loader: Any) -> None:
         behind = loader_behind(loader)
         if behind is None:
             raise OptionError(
-                f"{loader!r} is no DpexDataLoader, and none makes its batches: give a DpexDataLoader, or first "
-                "call dpex.serve(loader)"
+                f"{loader!r} is no DpexDataLoader, and no DpexDataLoader makes its batches: give a DpexDataLoader, or "
+                "first call dpex.serve(loader)"
             )
         self.loader: DpexDataLoader[Any] = behind
         self._last = LoaderStats()

@@ -118,14 +118,17 @@ class AutotuneConfig:
             raise OptionError(f"AutotuneConfig(trace={self.trace!r}): give a file's name, as a str, or None")
         is_start = isinstance(self.start, (str, Mapping)) or {"as_dict", "__fspath__"} & {*dir(self.start)}
         if self.start is not None and not (self.start and is_start):
-            raise OptionError(f"AutotuneConfig(start={self.start!r}): give a loader's tuned, or a file of it, or None")
+            raise OptionError(
+                f"AutotuneConfig(start={self.start!r}): give loader.tuned, a file that its save() wrote, or None"
+            )
         if self.policy is not None and not callable(self.policy):
             raise OptionError(f"AutotuneConfig(policy={self.policy!r}): give a class or function that makes a Policy")
         for low_name, high_name in (("min_local", "max_local"), ("min_remote", "max_remote")):
             low_value, high_value = getattr(self, low_name), getattr(self, high_name)
             if high_value is not None and low_value > high_value:
                 raise OptionError(
-                    f"AutotuneConfig({low_name}={low_value}, {high_name}={high_value}): the least is above the most"
+                    f"AutotuneConfig({low_name}={low_value}, {high_name}={high_value}): give a minimum that is at most "
+                    "the maximum"
                 )
 
 

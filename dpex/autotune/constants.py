@@ -17,14 +17,15 @@ class Constants:
     start_depth: float = 2.0
     """Batches in flight per worker at the start."""
     start_each: float = 1.0
-    """Time of a start that each worker for each CPU adds, as a part of the time that does not depend on workers.
-    On two cores the first batch came after 0.11 s with 2 workers, 0.15 s with 4 and 0.25 s with 14, which is 0.3."""
+    """Growth of the time of a start for each worker per CPU, relative to the part of the time that does not depend on
+    workers. On two cores the first batch came after 0.11 s with 2 workers, 0.15 s with 4 and 0.25 s with 14, which
+    is 0.3."""
     worker_bytes: float = 1.2e9
     """Bytes of free memory for each worker at the start, until its memory is measured."""
     uneven_room: float = 0.1
     """Memory for batches that wait for slow ones, as a share of each worker's own memory."""
     computes_from: float = 0.5
-    """CPU time of a batch over its time in a worker, from which CPUs and not workers are the limit."""
+    """CPU time of a batch over its time in a worker, above which CPUs and not workers are the limit."""
     jump: float = 4.0
     """Growth of the number of workers in one decision, at most, as a factor, where work mostly waits."""
     jump_floor: int = 16
@@ -48,14 +49,14 @@ class Constants:
     enough_batches: int = 8
     """Batches that are a sample: fewer give neither a rate nor a slow quantile."""
     times: float = 3.0
-    """Times of a batch that windows cover before their rate counts. Workers that began together finish together: a
-    shorter time holds their batches without the time in which they were made, or that time without the batches."""
+    """Minimum time of windows before their rate counts, in mean times of a batch. Workers that began together finish
+    together, so a shorter time may count batches without the time spent on them, or the reverse."""
     trial_windows: int = 8
     """Windows after which a trial is decided by the measurements so far."""
     pause: float = 3.0
     """Time without trials after a failed trial, as a multiple of the trial's time; each failure doubles it."""
     exponent: float = 0.5
-    """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
+    """If workers grow by a factor g, the rate must grow by g to this power or more, and the time of a batch by less."""
     apart: float = 2.0
     """The work has changed if recent batches take this many times the old slow quantile, scaled by the growth of
     workers."""
@@ -64,7 +65,7 @@ class Constants:
     alarm: float = 5.0
     """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
     drift: float = 1.0
-    """Deviation that is no change, in standard deviations."""
+    """Deviation that the CUSUM takes for noise and subtracts from each deviation, in standard deviations."""
     cusum_from: int = 3
     """Windows under a condition before a deviation from their mean counts."""
     cusum_memory: int = 16
@@ -74,11 +75,11 @@ class Constants:
     equal_rates: float = 0.02
     """Relative difference of rates, or of times of a pass, that counts as equal."""
     memory_slack: float = 0.02
-    """Part by which the prefetch may exceed the limit of the memory, as free memory is not known better."""
+    """Part by which the prefetch may exceed the limit of the memory, because free memory is not known more exactly."""
     patience_s: float = 30.0
-    """Workers that have not started by then are not waited for, seconds."""
+    """Maximum wait for workers to start, in seconds."""
     most_settling_s: float = 30.0
-    """Time of a batch that windows after a change leave out, at most, seconds."""
+    """Windows after a change leave out the mean time of a batch, and at most this many seconds."""
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
     recent: int = 64
@@ -90,33 +91,35 @@ CONSTANTS = Constants()
 # -- what can be a measurement -----------------------------------------------------------------------------------------
 
 STOPPED_S, STOPPED = 30.0, 10.0
-"""Seconds, and times the window before, from which a window was no wait for a batch: no thread read the clock
+"""A window that took more seconds, and more times the usual window, was no wait for a batch: no thread read the clock
 meanwhile."""
 MOST_WORKERS = 10**5
-"""More than any cluster has."""
+"""More workers than any cluster has."""
 NVML_SETTLES_S = 2.0
 """Seconds under a setting before NVML describes it: dpex reads NVML once a second, and it covers the last second."""
 
 # -- windows of measurements -------------------------------------------------------------------------------------------
 
 SHORTEST_WINDOW_S = 0.05
-"""The first window after a decision; they get longer from there on."""
+"""Seconds of the first window after a decision. Later windows get longer."""
 WINDOW_BATCHES, WINDOW_BATCHES_IF_STARVING = 4, 2
-"""A window with fewer waits a while for more of them."""
+"""Minimum batches of a window, usually and while the consumer waits for most of its time. A window with fewer batches
+waits a while for more."""
 WINDOW_PATIENCE = 4.0
-"""Times its length that a window waits for more batches."""
+"""Maximum time that a window waits for more batches, as a multiple of its length."""
 GLANCE_S = 0.125
 """Longest sleep of the thread, so that a sudden change is seen soon."""
 SUDDEN = 0.5
-"""Share of its time that the consumer waited since a glance from which the work has changed: a window begins with that
-glance."""
+"""The work has changed if the consumer waited for more than this share of its time since a glance. A window then begins
+with that glance."""
 AWAY_S = 1.0
 AWAY_STEPS = 10.0
-"""Seconds, and times the usual step, from which a step counts as absence: the consumer does something else."""
+"""A step that takes more seconds, and more times the mean step, counts as absence: the consumer does something else."""
 AWAY_UNKNOWN_S = 60.0
-"""Seconds of an absence while no step has been seen."""
+"""A first step that takes more seconds counts as absence, because no mean step is known."""
 AWAY_APART = 10
-"""Batches there must be between two absences: else steps have become that slow."""
+"""Minimum batches between two absences. A long step that follows sooner is no absence, because steps have become
+slow."""
 
 # -- the tuner's thread -----------------------------------------------------------------------------------------------
 

@@ -90,10 +90,10 @@ class Decision:
         Args:
             window: The latest window.
             new: The wanted settings. The tuner clips them to the limits.
-            reason: The reason in one word. After "undo", the outcome of the decision before says that it was not kept.
+            reason: The reason in one word. "undo" marks the outcome of the policy's previous decision as not kept.
             rate: Expected batches per second; 0 without a prediction.
             wait: Expected share of the training loop's time lost to loading.
-            evidence: Measurements behind it, by name.
+            evidence: The measurements that led to the decision, by name.
             text: The decision in sentences. "": dpex writes them.
         """
         return cls(

@@ -63,12 +63,12 @@ def folder_of(disk: Path, key: str) -> Path:
 
 
 def aside_folder(folder: Path) -> Path:
-    """Return the place of a cache on disk of which a sample turned out to be random."""
+    """Return the folder to which a cache on disk is moved when one of its samples turns out to be random."""
     return folder.with_suffix(".aside")
 
 
 def hold_all_stores() -> list[Any]:
-    """Use all stores of this user on this machine, without reading them, for as long as the result lives."""
+    """Hold every store of this user on this machine, so that no process removes one while the result lives."""
     held = []
     for path in memory_folder().glob(f"*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
@@ -94,8 +94,9 @@ class ClaimLock:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            # A lock that a fork inherited would not exclude the parent. The file is opened by number: systemd removes
-            # files when their user logs out (RemoveIPC=), and a new one would not exclude the parent either.
+            # A fork inherits the parent's lock, which does not exclude the parent, so it opens the file again. It opens
+            # the same file by its descriptor, because systemd may have removed the path when the user logged out
+            # (RemoveIPC=). A new file at the path would not exclude the parent.
             self._hold(os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC))
         self._threads.acquire()
         fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -121,7 +122,7 @@ def _release(fd: int, path: Path, pid: int | None) -> None:
 
 
 def is_alone(fd: int) -> bool:
-    """Return True, with an exclusive lock, if no other process uses the file; else the lock may be lost."""
+    """Take an exclusive lock; return True if no other process uses the file. If False, the shared lock may be lost."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

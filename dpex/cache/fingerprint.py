@@ -1,7 +1,7 @@
 """Hashes of a dataset and of its attributes, as far as a program can see the dependencies of samples.
 
-They can only keep a training from reading a cache: the user joins trainings by name and version. Globals, files and
-installed packages are not in a hash.
+The user joins trainings in a cache by name and version. A different hash only keeps a training from reading the cache.
+Globals, files and installed packages are not in a hash.
 """
 
 from __future__ import annotations

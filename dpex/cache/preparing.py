@@ -21,9 +21,9 @@ SEED = 0x2345_6789_5EED_0002
 
 
 def prepared(prepare: Callable[[], Result], prepared_by: Any = None) -> tuple[Result, float, bool]:
-    """Prepare samples. Return them, the seconds that it took, and True if a generator was drawn from.
+    """Prepare samples. Return them, the seconds that it took, and True if they drew from a random generator.
 
-    It is a global generator, or one that lies in ``prepared_by``, if that is not None.
+    Global generators count, and the generators within ``prepared_by`` unless it is None.
     """
     own = None if prepared_by is None else OwnGenerators(prepared_by, None)
     states, before = own and own.states(), global_marks()
@@ -34,7 +34,7 @@ def prepared(prepare: Callable[[], Result], prepared_by: Any = None) -> tuple[Re
 
 
 def prepared_again(prepare: Callable[[], Result], prepared_by: Any) -> Result:
-    """Prepare samples under another seed. All generators are afterwards as they were.
+    """Prepare samples under another seed, and restore all generators afterwards.
 
     The time counts against no limit of `dpex.SamplePolicy`.
     """

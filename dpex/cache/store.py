@@ -48,24 +48,25 @@ are."""
 _PREPARED_BYTES = 2 * HUGE_PAGE
 """Bytes that one call of madvise(2) makes huge pages. In each call the kernel waits for all CPUs."""
 _LEAD_BYTES = 64 << 20
-"""Most bytes from the claimed space to the end of the huge pages: 16 workers write less while a part is prepared."""
+"""Maximum bytes from the claimed space to the end of the huge pages. 16 workers write less while a part is prepared."""
 _LEFT_FREE_RATIO, _MOST_LEFT_FREE = 1 / 50, 64 << 20
 """The part of a disk's file system that is left free, and its maximum in bytes."""
 _MAGIC = 0x6470_6578_6361_636C
 """Another layout of the file has another number."""
 _WORDS = ("magic", "samples", "capacity", "used", "least", "is_full", "is_random", "left_out", "full",
           "damaged")  # fmt: skip
-"""The header. ``least``: bytes of the smallest sample. The last three are events, until one process opens it alone."""
+"""Words of the header. ``least``: Bytes of the smallest sample. The last three count events, and are reset when a
+process opens the file alone."""
 _AT = {word: 8 * number for number, word in enumerate(_WORDS)}
 _WORD = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQII")
 """Place, bytes, microseconds to prepare it, and checksum of this entry."""
 _CRC = struct.Struct("<I")
-"""On disk, the checksum behind a sample."""
+"""The checksum behind each sample on disk."""
 _BLOCK = 4096
-"""Bytes that are added up for it."""
+"""Bytes whose words are added up for one number of the checksum."""
 _TRIES = 1000
-"""A file may go again and again, when its last user ends, before another process has its lock on it."""
+"""Maximum tries to open and lock a file. Its last user may remove it before another process has locked it."""
 
 
 class Stored(NamedTuple):
@@ -96,11 +97,13 @@ class Store:
     """Bytes behind each sample."""
 
     def __init__(self, path: Path, samples: int, budget: int | None, name: str) -> None:
-        """Open the file, or make it. ``budget``: None is half of the free bytes. If others use the file, their budget
-        counts.
+        """Open the file, or make it. If the folder is read-only, only read the file.
 
-        A read-only folder is read. Raises CacheError if a folder belongs to another user, or other processes use a file
-        that is no such cache, and OSError if the file cannot be made.
+        ``budget``: Maximum bytes of samples. None: half of the free bytes. If other processes use the file, their
+        budget counts.
+
+        Raises CacheError if a folder belongs to another user, or other processes use a file that is no such cache, and
+        OSError if the file cannot be made.
         """
         self.path: Path = path
         self._samples, self._begins = samples, _data_begins(samples)
@@ -109,7 +112,7 @@ class Store:
         self._error = "it is read-only" if is_read_only else ""
         """Why nothing can be written."""
         self._own: dict[str, int] = {}
-        """Words of the header that could not be written."""
+        """Words of the header that could not be written to the file."""
         self._claims: Any = contextlib.nullcontext() if is_read_only else ClaimLock(path.parent / "lock")
         self._file = HeldFile(path, self._open_file(budget, name), stays=self.stays)
 
@@ -376,7 +379,10 @@ class MemoryStore(Store):
 
 
 def _write_all(fd: int, at: int, parts: Iterable[Any]) -> None:
-    """Write all parts. A write to a file system that is full is an error, where a store through a map would kill."""
+    """Write all parts by pwrite(2). If the file system is full, the call raises an error.
+
+    Writing through a map would kill the process (SIGBUS).
+    """
     for part in parts:
         view = memoryview(part).cast("B")
         while len(view):

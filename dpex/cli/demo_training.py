@@ -31,15 +31,15 @@ from dpex.system.user_warnings import replace_unencodable
 FIXED_WORKERS = 2
 BATCH = 8
 FILES, REPEATS = 512, 64
-"""Files that are made, and how often an epoch reads each, every time with another crop."""
+"""Number of files, and how often an epoch reads each file. Each reading has another crop."""
 SIDE, CROP = 160, 128
 STORAGE_S = 0.04
 """Latency of the storage for each file, as of an object store."""
 CLASSES = 4
 PARTS = {"auto": 24.0, "torch": 8.0, "again": 8.0}
-"""The share of each part in the seconds of training, by its name."""
+"""Seconds of training in each part, by its name. Another total scales all parts."""
 BUSY_RATIO = 0.25
-"""The share of the CPUs that other programs keep busy from which on the figures mean little."""
+"""If other programs keep this share of the CPUs busy, the figures mean little."""
 BAR = 24
 
 Sample = tuple[torch.Tensor, int]
@@ -55,7 +55,7 @@ class StoredImages(Dataset[Sample]):
         self.paths: list[Path] = [folder / f"{number:04}.z" for number in range(FILES)]
 
     def write_files(self) -> None:
-        """Write the files: stripes of a width that is the class, with noise."""
+        """Write the files: images of stripes with noise. The class determines the width of the stripes."""
         random = np.random.default_rng(0)
         across = np.arange(SIDE)
         for number, path in enumerate(self.paths):

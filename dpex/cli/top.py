@@ -1,7 +1,7 @@
 """``dpex top``: the report of each training process that serves metrics, fetched and printed again and again.
 
-Processes come and go meanwhile. All are asked at the same time, each by a thread. One that has not answered in time is
-a line until it does, and delays no other.
+Processes come and go meanwhile. All are asked at the same time, each by a thread. A process that has not answered in
+time is shown as a line until it answers, and delays no other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dpex.telemetry.discovery import ScrapeTarget, targets
 TIMEOUT_S = 30.0
 """Seconds after which a request ends. Many ranks that answer at the same time share the CPUs of their machine."""
 FIRST_S, LATER_S = 10.0, 2.0
-"""Seconds that are waited for the answers to the first requests, and in a screen that is drawn again."""
+"""Maximum seconds to wait for the answers before the first screen, and before each later screen."""
 BORDER = 4
-"""Columns of the frame around a report, so that a report is wrapped once, at the width inside."""
+"""Columns that the frame around a report takes. Reports are wrapped at the width inside the frame."""
 MOST_SHOWN = 1000
-"""Bytes of a refusal that are shown."""
+"""Maximum bytes of a refusal that are shown."""
 NO_PROCESS = (
     "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment, or with "
     "DpexDataLoader(..., metrics_port=0), or give its address: dpex top http://127.0.0.1:PORT"
@@ -98,9 +98,10 @@ class ReportRequests:
     def reports(
         self, urls: Sequence[str], directories: Sequence[Path], columns: int = COLUMNS, wait_s: float = FIRST_S
     ) -> list[Report]:
-        """Return the report of each process at ``urls``, or else announced in ``directories``, in lines of that width.
+        """Return the report of each process at ``urls`` or, without ``urls``, of those announced in ``directories``.
 
-        After ``wait_s`` seconds, the report of a process that has not answered says so.
+        Lines have at most ``columns`` letters. The report of a process without an answer after ``wait_s`` seconds says
+        so.
         """
         given = [_with_scheme(url.rstrip("/")) for url in urls]
         found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in given] or targets(*directories)

@@ -106,7 +106,7 @@ class Ahead:
 
 
 class _Flight(NamedTuple):
-    """A copy that has begun: its two marks, and the memory of the host that it reads."""
+    """A copy that has begun: the marks before and after it on its stream, and the host memory that it reads."""
 
     begun: Mark
     ended: Mark
@@ -114,7 +114,7 @@ class _Flight(NamedTuple):
 
 
 class Arrival:
-    """A batch on its way to the device. The consumer calls it for the batch.
+    """A batch on its way to the device. A call of it returns the batch to the consumer.
 
     Attributes:
         is_done: No work is left to be queued for it.
@@ -221,13 +221,13 @@ class Feed:
         """
         if self.device.is_capturing():
             raise UsageError(
-                f"next() was called while a graph is captured, and its batch is to be on {self.device.target}: the "
-                "graph would hold that one batch's memory. Take a batch before the capture, and copy each batch "
-                "into the tensor that the graph reads"
+                "next() was called during the capture of a graph, which would read the memory of one batch on "
+                f"{self.device.target} for ever. Take a batch before the capture, and copy each batch into the tensor "
+                "that the graph reads"
             )
 
     def take(self, arrival: Arrival) -> Any:
-        """Return the batch, for work that the calling thread queues from now on, or the error of its transform."""
+        """Return the batch, or the error of its transform. Work that the calling thread queues later may use it."""
         device = self.device
         self._finish(arrival)
         if arrival.error is not None:
@@ -280,7 +280,7 @@ class Feed:
         return arrived
 
     def look(self) -> None:
-        """Release memory of the host whose copies are done, and count the device's seconds."""
+        """Release host memory from which all copies have ended, and count the device's seconds."""
         device, flights = self.device, self._in_flight
         while flights and device.is_passed(flights[0].ended):
             begun, ended, _ = flights.popleft()
@@ -289,7 +289,7 @@ class Feed:
         self.wait_s += self._passed_s(self._waits)
 
     def _passed_s(self, spans: deque[tuple[Mark, Mark]]) -> float:
-        """Take out the spans that are passed, and return their seconds of the device."""
+        """Remove the spans that the device has passed, and return its seconds in them."""
         seconds = 0.0
         while spans and self.device.is_passed(spans[0][1]):
             seconds += self.device.apart_s(*spans.popleft())
@@ -300,7 +300,7 @@ class Feed:
         return {"feed_copy_s": self.copy_s, "feed_transform_s": self.transform_s, "feed_wait_s": self.wait_s}
 
     def settle(self) -> None:
-        """Wait until no copy is under way, and release all memory of the host. It does nothing in a forked process."""
+        """Wait until all copies have ended, and release all host memory. It does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         with contextlib.suppress(Exception):  # the device raises it again at the next call of the training loop

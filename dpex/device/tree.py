@@ -26,7 +26,8 @@ def moves_itself(value: Any) -> bool:
 
 
 def mapped(value: Any, on_tensor: OnTensor, on_own: OnOwn) -> Any:
-    """Return the tree with ``on_tensor`` of each tensor and ``on_own`` of each value that moves itself."""
+    """Return the tree with each tensor replaced by ``on_tensor(tensor)``, and each value that moves itself by
+    ``on_own(value)``."""
     if isinstance(value, torch.Tensor):
         return on_tensor(value)
     if moves_itself(value):
@@ -59,7 +60,7 @@ def _with_items(value: Any, items: Any, pairs: Any, is_mutable: bool) -> Any:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """Return the tree on that device; copies from page-locked memory have only begun."""
+    """Return the tree on ``device``. Copies from page-locked memory may still be under way."""
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True), lambda own: _own_on_device(own, device))
 
 
@@ -72,14 +73,16 @@ def _own_on_device(value: Any, device: torch.device) -> Any:
 
 
 def pinned(value: Any, on_tensor: OnTensor) -> Any:
-    """Return the tree in page-locked memory: ``on_tensor`` of each tensor, ``pin_memory()`` of types that have it."""
+    """Return the tree in page-locked memory. ``on_tensor`` pins each tensor, and values with a ``pin_memory()`` pin
+    themselves."""
     return mapped(value, on_tensor, lambda own: own.pin_memory() if hasattr(own, "pin_memory") else own)
 
 
 def tensors(value: Any, is_done: Callable[[Any], bool] = lambda own: False) -> Iterator[torch.Tensor]:
-    """Yield the strided tensors in whose memory a tree lies, each once.
+    """Yield each strided tensor whose memory a tree uses, once.
 
-    A value that moves itself has the tensors in its items and attributes, or none if ``is_done`` of it is true.
+    The tensors of a value that moves itself are those in its items and attributes. Values for which ``is_done`` returns
+    True are left out.
     """
     return _tensors(value, is_done, {})
 

@@ -11,7 +11,7 @@ from dpex.measure.causes import CAUSES, LostTime
 from dpex.measure.readable import percent, plural, rounded
 
 MATTERS = 0.05
-"""A share of the time below which nothing is worth a change."""
+"""Minimum share, of time or of CPUs, that is worth a change."""
 _TOLD = 0.05
 """Other programs are mentioned if they use at least this share of the CPUs."""
 _ENOUGH = 0.05

@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 MAIN, HALF = 2 / 3, 1 / 2
-"""Parts of the loss: two ranks that take turns at random have about a half each."""
+"""Shares of the loss; see the module. Two ranks that take turns at random cause about a half each."""
 UNEVEN = 2.0
-"""Times the mean batch that the slowest twentieth of the batches takes at least."""
+"""Minimum `RankReport.unevenness` from which times of batches count as different."""
 UNKNOWN = 0.001
-"""Part of a batch's time that is no step: the rate without the loss would be made of rounding errors."""
+"""Minimum time of a batch without the loss, as a share of its time. The rate of a shorter batch would consist of
+rounding errors."""
 QUICK = 0.05
-"""Part of a rank's steps that are its quickest: in those it waits least for other ranks."""
+"""Quantile of a rank's step times that is `RankReport.quick_step_s`: a rank waits least for others in quick steps."""
 WINDOWS, SHORTEST = 40, 5
-"""The number of windows in which the beginning is looked for, and the batches of a window at least."""
+"""`_period` divides the batches into about this many windows. The second number is the minimum of batches in each."""
 STEADY = 0.8
 """Minimum share of the windows since the beginning in which the rank starves the job."""
 
@@ -177,7 +178,7 @@ class JobDiagnosis:
         return ReportSection(title="", header=header, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the verdict for programs; each rank without its waits."""
+        """Return the verdict as a dict for programs. It lacks the text of each rank, and the waits for its batches."""
         left_out = ("waits", "ago_s", "text", "first")
         ranks = [{name: value for name, value in vars(one).items() if name not in left_out} for one in self.ranks]
         return {**vars(self), "shares": {str(rank): part for rank, part in self.shares.items()}, "ranks": ranks}

@@ -31,35 +31,36 @@ from dpex.measure.readable import duration, percent, rounded
 from dpex.measure.views import cpus_used, is_full
 
 ENOUGH_BATCHES = 50
-"""A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
+"""Batches after which a cause that alternates with another is known: a share of one half to within 14 points."""
 ENOUGH_S = 1.0
 """Below a second the kernel's time slices and ticks are as large as the differences between causes."""
 FEW_BATCHES = 20
 FEW_S = 12.0
 """Long batches are measured well one by one, and fifty of them take too long. The confidence is lower then."""
 LIMIT = 0.05
-"""XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
+"""Minimum wait of a bottleneck. XProf says "not the bottleneck" below it (openxla/xprof, input_pipeline_analysis)."""
 SMALL = 0.1
 """A loss that several causes share, each below `LIMIT`, is worth a change from this share on. So is a lack of CPUs,
 because each program on a machine in use waits for a CPU now and then."""
 START_LIMIT = 0.1
-"""The limit for starts, whose weight falls as a run goes on."""
+"""`LIMIT` for the starts of passes, because their share of the time falls as a run goes on."""
 ALONE = 2.0
-"""Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
+"""Minimum ratio of the largest cause to the second for a verdict of one cause. Below it, removing the largest cause
+leaves a third of the loss or more."""
 SURE = 0.6
-"""Confidence from which on the user may act on a verdict without another measurement."""
+"""Minimum confidence with which the user may act on a verdict without another measurement."""
 MOST = 0.5
 """A call with this share of the computing, or waiting, of its stage is named in the verdict."""
 BUSY = 0.9
-"""A GPU that runs kernels for this share of the time lacks no CPU."""
+"""A GPU that runs kernels for this share of the time or more does not wait for a CPU."""
 APART = 4.0
-"""A sample that took this many times the mean, each time on average, is named if it is slow repeatedly."""
+"""A sample is named if it was slow repeatedly, and took this many times the mean sample on average."""
 FULL = 0.3
 """A machine is called full if waits for a CPU are at least this share of the seconds of "cpu"."""
 _HALF_KNOWN = 25
 """Batches after which a confidence is half of its final value."""
 IDLE = 0.2
-"""A GPU that idles while batches are ready is mentioned from this share of the time on. Short kernels leave gaps."""
+"""Minimum share of the time in which a GPU idles while batches are ready, to be mentioned. Short kernels leave gaps."""
 COPIES, TRANSFORM = "copies to the device", "device transform"
 """Work that the training stream can wait for. Both run beside the steps, one after the other."""
 

@@ -27,26 +27,26 @@ from dpex.measure.views import cpus_used, is_full
 from dpex.schedule.names import lanes
 
 WORTH = 0.03
-"""A change is recommended from this relative gain of the rate on, because runs of one setting differ by as much."""
+"""Minimum relative gain of the rate of a recommended change, because runs of one setting differ by as much."""
 HALF = 0.5
-"""The part of a cost that remains of half the work."""
+"""Factor of a cost when the work is halved."""
 _THREADS = 32
-"""Threads of `asyncio.to_thread`, at most; there are four more than CPUs."""
+"""Maximum threads of `asyncio.to_thread`, which has four more threads than CPUs."""
 _ELSEWHERE = 1000
-"""Workers on other machines that a prediction may ask for."""
+"""Maximum workers on other machines that a prediction adds."""
 
 ARGUMENTS = ("workers", "inline", "prefetch", "budget", "start", "streams")
 """Changes of an argument of the loader."""
 AT_HAND = (*ARGUMENTS, "free")
-"""Changes that need no other code: of arguments, and of programs that are stopped. They are advised first."""
+"""Changes that need no new code: other arguments, and stopping other programs. They are advised first."""
 _MOST_READING = 0.95
-"""Part of the time that the wait for reading takes, at most, where the number of streams is calculated from it."""
+"""Maximum share of the time that counts as waiting for readers, when the number of streams is calculated from it."""
 CACHED = 0.95
-"""Part of the cost of a sample that is saved when a cache has it."""
+"""Share of the cost of a sample that is saved if the sample is in a cache."""
 INLINE_S = 5e-6
 """Seconds of ``next()`` without workers, beside making the batch."""
 DISPATCH_S = 1e-4
-"""Seconds that dispatching and receiving a batch takes the training loop, for a run that has had no workers yet."""
+"""Seconds of the training loop to dispatch and receive a batch. It is assumed for a run that has had no workers yet."""
 TUNERS = ("workers", "prefetch")
 """Changes that the tuner makes by itself."""
 
@@ -183,7 +183,7 @@ class Run:
         yield from self._on_device()
 
     def _settings(self) -> Iterator[Prediction]:
-        """Yield the law's choice, and the prefetch alone."""
+        """Yield the settings that the law would choose, and a change of the prefetch alone."""
         facts, model, now = self.facts, self.model, self.model.now
         depth = max(CONSTANTS.depth, min(CONSTANTS.depth_by_slowest * model.unevenness, CONSTANTS.most_depth))
         is_late = self.found.flagged_s("is_order") > MATTERS * facts.wall_s
@@ -206,11 +206,12 @@ class Run:
             yield self.predicted("budget" if facts.is_capped else "prefetch", text, wanted)
 
     def _without_workers(self) -> Iterator[Prediction]:
-        """Batches made in the training process, without dispatch and encoding: ``1 / (service + step)`` per second.
+        """Yield a run that makes its batches in the training process, at ``1 / (service + step)`` batches per second.
 
-        It is the lower end of the range: a batch takes longer in a worker, which other processes keep from the caches
-        of its CPU. The upper end is the rate of batches that take no time to make. The formula leaves out coroutines,
-        the streams of a dataset, other nodes and page-locked memory.
+        The service time leaves out dispatch and encoding.
+        This rate is the lower end of the range, because a batch takes longer in a worker, whose CPU caches other
+        processes share. The upper end is the rate of batches that take no time to make. Nothing is yielded for
+        coroutines, streams of a dataset, other nodes and page-locked memory, which the formula leaves out.
         """
         facts, now, pool = self.facts, self.model.now, self.facts.local
         travels = now.remote or facts.causes.get("transit") or facts.causes.get("h2d")
@@ -226,7 +227,7 @@ class Run:
         yield replace(found, low=most.wait, rate_high=most.rate)
 
     def _streams(self) -> Iterator[Prediction]:
-        """More streams of an iterable dataset: as many as end the stall, one for each shard at most."""
+        """Yield enough streams of an iterable dataset to end the stall, at most one for each shard."""
         facts, now = self.facts, self.model.now
         count = min(self._wanted_streams(), facts.shards or MOST_WORKERS)
         if not facts.streams or count <= facts.streams:
@@ -257,14 +258,14 @@ class Run:
         return min(wanted, math.ceil(facts.cpus)) if is_computing else wanted
 
     def _kept_workers_text(self, local: int) -> str:
-        """Return how many workers are best if they are kept between epochs, where that are more."""
+        """Return a text with the best number of workers if they are kept between epochs; "" if it is not larger."""
         kept = replace(self.model, start=None).best(self.facts.config.headroom)[0]
         if kept <= local:
             return ""
         return f" ({kept} with persistent_workers=True: without it, each epoch starts them anew)"
 
     def _elsewhere(self) -> Iterator[Prediction]:
-        """CPUs of other machines, as many as end the stall."""
+        """Yield enough workers on other machines to end the stall."""
         model, now, missing = self.model, self.model.now, self.model.to_end_stall().more_cpus
         if not missing or (self.facts.is_tuned and self.facts.has_cluster):
             return
@@ -277,7 +278,7 @@ class Run:
         yield self.predicted(kind, change, settings, condition="their CPUs are as fast")
 
     def _starts(self) -> Iterator[Prediction]:
-        """Workers that are kept: each pass but the first begins with a batch's time."""
+        """Yield workers that are kept between passes: each later pass starts in the time of one batch."""
         facts = self.facts
         startup_s, passes = facts.causes.get("startup", 0.0), max(1, facts.passes)
         if startup_s < MATTERS * facts.wall_s:
@@ -291,7 +292,7 @@ class Run:
         yield self.predicted("start", "persistent_workers=True", saved_s=saved_s, condition=condition)
 
     def _cpus(self) -> Iterator[Prediction]:
-        """CPUs of other programs, and the CPUs that workers take from the training loop."""
+        """Yield fewer workers, which leave CPUs to the training loop, and a machine without other programs."""
         facts, now, used = self.facts, self.model.now, cpus_used(self.facts)
         own, others = used["the workers"], used["other programs"]
         held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
@@ -385,7 +386,7 @@ class Run:
             yield replace(found, condition="the samples fit into memory and more epochs follow")
 
     def _in_next(self) -> Iterator[Prediction]:
-        """Less work of the training loop in ``next()``."""
+        """Yield changes that reduce the training loop's own work in ``next()``."""
         for cause in WAITS:
             seconds = self.found.by_cause[cause.key]
             if cause.cheaper is None or seconds <= MATTERS * self.facts.wall_s:
@@ -412,7 +413,7 @@ class Run:
         yield self.predicted(kind, change, model=replace(self.model, step_s=step_s), shorter_s=saved_s)
 
     def _quicker(self, kind: str, change: str, saved_s: float) -> Prediction:
-        """Predict a training loop that is busy ``saved_s`` seconds less in ``next()``."""
+        """Predict the effect of ``saved_s`` seconds less of the training loop's own work in ``next()``."""
         count = self.facts.later_batches
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
@@ -423,7 +424,7 @@ class Run:
         return self.predicted(kind, change, model=self._scaled(wall, cpu))
 
     def _scaled(self, wall: float, cpu: float) -> Model:
-        """The model of batches that take these parts of the wall and CPU time."""
+        """Return the model of batches whose wall and CPU times are these shares of the present times."""
         model = self.model
 
         def scaled(pool: PoolCost) -> PoolCost:
@@ -437,7 +438,8 @@ def _part(part: float, whole: float) -> float:
 
 
 def _arguments(now: Settings, new: Settings) -> str:
-    """A setting as the arguments that make it, or as the tuner calls it where there are two places."""
+    """Return a text for the change from ``now`` to ``new``: the arguments of a loader that make it. If both places have
+    workers, the text shows the settings as the tuner does."""
     if (now.remote and new.local) or (now.local and new.remote):
         return f"{new} instead of {now}"
     each = new.prefetch / max(1, new.workers)

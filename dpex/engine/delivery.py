@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
 """Errors that report lost workers."""
 ERRORS = (FailedRead, *OF_WORKERS)
-"""Types of values in place of a batch that could not be made."""
+"""Types of values that take the place of a batch that could not be made."""
 
 
 class Delivery:
     """See the module.
 
     Attributes:
-        opened_s: Seconds that opening the batch of this call took; None: there is no batch yet.
+        opened_s: Seconds that opening the batch of this call took; None before there is a batch.
         value: The batch that was handed out last, or the error in its place.
     """
 
@@ -48,7 +48,10 @@ class Delivery:
         self._tally = tally
 
     def hand_out(self, batch: MadeBatch, holds: bool) -> None:
-        """Open the batch that is next in turn. If another engine decodes it, it ``holds`` the batch."""
+        """Open the batch that is next in turn.
+
+        ``holds``: True if another engine decodes the batch. The batch then stays in `Schedule.held`.
+        """
         began = monotonic()
         value = batch.payload()
         if type(value) is Failure:
@@ -83,7 +86,10 @@ class Delivery:
     # -- page-locked memory, and devices -------------------------------------------------------------------------
 
     def wait_for_pinning(self, pinner: Pinner, entered: float) -> Callable[[], Any] | None:
-        """Have the next batch in turn pinned. Return the wait for it, of a call that began at ``entered``."""
+        """Have the next batch in turn pinned. Return a function that waits for it, or None if no wait is needed.
+
+        ``entered``: The time at which ``next()`` was called.
+        """
         job = pinner.first(self._state.schedule)
         if job is None or job.finished.is_set():
             return None
@@ -107,7 +113,7 @@ class Delivery:
         return has_events
 
     def may_take_results(self, pinner: Pinner) -> bool:
-        """Return True if fewer batches wait for their delivery than are pinned ahead of it, and no error does."""
+        """Return True if no error waits for the consumer, and fewer than ``pinner.ahead`` batches wait for it."""
         if self._pools.must_wait_for_the_consumer:
             return False
         return len(self._state.schedule.upcoming(pinner.ahead)) < pinner.ahead

@@ -56,15 +56,16 @@ COLLECT_PINNED_EVERY_S = 0.01
 TICK_S = 1.0
 """Maximum seconds of one sleep of the consumer, because some changes wake no thread."""
 POINT_S = 1.0
-"""Seconds that `Engine.point` waits for the thread that is in ``next()``, or for a reading that began anew."""
+"""Maximum seconds that `Engine.point` waits for the thread in ``next()``. `ReadBatches` waits as long for a restarted
+reading."""
 TOLD_S = 1.0
-"""At the end of a pass workers are idle, and report their states within milliseconds."""
+"""Maximum seconds of waiting for states at the end of a pass. Workers are idle then, and report within milliseconds."""
 FIRST_STATES_S = 5.0
 """Seconds that a state waits for workers that start late, on a machine with much other work."""
 GRACE_S = 5.0
 """Seconds in which workers may complete a sample when an iterator ends, as in torch."""
 GRACE_AT_EXIT_S = 0.5
-"""Seconds in which they may do so once the program has ended. torch ends its workers at once then."""
+"""Seconds in which workers may complete a sample when the program has ended. torch ends its workers at once then."""
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -539,11 +540,11 @@ class Engine:
         return self._view.reading(self._consumer, self._drawing.source.reading())
 
     def record(self, timeline: Timeline | None) -> None:
-        """Record batches and calls of `next` there from now on; None: no longer."""
+        """Record batches and calls of `next` in ``timeline`` from now on. None: Stop recording."""
         self._pools.timeline = timeline
 
     def first_logical_worker(self, place: Place) -> int:
-        """Return the lowest number of the logical workers of ``place``, or a number above all of them."""
+        """Return the lowest number of the logical workers of ``place``. Without any, return a number above all."""
         return min(self.state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:

@@ -61,7 +61,7 @@ class PassState:
     dataset: DatasetState | None = None
     """The state of a dataset that is read in the training process."""
     fetcher: Any = None
-    """The fetcher of that dataset, from which its state is read later."""
+    """The fetcher of a dataset that is read in the training process. The state of the dataset is read from it later."""
     has_finished: bool = False
     """The loop over the pass has ended."""
     persists: bool = False
@@ -229,7 +229,7 @@ def in_process_state(iterator: Any) -> PassState | None:
 
 
 def _reached(begun: ResumePoint, batches: int) -> ResumePoint:
-    """Return where a pass is that began at ``begun``, once ``batches`` batches of the epoch are delivered."""
+    """Return the point of a pass that began at ``begun``, after ``batches`` delivered batches of the epoch."""
     first = begun.first
     for _ in range(batches - begun.first):
         while first in begun.ahead:

@@ -38,11 +38,11 @@ _TORCH = ("torch",)
 CHUNK = 1 << 16
 """Indices that are made Python numbers at a time: a millisecond's work, and 2 MB."""
 _DEEPEST = 5
-"""The most samplers within each other that are looked at."""
+"""Maximum depth of samplers within each other that are looked at."""
 
 
 def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
-    """Return the sampler of batches, then the sampler that it draws from, and so on, each with a name."""
+    """Yield the sampler of batches, then the sampler that it draws from, and so on, each with a name."""
     name, sampler = "sampler", index_sampler
     for _ in range(_DEEPEST):
         if sampler is None:

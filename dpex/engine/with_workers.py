@@ -250,7 +250,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def ask_states(self) -> None:
         """Have workers report the states of datasets from now on.
 
-        A pass that has ended, and has persistent workers, has reported its states when this returns.
+        If the pass has ended and its workers persist, wait up to `TOLD_S` seconds for their states.
         """
         is_over = self._recorder.has_finished and self._persistent_workers
         self._engine.ask_states(TOLD_S if is_over else 0.0)
@@ -277,8 +277,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         if is_lacking:
             warn(
                 "state_dict(): some workers have not started, so this state lacks the states of random generators in "
-                f"the dataset ({', '.join(names) or 'made by worker_init_fn'}). A run that is resumed from it draws "
-                "other numbers, unless they are seeded. Call state_dict() again after the first batches"
+                f"the dataset ({', '.join(names) or 'made by worker_init_fn'}). In a resumed run, generators without a "
+                "seed give other numbers. Call state_dict() again after the first batches"
             )
 
     @property

@@ -73,12 +73,12 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _opening(value: Any, torchs: str) -> str:
-    """Return the start of a sentence with the remedy, after torch's words if the value is negative."""
+    """Return "give", the start of a remedy. If the value is negative, the sentence that torch raises comes first."""
     return f"{torchs}. Give" if isinstance(value, SupportsFloat) and float(value) < 0 else "give"
 
 
 def check_place(loader: BaseLoader[Any]) -> None:
-    """Check that Ray is installed for workers on a cluster, and warn of an address without them.
+    """Check that Ray is installed if workers run on a cluster. If they do not, warn of a ``head_address``.
 
     Raises:
         ClusterError: Ray is not installed.

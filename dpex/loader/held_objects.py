@@ -1,4 +1,4 @@
-"""A bounded walk over a dataset's attributes: which holds the most Python objects, and how large they are."""
+"""Find the attribute of a dataset that holds the most bytes of Python objects, in a bounded number of steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from dpex.diagnose.copies import HeldObjects
 
 _SAMPLED = 32
-"""Items of a container whose size stands for that of all."""
+"""Number of items of a container from which the size of all items is estimated."""
 _DEEPEST = 3
-"""Containers within each other whose items are counted, and datasets within each other."""
+"""Maximum depth of containers within each other, and of datasets within each other, that are counted."""
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def largest_container(dataset: Any) -> HeldObjects:
-    """Return the largest container of objects among the attributes of a dataset. Looks at some hundred objects."""
+    """Return the largest container of objects among the attributes of a dataset. It looks at some hundred objects."""
     found = [_described(name, value) for name, value in _attributes(dataset, _DEEPEST)]
     return max(found, key=lambda one: one.nbytes, default=HeldObjects())
 

@@ -70,7 +70,7 @@ class LoaderRuntime:
         self.last_state: LastReading[PassState | None] | None = None
         """The statistics and, as ``last_state``, the state of the latest iterator."""
         self.resume: PassState | None = None
-        """``loaded``, parsed."""
+        """The state in ``loaded``, parsed."""
         self.loaded: dict[str, Any] | None = None
         """The state for the next iterator."""
         self.asks_states: bool = False
@@ -100,10 +100,10 @@ class LoaderRuntime:
         """Record a timeline of all iterators with workers, and write it at the end.
 
         Raises:
-            OptionError: One is recorded already.
+            OptionError: This loader already records a timeline.
         """
         if self.timeline is not None:
-            raise OptionError(f"timeline({str(path)!r}): one of this loader is being recorded: end that one first")
+            raise OptionError(f"timeline({str(path)!r}): this loader already records a timeline: end that one first")
         self.timeline = timeline = Timeline(monotonic())
         for iterator in list(self.iterators):
             iterator._engine.record(timeline)

@@ -77,7 +77,7 @@ class Sizing:
 
     @property
     def why_torch(self) -> str | None:
-        """The reason for PyTorch's own iterators to do the local work; None if they do not."""
+        """The reason why PyTorch's own iterators do the local work; None if dpex's iterators do it."""
         return f"dpex's own workers need Linux, and this is {sys.platform}" if sys.platform != "linux" else None
 
     @property
@@ -156,7 +156,10 @@ class Sizing:
         return limits.fixed(**(self._pins() | streams))
 
     def _why_untuned(self) -> str:
-        """Say why the number of workers is not tuned, or how many of them read; "" if all are tuned."""
+        """Return the reason why a number of workers is not tuned, in sentences; "" if the tuner may change them all.
+
+        If each worker reads a stream, the number of all workers is fixed; otherwise the number of reading workers is.
+        """
         if not self.reads_streams:
             return ""
         return f"{self.why_streams()} {_NOT_TUNED if self.is_iterable else _READING_NOT_TUNED}"
@@ -196,7 +199,7 @@ class Sizing:
         config = self._loader.autotune or AutotuneConfig()
         known = start_of(config)
         if known is not None:
-            # a window cannot tell that a larger number is too many
+            # measurements would not show that a larger number is too many, so the tuner would keep it
             most = max(config.max_waiting, int(rank_cpus()))
             begin = replace(known.settings, local=min(most, known.local))
             begin = begin if is_ray_connected() else replace(begin, local=begin.local or 1, remote=0)
@@ -252,14 +255,14 @@ class Sizing:
 
         Raises:
             OptionError: Local workers are PyTorch's, or no worker would be left.
-            ClusterError: It asks for remote workers, and Ray is not installed.
+            ClusterError: ``fixed`` asks for remote workers, and Ray is not installed.
         """
         is_prefetch_fixed = now.is_prefetch_fixed or "prefetch" in fixed
         settings = replace(now, **fixed, is_prefetch_fixed=is_prefetch_fixed)
         if not settings.workers:
             raise OptionError(
-                "resize() to 0 local and 0 remote workers: give at least one; a loader that makes its batches in the "
-                "training process is one with num_workers=0"
+                "resize() to 0 local and 0 remote workers: give at least one. To make batches in the training process, "
+                "make a loader with num_workers=0"
             )
         if settings.remote > now.remote:
             require_ray()

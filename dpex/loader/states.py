@@ -203,19 +203,19 @@ def plain_dataset(state: DatasetState | None) -> dict[str, Any] | None:
 
 
 def dataset_of(values: Mapping[str, Any] | None) -> DatasetState | None:
-    """Return the value that `plain_dataset` was given."""
+    """Return the state of a dataset from the result of `plain_dataset`."""
     return None if values is None else DatasetState(**values)
 
 
 def plain_index(index: Any) -> Any:
-    """Return an index of a batch without objects of dpex's and NumPy's."""
+    """Return the index of a batch as plain values, without objects of dpex and NumPy."""
     if isinstance(index, LeavingOut):
         return {_INDEX: plain(index.index), _LEFT_OUT: dict(index.places)}
     return plain(index)
 
 
 def index_of(value: Any) -> Any:
-    """Return the index that `plain_index` was given."""
+    """Return the index of a batch from the result of `plain_index`."""
     if isinstance(value, dict) and value.keys() == {_INDEX, _LEFT_OUT}:
         return LeavingOut(index=value[_INDEX], places=value[_LEFT_OUT])
     return value

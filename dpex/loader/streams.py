@@ -3,13 +3,13 @@
 Each worker iterates an iterable dataset for itself, and its samples may depend on the number of workers. So under
 ``num_workers="auto"`` the number of these streams is chosen once (`choose_streams`) and is never tuned:
 
-- It is the number of shards that the dataset names, as such a dataset splits itself among workers. A pipeline of
-  webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts. A dataset of
-  Hugging Face names this rank's shards.
+- It is the number of shards that the dataset names, because a dataset that names shards splits itself among workers. A
+  dataset of Hugging Face names this rank's shards. A pipeline of webdataset names its URLs. If the pipeline divides the
+  URLs among the ranks, the number is the URLs over the ranks, rounded down.
 - It is at most `AutotuneConfig.max_streams`. Without that, it is at most `STREAMS`, or one for each CPU of this rank if
   that is more (the CPUs that the process may use, shared among the ranks of this machine). Ranks on machines with
   different CPUs above `STREAMS` then choose different numbers.
-- It is one for a dataset that names no shards, as further streams might repeat its samples. `iter()` warns of that.
+- It is one for a dataset that names no shards, because more streams might repeat its samples. `iter()` then warns.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dpex.schedule.names import attribute
 from dpex.system.cpus import rank_cpus, ranks
 
 STREAMS = 8
-"""Streams that a dataset with as many shards has also on fewer CPUs. On two CPUs, 8 streams that wait are 3.9 times as
-fast as 2, and streams that compute are 0 to 8 % slower. Each takes 15 MB. (2 ms and 0.5 ms a sample; 2026-11-29)"""
+"""Maximum streams of a rank with fewer CPUs than this. On two CPUs, 8 streams that wait are 3.9 times as fast as 2, and
+streams that compute are 0 to 8 % slower. Each takes 15 MB. (2 ms and 0.5 ms a sample; 2026-11-29)"""
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes that name the number of shards for this rank, as in datasets of Hugging Face."""
 _UNNAMED = (
@@ -50,7 +50,7 @@ class Streams:
     why: str
     """The number and the reason, in sentences."""
     warning: str = ""
-    """The text for the user, where a number of workers may read faster; else ""."""
+    """The text for the user, if the user could give a number of workers that reads faster; else ""."""
 
 
 def named_shards(dataset: Any, ranks: int = 1) -> int | None:
@@ -63,7 +63,7 @@ def named_shards(dataset: Any, ranks: int = 1) -> int | None:
 
 
 def _listed_urls(dataset: Any, ranks: int) -> int | None:
-    """Return the URLs of a webdataset pipeline (1.0) for each rank; None of one that draws them without an end."""
+    """Return the number of URLs of a webdataset pipeline (1.0) for each rank; None if it draws URLs without an end."""
     stages = attribute(dataset, "pipeline")
     if not isinstance(stages, list) or not stages:
         return None

@@ -62,9 +62,10 @@ Seconds = Mapping[str, float]
 Rule = Callable[[Reading, Seconds], Seconds]
 """Returns the seconds that a cause takes from the remaining seconds."""
 TINY_S = 0.0005
-"""Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
+"""Seconds. Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures), a tenth to a fifth of
+this time."""
 _AT_HAND = 4.0
-"""Times the prefetch that a larger ``memory_budget`` may reasonably allow."""
+"""Maximum growth of the prefetch, as a factor, that a larger ``memory_budget`` may reasonably allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
 
 
 def _behind_one(reading: Reading) -> float:
-    """Return N / (N - 1) for N batches at the same time, since the place of the late batch is not idle behind it."""
+    """Return N / (N - 1) for N batches at the same time, because the worker that makes the late batch is never idle."""
     return reading.at_once / (reading.at_once - 1) if reading.at_once > 1 else 0.0
 
 
@@ -144,10 +145,10 @@ def _narrow(reading: Reading, left: Seconds) -> Seconds:
 
 
 def _crowded(reading: Reading, left: Seconds) -> Seconds:
-    """The training thread was on a run queue in ``next()``.
+    """The training thread was on a run queue in ``next()``, while it did work of its own.
 
-    Taking in and making batches there queue as well. Queueing during that work is charged to it, because it would
-    vanish with the work.
+    The thread is also on a run queue while it takes in or makes batches. Queueing during that work is charged to it,
+    because it would vanish with the work.
     """
     busy_s = sum(left[name] for name in OWN)
     total_s = busy_s + reading.transfer_s + reading.pools.get(INLINE, PoolReading()).busy_s
@@ -189,7 +190,7 @@ def _part(part: float, whole: float) -> float:
 
 
 NARROW = ("narrow", "a quarter of the bytes (uint8 until the device)", 0.75)
-"""See `Cause.cheaper`: smaller types, of batches on their way here or to the device."""
+"""See `Cause.cheaper`: smaller types for batches, which travel to the training process or to the device."""
 
 
 # -- the table, in the order in which causes take their seconds --------------------------------------------------------

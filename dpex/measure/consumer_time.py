@@ -45,9 +45,10 @@ from dpex.measure.reading import WAIT_BUCKETS
 from dpex.measure.sampling import WaitLog
 
 NONE_YET = -1
-"""The cause of a wait is known when the awaited batch is there."""
+"""The cause of a wait until the awaited batch has arrived, which determines the cause."""
 LONG_S = 0.5
-"""A wait that is longer, in seconds, gets its cause from the batch before, so that the counts keep up."""
+"""When waits without a cause exceed this many seconds, they get the cause of the latest batch, so that the counts keep
+up."""
 UNENDED_S, UNENDED_STEPS = 1.0, 10.0
 """A step that has not ended counts for this many seconds, or mean steps, at most: a loop that breaks a pass off may do
 something else meanwhile, such as a validation."""
@@ -64,7 +65,10 @@ T = TypeVar("T")
 
 
 def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
-    """Split a wait for a batch by cause; the parts add up to it. Without times of the batch it is `UNKNOWN`."""
+    """Split the wait for a batch by cause, in proportion to the times of the batch's stages.
+
+    The parts add up to the wait. If the times are missing or 0, the whole wait is `UNKNOWN`.
+    """
     stages = by_stage(times) if times is not None else ()
     total = sum(stages)
     if total <= 0.0:
@@ -123,8 +127,8 @@ class Tally:
         pending_s: Part of ``named_s`` whose cause follows from the awaited batch.
         causes: Seconds by cause.
         waits: Histogram of waits, if ``detailed``; so is ``steps``.
-        idle_ratio: Share of the workers that were idle when the present wait began. One that makes several batches at
-            the same time counts by its free lanes.
+        idle_ratio: Share of the workers that were idle when the present wait began. A worker that makes several batches
+            at the same time counts by its free lanes.
         head_idle_s, other_idle_s: See `Reading`.
         queue: Returns the seconds of the consumer's thread on run queues, or None.
         queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.

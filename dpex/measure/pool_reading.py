@@ -13,7 +13,7 @@ from dpex.measure.readable import duration
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, level, state
 
 SERVICES_KEPT = 1024
-"""Maximum times of single batches in the sum of several iterators; the latest are kept."""
+"""Maximum number of single batches whose times the sum of several iterators keeps. It keeps the latest."""
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Upper bounds of the histograms of steps, and of batches in workers, seconds."""
 STAGES = ("load", "collate", "encode")
@@ -22,17 +22,18 @@ LINK: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("links", "sent_bytes", "resent_bytes", "sending_s"), sum),
     "round_trip_s": max,
 }
-"""Fields about the way from machines of the cluster, and the functions that join several machines."""
+"""Fields about the network between the cluster's machines and this one, and the functions that join several machines.
+"""
 MOST_QUEUED = 0.9
 """The largest share of a time that can be queueing for a CPU, because both are measured with errors. Without this limit
 the law's mean regret in 60 simulated worlds was 2.4 % instead of 2.1 %."""
 _KNOWN = 0.5
-"""The smallest share of the work with known run queues that stands for all of the work."""
+"""Minimum share of the work whose time on run queues must be known, so that this share stands for all of the work."""
 _WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
 
 
 def latest_services(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """Return the latest values of both, `SERVICES_KEPT` at most."""
+    """Return the values of ``one`` followed by those of ``other``: the last `SERVICES_KEPT` of them."""
     return (*one, *other)[-SERVICES_KEPT:]
 
 

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 _DECIMALS_BELOW = 0.0995
-"""Shares that are shown with a decimal by `fine_percent`: all that would round to less than 10 %."""
+"""`fine_percent` shows smaller shares, which round to less than 10 %, with one decimal."""
 _WHOLE_FROM = 99.5
 """Numbers from here on have three digits before the decimal point."""
 _NEXT_UNIT = 0.9995
@@ -21,7 +21,7 @@ _PREFIXES = ("", "k", "M", "G", "T")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<prefix>[kMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
 """A number of bytes as people write it."""
 _CLOCK_S = 1e-7
-"""Seconds for reading a clock. A shorter time was not measured."""
+"""Seconds that reading a clock takes. A shorter measured time is shown as 0 s."""
 
 
 def rounded(value: float) -> str:

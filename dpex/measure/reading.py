@@ -295,7 +295,7 @@ class Reading(Record):
     def _queued_s(self, name: str, pool: PoolReading) -> float:
         """Return a pool's seconds on run queues, 0 if unknown.
 
-        For batches of the training process it is their share of the training thread's time there.
+        The training process makes its batches in the training thread, so they have a share of that thread's seconds.
         """
         queued_s = pool.queueing_s
         if queued_s is not None or name != INLINE or self.trainer_queued_s is None:
@@ -309,12 +309,12 @@ class Reading(Record):
 
     @property
     def rate(self) -> float:
-        """Batches per second of a window, the starts of passes left out."""
+        """Batches per second of a window, without the starts of passes."""
         return self.later_batches / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def wait(self) -> float:
-        """Share of a window that was lost to loading, 0 to 1, by the clock ``signal``; starts are left out."""
+        """Share of a window that was lost to loading, 0 to 1, without the starts of passes. ``signal`` measures it."""
         lost_s = self.blocked_s + self.next_busy_s
         return lost_s / (lost_s + self.stepping_s) if lost_s + self.stepping_s > 0 else 0.0
 
@@ -345,12 +345,12 @@ class Reading(Record):
 
     @property
     def next_s(self) -> float:
-        """Seconds in ``next()``: waiting and taking in."""
+        """Seconds in ``next()``: waiting for batches and taking them in."""
         return self.wait_s + self.transfer_s
 
     @property
     def wall_s(self) -> float:
-        """Time in passes: waiting, taking in and working."""
+        """Seconds in passes: waiting for batches, taking them in, and the loop's own work."""
         return self.next_s + self.work_s
 
     @property
@@ -365,7 +365,7 @@ class Reading(Record):
 
     @property
     def running_wait_ratio(self) -> float:
-        """The wait without the start of each pass, whose weight falls as a run goes on."""
+        """The wait without the starts of passes. Their share of the time falls as a run goes on."""
         return (self.running_s - self.work_s) / self.running_s if self.running_s > 0 else 0.0
 
     @property
@@ -387,7 +387,7 @@ class Reading(Record):
 
     @property
     def gpu_stall_ratio(self) -> float | None:
-        """Share of wall time in which the GPU's stream waited for data, starts left out; None if it was not timed."""
+        """Share of wall time in which the GPU's stream waited for data, without starts; None if it was not timed."""
         stall_s = self.gpu_running_stall_s
         return None if stall_s is None or self.wall_s <= 0 else stall_s / self.wall_s
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Unit = Literal["", "seconds", "bytes", "ratio", "batches_per_second"]
-"""Nothing: a number of things, which the name says."""
+"""Units of fields. "" is the unit of a count, whose things the name of the field says."""
 _R = TypeVar("_R", bound="Record")
 _T = TypeVar("_T")
 _DECLARED = "declared"
@@ -79,7 +79,7 @@ class Record:
         return _joined(self, earlier, "since")
 
     def at_rest(self: _R) -> _R:
-        """Return this record with all levels 0, as when everything has ended."""
+        """Return this record with all levels 0, as after the end of all workers and passes."""
         found: dict[str, Any] = {}
         for name, quantity in self.declared().items():
             value = getattr(self, name)
@@ -90,7 +90,7 @@ class Record:
         return replace(self, **found)
 
     def traced(self) -> dict[str, Any]:
-        """Return the fields of a trace for JSON, as far as they differ from an empty record."""
+        """Return, as JSON values, the fields of a trace that differ from an empty record."""
         empty = _empty(type(self))  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
         traced = {name: getattr(self, name) for name, one in self.declared().items() if one.is_traced}
         return {name: _as_traced(value) for name, value in traced.items() if value != getattr(empty, name)}

@@ -157,7 +157,7 @@ class Waits:
 
     @property
     def end(self) -> int:
-        """The number of the batch that follows."""
+        """The number of the batch after the last wait."""
         return self.first + len(self.seconds)
 
     def then(self, later: Waits) -> Waits:
@@ -167,12 +167,12 @@ class Waits:
         return Waits(self.first, self.seconds + later.seconds, self.at + later.at).latest()
 
     def since(self, earlier: Waits) -> Waits:
-        """Return the waits for batches that an earlier value has not; they are numbered from there."""
+        """Return the waits for the batches after those of ``earlier``, numbered from the end of ``earlier``."""
         skipped = max(0, earlier.end - self.first)
         return Waits(max(0, self.first - earlier.end), self.seconds[skipped:], self.at[skipped:])
 
     def counted(self) -> Waits:
-        """Return a value without the waits, from which `since` subtracts the same."""
+        """Return the same count of batches without their waits. It serves as ``earlier`` in `since`."""
         return Waits(self.end)
 
     def latest(self) -> Waits:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 INLINE: Final = "inline"
-"""The training process. It is no worker pool, but counts batches as one."""
+"""The training process. It is no worker pool, but its batches are counted as the batches of a pool."""
 LOCAL: Final = "local"
 """The pool of this machine."""
 REMOTE: Final = "remote"
 """The pool of the Ray cluster."""
 WORKER_POOLS = (LOCAL, REMOTE)
 POOLS = (INLINE, *WORKER_POOLS)
-"""Places of making batches, as metrics and reports name them."""
+"""Places where batches are made, as metrics and reports name them."""
 KNOBS = (*WORKER_POOLS, "prefetch")
 """The settings that ``resize`` and the tuner change: workers of each pool, and prefetch. Also names of fields."""
 
@@ -25,7 +25,7 @@ class Settings:
     Attributes:
         local: The number of workers on this machine.
         remote: The number of workers on the cluster.
-        prefetch: The prefetch: the most batches that are drawn and not yet delivered.
+        prefetch: The maximum number of batches that are drawn and not yet delivered.
         is_prefetch_fixed: The user limits the prefetch, so dpex does not exceed it for remote workers or tiny batches.
             It is ignored when settings are compared.
     """

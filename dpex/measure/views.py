@@ -16,14 +16,14 @@ from dpex.measure.reading import Reading
 from dpex.measure.settings import INLINE, LOCAL
 
 _FULL = 0.9
-"""Busy share of the CPUs from which on more workers that compute only take CPUs from each other."""
+"""Minimum busy share of full CPUs. On full CPUs, more computing workers would only take CPUs from each other."""
 _COMPUTES = 0.5
-"""CPU share of a worker's time from which on the worker computes rather than waits."""
+"""A worker whose CPU share of its time is above this computes rather than waits."""
 _TINY = 1e-9
 
 
 class StepTimes(NamedTuple):
-    """Seconds of all ``steps`` training steps. queued_s: on a run queue, beyond ``net_s``."""
+    """Seconds of all ``steps`` training steps. ``queued_s``: Seconds on a run queue, which ``net_s`` leaves out."""
 
     net_s: float
     queued_s: float
@@ -42,7 +42,10 @@ def mean_s(pool: PoolReading) -> float:
 
 
 def net_mean_s(pool: PoolReading, queued_s: float) -> float:
-    """Return the mean seconds of a batch without the ``queued_s`` of all batches on run queues; 0 without a batch."""
+    """Return the mean seconds of a batch without queueing for a CPU; 0 without a batch.
+
+    ``queued_s``: Seconds of the pool's workers on run queues, summed over all batches.
+    """
     return without_queueing(pool.busy_s, pool.cpu_s, queued_s) / pool.tickets if pool.tickets else 0.0
 
 
@@ -65,10 +68,10 @@ def unevenness(services_s: Sequence[float]) -> float:
 def step_times(reading: Reading) -> StepTimes:
     """Return the times of the training loop outside its waits, by the clock: steps, and work in ``next()``.
 
-    It serves windows, in which most waits have no cause yet.
+    Use it for windows, in which most waits have no cause yet.
 
-    Steps that have ended are counted if they are known, else all seconds between two calls. Queueing of the training
-    thread is divided between waits and steps by their wall times.
+    If the count of ended steps is known, only their seconds count; otherwise all seconds between two calls. Queueing of
+    the training thread is divided between waits and steps by their wall times.
     """
     total_s, count = reading.stepping_s + reading.next_busy_s, reading.later_batches
     queued = min(MOST_QUEUED, (reading.trainer_queued_s or 0.0) / max(_TINY, total_s))
@@ -78,9 +81,9 @@ def step_times(reading: Reading) -> StepTimes:
 
 
 def free_steps_s(reading: Reading) -> float:
-    """Return the seconds that the training loop takes without a wait and with a CPU at all times, by causes.
+    """Return the seconds that the training loop would take without waits and without queueing, from times by cause.
 
-    It serves whole runs. Waits for page-locked memory are included, because no worker makes them shorter. With CUDA
+    Use it for whole runs. Waits for page-locked memory are included, because no worker makes them shorter. With CUDA
     events, the steps of the GPU's stream count if they take longer.
     """
     busy_s = reading.transfer_s + sum(reading.causes.get(name, 0.0) for name in (*OWN, "h2d"))
@@ -90,7 +93,7 @@ def free_steps_s(reading: Reading) -> float:
 
 
 def cpus_used(reading: Reading) -> Mapping[str, float]:
-    """Return the mean CPUs of this machine that were busy, by their holder in words."""
+    """Return the mean number of busy CPUs of this machine, by the name of the programs that used them."""
     wall_s = max(_TINY, reading.wall_s)
     made_s = {name: reading.pools[name].cpu_s if name in reading.pools else 0.0 for name in (LOCAL, INLINE)}
     return {

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class PoolFactory:
     """Starts the workers of a loader.
 
-    own_pool: `DpexDataLoader.local_pool`. counts_from_zero: Nodes can be probed with index 0, as the sampler is one
-    of torch's for map-style data.
+    own_pool: `DpexDataLoader.local_pool`. counts_from_zero: True if nodes can be probed with index 0, because the
+    sampler is one of torch's for map-style data.
     """
 
     multiprocessing_context: Any
@@ -34,11 +34,12 @@ class PoolFactory:
     counts_from_zero: bool
 
     def __call__(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> WorkerPool:
-        """Return the pool ``name``. Raises OptionError if a pool of the class's own would need logical workers."""
+        """Return the pool ``name``. Raises OptionError if ``own_pool`` would need logical workers."""
         if name == LOCAL and self.own_pool is not None:
             if not shared_queue:
                 raise OptionError(
-                    "local_pool: its workers are all alike, so the loader needs seeding='batch' and a map-style dataset"
+                    "local_pool: any worker of the pool may make any batch, so give seeding='batch' and a map-style "
+                    "dataset"
                 )
             return self.own_pool(setup, count)
         if name == LOCAL:

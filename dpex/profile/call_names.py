@@ -21,7 +21,7 @@ _LONGEST = 80  # letters of a name: tables stay readable
 
 @lru_cache(4096)
 def place(file: str, lines: int | str) -> str:
-    """Return a place in code; see the module. ``lines``: a number, or "first-last"."""
+    """Return the name of a place in a file, in the forms of the module. ``lines``: a number, or "first-last"."""
     if library := _LIBRARY.match(file):
         return f"[{file[library.end() :]}:{lines}]"
     return f"({file.removeprefix(f'{Path.cwd()}{os.sep}')}:{lines})"

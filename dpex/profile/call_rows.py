@@ -1,7 +1,7 @@
 """A recorded tree as rows. Small branches are folded, and a node is named by its path from the root.
 
 In a path, each name is followed by the place of the call, unless hidden code makes the call: "load >
-Photos.__getitem__ > Image.resize (train.py:31)". A function's time in no call is a row below it, `OWN_CODE`.
+Photos.__getitem__ > Image.resize (train.py:31)". The time of a function outside its calls is a row `OWN_CODE` below it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Branch:
         self.has_drawn: bool = self.draws or any(one.has_drawn for one in self.within.values())
 
     def rows(self, path: str, least_s: float) -> Iterator[CallRow]:
-        """Yield the row of this branch, and the rows of the branches within in the order of the first calls.
+        """Yield the row of this branch, and the rows of the branches within it in the order of their first calls.
 
-        A branch of less than ``least_s`` seconds is a row if it draws random numbers.
+        A branch within it that takes less than ``least_s`` seconds has no row, unless it draws random numbers.
         """
         kept = {name: one for name, one in self.within.items() if one.wall_s >= least_s or one.has_drawn}
         kept = kept if self.wall_s >= least_s else {}
@@ -56,7 +56,7 @@ class _Branch:
 
 
 def rows_of(root: CallNode, stage_ratio: float) -> list[CallRow]:
-    """Return the rows of a stage, `MOST_ROWS` at most. ``stage_ratio``: the stage's share of the batch, 0 to 1."""
+    """Return at most `MOST_ROWS` rows of a stage. ``stage_ratio``: The stage's share of the batch, 0 to 1."""
     tree = _Branch([root])
     least_s = LEAST * tree.wall_s / max(0.1, stage_ratio)
     while len(rows := list(tree.rows(root.label, least_s))) > MOST_ROWS:

@@ -263,7 +263,7 @@ class CallRecorder:
         return found
 
     def _suspend(self, node: CallNode, frame: FrameType, arg: Any) -> None:
-        """Note that a coroutine awaits the future ``arg``, if it does. Of nested coroutines the innermost counts."""
+        """If ``arg`` is a future, note that a coroutine awaits it. Of nested coroutines, only the innermost counts."""
         if arg is not self._awaited and hasattr(arg, "_asyncio_future_blocking"):
             self._awaited, key = arg, ("await", frame.f_lasti)
             awaiting = node.children.get(key) or self._new_node(node, key, "await", frame)

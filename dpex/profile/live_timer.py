@@ -16,7 +16,7 @@ from dpex.profile.call_tree import CallNode, CallRecorder, Draws
 from dpex.system.clock import monotonic
 
 SWITCH = "DPEX_TIME_CALLS"  # environment variable; "0": calls are never timed
-COST_RATIO = 0.08  # the cost of the samples behind the first, over a batch's loading, after which recording ends
+COST_RATIO = 0.08  # maximum cost of the samples after the first, over the batch's loading time; then recording ends
 _COMPARED = frozenset((0, *(4**power for power in range(16))))  # timed batches; comparing generators takes milliseconds
 
 
@@ -42,7 +42,10 @@ class TicketTimer:
         self.due: float = 0.0 if is_on else math.inf
 
     def start_batch(self, now: float, dataset: Any, load_s: float) -> bool:
-        """Return True if the batch that begins now is timed. ``load_s``: seconds of loading the batch before."""
+        """Begin to time a batch if a timing is due; return True if it is timed.
+
+        ``load_s``: Seconds that loading the previous batch took.
+        """
         if not self._occasions.is_chosen(now):
             self.due = self._occasions.due
             return False

@@ -75,7 +75,7 @@ def served_iterator(
 
 
 def report_own_loader(loader: DpexDataLoader[Any], options: RunOptions) -> None:
-    """Have the report be about a `DpexDataLoader` of the script, too, which keeps its own settings."""
+    """Add a `DpexDataLoader` of the script, which keeps its own settings, to the report."""
     if not isinstance(loader, ProxyLoader) and get_worker_info() is None:
         add_to_report(loader, loader, options)
 
@@ -139,7 +139,7 @@ _pid = 0
 
 
 def add_to_report(loader: DataLoader[Any], proxy: DpexDataLoader[Any], options: RunOptions) -> None:
-    """Have this loader reported on, whose iterator was made by this proxy, or by itself."""
+    """Add a loader to the report. ``proxy``: The loader that made its iterator, which may be ``loader`` itself."""
     _report_at_exit(options)
     given, source = int(loader.num_workers), proxy._diagnosis_source()
     kind = (type(loader.dataset), loader.batch_size, given)
@@ -174,7 +174,7 @@ def has_served() -> bool:
 
 
 def _report_at_exit(options: RunOptions) -> None:
-    """Have this process report when it ends; a forked process begins anew."""
+    """Have this process report on its loaders when it ends. A forked process forgets the loaders of its parent."""
     global _pid
     if has_served():
         return

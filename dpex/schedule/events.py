@@ -46,9 +46,9 @@ class WorkerGone:
     """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the ticket that it was
     making.
 
-    ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
-    sample at that place of the ticket took too long. ``is_reported``: another event says why, so that the end of a node
-    or of a template causes one warning.
+    ``expected``: True if the worker was asked to leave. ``why``: A sentence for the user. ``hung``: The place in the
+    ticket of a sample that took too long, so that the worker was ended, or None. ``is_reported``: True if another event
+    gives the reason, so that the end of a node or of a template causes one warning.
     """
 
     pool: str
@@ -96,7 +96,7 @@ def plain(event: PoolEvent) -> tuple[Any, ...]:
 
 
 def event_of(name: str, *values: Any) -> PoolEvent:
-    """Return the event that `plain` was given."""
+    """Return the event from the result of `plain`."""
     return _THAT_TRAVEL[name](*values)
 
 
@@ -129,7 +129,7 @@ NO_STATUS = PoolStatus()
 class Send(NamedTuple):
     """Send tickets of one queue in one message to a pool: to ``worker``, or to any worker (None).
 
-    ``again``: they were made before, by a worker that died with the random state that they left behind.
+    ``again``: True if a worker made these tickets before and has died. The random state after them was lost with it.
     """
 
     pool: str
@@ -141,7 +141,7 @@ class Send(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let ``worker`` be logical worker ``logical`` from that state on (None: as at its start)."""
+    """Let ``worker`` continue as logical worker ``logical`` from ``state``. None: from its start."""
 
     pool: str
     worker: int
@@ -150,7 +150,7 @@ class Adopt(NamedTuple):
 
 
 class AskState(NamedTuple):
-    """Have ``worker`` ask the dataset of ``logical`` for its state at once, and now and then from now on."""
+    """Have ``worker`` ask the dataset of ``logical`` for its state at once, and at intervals from then on."""
 
     pool: str
     worker: int
@@ -160,7 +160,7 @@ class AskState(NamedTuple):
 class Scale(NamedTuple):
     """Ask a pool for ``wanted`` workers. If there is no pool of that name, it is made.
 
-    ``optional``: if they cannot be had, the owner calls `Placement.scale_refused` instead of raising an error.
+    ``optional``: If the workers cannot be had, the owner calls `Placement.scale_refused` instead of raising an error.
     """
 
     pool: str

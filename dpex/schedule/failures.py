@@ -178,7 +178,8 @@ class LateTickets:
         """Epoch and number of the ticket that the consumer waits for."""
         self._since = 0.0
         self._jammed_at = -math.inf
-        """Tickets that were sent up to then are under way together with one that was late."""
+        """Time at which a ticket was last found late. Tickets sent before it are late once the consumer waits for them.
+        """
         self.made_again: int = 0
         self.due_at: float = math.inf
 

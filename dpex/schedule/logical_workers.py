@@ -3,11 +3,11 @@
 Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is PyTorch's worker *k*. A
 logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
 another worker: it starts from the last state that was reported, and makes its later tickets again. A stream can do so
-only if its dataset has a state. Datasets are asked for it from `LogicalWorkers.ask_states` on; until then a dataset
-that could be asked counts as having the state that it had at its start.
+only if its dataset has a state. Datasets are asked for their states after a call of `LogicalWorkers.ask_states`. Before
+it, the state of a dataset counts as its state at the start.
 
-Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
-or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
+Each worker takes an equal part of the logical workers. A logical worker that finds no such place waits until no worker
+has started or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest logical workers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dpex.schedule.progress import LogicalLog, ResumePoint
 from dpex.schedule.schedule import Schedule, Ticket
 
 CROWD_AFTER_S = 5.0
-"""Seconds without a worker that came up or ended, after which logical workers without a worker share one. Most workers
-that were asked for come up sooner. One that comes later has nothing to do until the iterator ends."""
+"""Seconds without the start or the end of a worker, after which logical workers without a worker share a worker. Most
+requested workers start sooner. A worker that starts later has nothing to do until the iterator ends."""
 
 
 class LogicalWorkers:

@@ -107,7 +107,7 @@ class Placement:
         return [Place(name, worker) for name, status in self.pools.items() for worker in status.workers]
 
     def serves(self, place: Place) -> bool:
-        """Return True if the worker takes instructions. One that has ended takes none, even before that is reported."""
+        """Return True if the worker takes instructions. An ended worker takes none, even before its end is reported."""
         return place.worker in self.pools[place.pool].workers
 
     def serving(self) -> int:
@@ -128,15 +128,15 @@ class Placement:
         self.instructions.append(Scale(pool, count, optional))
 
     def request_start(self) -> None:
-        """Ask for the workers that are wanted from the start."""
+        """Ask for the workers of the first settings."""
         for name, count in ((LOCAL, self.settings.local), (REMOTE, self.settings.remote)):
             if count > 0:
                 self.request_workers(name, count)
 
     def resize(self, settings: Settings) -> None:
-        """Ask for other numbers.
+        """Ask for the workers of new settings.
 
-        A tuner's request for remote workers that cannot be granted must not end the user's training.
+        Remote workers are optional if a tuner asks for them, because a refusal must not end the user's training.
         """
         self._former, self.settings = self.settings, settings
         self._took_over = 0
@@ -145,9 +145,8 @@ class Placement:
                 self.request_workers(name, count, optional=name == REMOTE and self.rules.is_tuned)
 
     def keep_workers(self, settings: Settings) -> None:
-        """Take over the prefetch only, because logical workers stay on their workers as long as the iterator lives.
-
-        A pool that could not start all of its workers is asked for them again.
+        """Apply only the prefetch of ``settings``, because logical workers stay on their workers while the iterator
+        lives. Ask again for the workers of a pool that could not start all of them.
         """
         self.settings = replace(settings, local=self.settings.local, remote=self.settings.remote)
         for name, count in self.wanted.items():
@@ -156,7 +155,7 @@ class Placement:
                 self.request_workers(name, count)
 
     def scale_refused(self, scale: Scale, why: str) -> None:
-        """Take in that a pool has no workers for this loader. If they were optional, local ones are asked for."""
+        """Take in that a pool has no workers for this loader. If they were optional, ask for local workers instead."""
         if scale.pool not in self.pools:
             self.wanted.pop(scale.pool, None)
         if not scale.optional:
@@ -181,7 +180,7 @@ class Placement:
         return True
 
     def hand_back(self) -> None:
-        """End replacing local workers, once as many remote workers run as they replaced, or as are wanted."""
+        """Release the local workers that took over, once remote workers run in the number replaced, or wanted."""
         remote = self.pools.get(REMOTE)
         if not self._took_over or remote is None or remote.running < min(self._took_over, self.settings.remote):
             return
@@ -205,8 +204,10 @@ class Placement:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
-        """Send tickets that any worker may make, as far as pools take them; if ``starving``, incomplete messages as
-        well."""
+        """Send tickets that any worker may make, as far as pools take them.
+
+        ``starving``: Send incomplete messages as well.
+        """
         self._now = now
         if self._paused:
             self._paused = {pool for pool in self._paused if self.load[pool]}  # from the others a ticket comes back
@@ -234,7 +235,7 @@ class Placement:
         self.dirty.clear()
 
     def _is_beyond_room(self, pool: str) -> bool:
-        """Return True if the pool has more now than when it refused. If it takes this, it may have more."""
+        """Return True if the pool has more tickets now than when it last refused. Then raise its limit."""
         load, (room, more) = self.load[pool], self._room.get(pool, (math.inf, 1))
         if load > room:
             self._room[pool] = load + more, 2 * more

@@ -23,15 +23,15 @@ from __future__ import annotations
 from dpex.measure.settings import Settings
 
 TINY_S = 0.0003
-"""Seconds below which a batch costs more to hand over than to make."""
+"""A batch that takes fewer seconds costs more to hand over than to make."""
 MESSAGE_S = 0.001
 """Seconds of making that are put into one message."""
 REMOTE_MESSAGE_S = 0.01
 """Seconds of making that are put into one message to a remote worker, which takes longer to hand over."""
 LARGEST_GROUP = 128
-"""The most tickets in a message."""
+"""Maximum tickets in a message."""
 GROUPED_BYTES = 16 << 20
-"""The most bytes in flight for the sake of grouping."""
+"""Maximum bytes in flight up to which the prefetch widens for groups."""
 REMOTE_PREFETCH = 4
 """Batches in flight for each remote worker: one is being made, and the rest are on the network."""
 REMOTE_WINDOW = 2
@@ -40,15 +40,15 @@ that waits there or whose batches are on the network. A round trip in a data cen
 message, so no worker waits for the next one. More would only queue on the network, and hold up batches of other
 workers, as batches are delivered in order."""
 REMOTE_BYTES = 1 << 30
-"""The most bytes in flight for the sake of remote workers."""
+"""Maximum bytes in flight up to which the prefetch widens for remote workers."""
 BUDGETED_LOCAL = 2
 BUDGETED_REMOTE = 4
 """Tickets that a worker may hold under a ``memory_budget``: the ticket that it makes, and further tickets that keep it
-busy afterwards. A worker that makes several at the same time holds these, too."""
+busy afterwards. A worker that makes n batches at the same time may hold n - 1 more."""
 _REMEMBERED = 50
-"""Results that count in the averages, about."""
+"""Approximate number of latest results that count in the averages."""
 _LEAST_SEEN = 8
-"""Results that must be known before they decide anything, and results after which settings are computed again."""
+"""Minimum results before the averages decide anything, and results after which the settings are computed again."""
 
 
 class PrefetchRules:
@@ -79,9 +79,9 @@ class PrefetchRules:
         self.group: int = 1
         self.is_capped: bool = False
         self.is_budgeted: bool = memory_budget is not None
-        """`within_budget` must be asked before tickets are drawn."""
+        """True if `within_budget` must be asked before tickets are drawn."""
         self.carried_bytes = 0
-        """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
+        """Bytes of the samples in the largest ticket so far, if tickets contain the samples of a stream, else 0."""
         self.is_tuned: bool = is_tuned
         self._lanes = lanes
         self._logical = logical
@@ -90,7 +90,7 @@ class PrefetchRules:
         self._largest = 0
         self._seen = 0
         self.is_due: bool = False
-        """Message size and prefetch are to be computed again."""
+        """True if the message size and the prefetch are to be computed again."""
 
     def add_batch(self, service_s: float, nbytes: int) -> None:
         self._seen += 1
@@ -122,7 +122,7 @@ class PrefetchRules:
         return self._may_group and not settings.is_prefetch_fixed and (self.is_tuned or is_all_remote)
 
     def prefetch(self, settings: Settings) -> int:
-        """Return the most batches that are drawn and not yet delivered."""
+        """Return the maximum number of batches that are drawn and not yet delivered."""
         prefetch = settings.prefetch if settings.is_prefetch_fixed else self._widened(settings)
         if self._memory_budget is not None:
             affordable = self._memory_budget // self._each_bytes if self._largest else 1
@@ -162,7 +162,8 @@ class PrefetchRules:
         return max(0, min(room, most - in_flight))
 
     def message_size(self, prefetch: int, workers: int, remote: bool) -> int:
-        """Return the tickets per message: enough to be worth one, few enough that no worker is left without."""
+        """Return the number of tickets per message: large enough to pay for the message, small enough that every worker
+        gets one."""
         group = self.group
         if remote and self._memory_budget is None and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
             group = min(LARGEST_GROUP, max(group, int(REMOTE_MESSAGE_S / max(1e-5, self.service_s))))

@@ -1,15 +1,15 @@
 """The progress of a pass and of its logical workers, from which a death is replayed and a later run resumes. PURE.
 
 After a death, a logical worker starts from its latest state and makes the later tickets again. A run that is resumed
-later needs the state as of the last batch that was *delivered*, and workers are ahead of that. So states are kept from
-the latest one that is not ahead of the delivery on (`LogicalLog.forget_before`).
+later needs the state after the last batch that was *delivered*, and workers are ahead of the delivery. So the latest
+state that is not ahead of the delivery is kept, and all later states (`LogicalLog.forget_before`).
 
 A stream whose dataset has no state has only a count: the delivered batches of this epoch, in all runs. A later run
 reads these batches again and drops them. A dataset that could be asked for its state, and has not been asked yet, has
 the state None, as at its start.
 
-A stream is asked for the same with each ticket, and its tickets are equal steps apart. The tickets of hours are kept as
-runs of equal steps, because a list of them would grow without end (`TicketRuns`).
+All tickets of a stream have the same index, and their numbers are equal steps apart. Tickets are kept as runs of equal
+steps (`TicketRuns`), because a list of the tickets of many hours would grow without end.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ class TicketRun(NamedTuple):
         return (MadeTicket(self.epoch, number, self.index) for number in self.numbers)
 
     def continues(self, epoch: int, number: int, index: Any) -> bool:
-        """Return True if a ticket, made after all of these, is one more equal step away."""
+        """Return True if a ticket that was made after all of these continues ``numbers`` by one more step."""
         numbers = self.numbers
         is_step = number == numbers[-1] + numbers.step if len(numbers) > 1 else number > numbers[0]
         return is_step and epoch == self.epoch and _are_of_a_stream(index, self.index)
 
 
 def _are_of_a_stream(one: Any, other: Any) -> bool:
-    """Return True if both ask for the next samples of a stream, and for as many: for None, or a list of it."""
+    """Return True if both indices ask for the same number of next samples of a stream: both are None, or both are lists
+    of None of the same length."""
     if type(one) is not list or type(other) is not list:
         return one is None and other is None
     return len(one) == len(other) and all(each is None for each in one) and all(each is None for each in other)
@@ -64,7 +65,7 @@ class TicketRuns:
     """The tickets of a stream, with the methods of a deque that `LogicalLog` uses.
 
     Args:
-        tickets: The first of them.
+        tickets: The first tickets.
     """
 
     def __init__(self, tickets: Iterable[MadeTicket] = ()) -> None:
@@ -141,7 +142,7 @@ class LogicalLog:
     """The states of one logical worker, as workers reported them, and the tickets that it has made since.
 
     Args:
-        is_stream: Without a state, its batches are only counted.
+        is_stream: It reads a stream. While no worker has reported a state, only the batches of a stream are counted.
     """
 
     def __init__(self, *, is_stream: bool) -> None:
@@ -180,8 +181,8 @@ class LogicalLog:
     def add_state(self, epoch: int, number: int, state: Any) -> None:
         """Take in the state after that ticket.
 
-        The state of an earlier ticket than the latest is not new. That of the same ticket may hold more, as the dataset
-        has been asked meanwhile.
+        A state after an earlier ticket than the latest is ignored. A second state after the same ticket replaces the
+        first, because it may also hold the state of the dataset, which was asked for meanwhile.
         """
         states, place = self._states, (epoch, number)
         if not states or place > states[-1][0]:
@@ -206,12 +207,12 @@ class LogicalLog:
         return state, [ticket for ticket in self._made if ticket[:2] > place]
 
     def point(self, epoch: int, first: int, *, delivered: int = 0, has_ended: bool = False) -> LogicalPoint:
-        """Return where it is once its tickets before ``first`` were delivered.
+        """Return the progress of the logical worker once its tickets before ``first`` were delivered.
 
         Args:
             epoch: The present epoch.
             first: The number of the next ticket to be delivered.
-            delivered: Batches of it that were delivered in this run.
+            delivered: Its batches that were delivered in this run.
             has_ended: The stream has no more.
         """
         known = [(place, state) for place, state in self._states if place < (epoch, first)]
@@ -221,7 +222,7 @@ class LogicalLog:
         return LogicalPoint(state=state, again=again, batches=batches, has_ended=has_ended)
 
     def resume_at(self, point: LogicalPoint) -> None:
-        """Begin where another run was."""
+        """Begin at the point of another run."""
         self._states.clear()
         self._made.clear()
         self._made.extend(point.again)
@@ -247,7 +248,7 @@ class ResumePoint:
     logicals: tuple[LogicalPoint, ...] = ()
     """The point of each logical worker; empty where any worker makes any ticket."""
     read: ResumePoint | None = None
-    """The point of the pass that this one draws from in place of a sampler, if it does."""
+    """The point of the pass of the reading workers, if this pass draws from it in place of a sampler; else None."""
 
     def next_epoch(self) -> ResumePoint:
         """Return where the next epoch of the same iterator begins."""

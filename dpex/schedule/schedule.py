@@ -72,7 +72,7 @@ SHARED: Final = 0
 
 
 class Schedule:
-    """State of one epoch's tickets; see the rules at the top of the module."""
+    """The state of the tickets of one epoch; see the rules at the top of the module."""
 
     def __init__(self, *, prefetch: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
         if prefetch < 1 or queues < 0 or max_tries < 1:
@@ -95,9 +95,10 @@ class Schedule:
         self.next_number: int = 0
         """The number of the next batch to deliver, with ``in_order``."""
         self.in_hand: dict[int, MadeBatch] = {}
-        """The batch that ``next()`` has taken and not returned, by thread. The position is before it."""
+        """The batch that ``next()`` has taken and not yet returned, by thread. A later run makes it again."""
         self.held: list[tuple[Any, MadeBatch]] = []
-        """Batches that another engine decodes and has not delivered: value, batch. The position is before them."""
+        """Batches that another engine decodes and has not delivered, each with its value. A later run reads them again.
+        """
         self._dropped = 0
         self._sampler_ended = False
 

@@ -18,13 +18,13 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ROOT = Path("/sys/fs/cgroup")
 _CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 _UNLIMITED = 1 << 60
-"""Version 1 has a number of bytes from here on where there is no limit."""
+"""Version 1 of cgroups shows a limit of this many bytes or more if there is no limit."""
 _INACTIVE = ("inactive_file", "total_inactive_file")
 """Lines of ``memory.stat`` with the bytes of file cache that the cgroup would give up first."""
 
 
 def rank(environ: Mapping[str, str]) -> int:
-    """Return the rank of this training process among all, as launchers set it; 0 if they did not."""
+    """Return the rank of this training process among all, as launchers set it; 0 without a launcher."""
     return _first(environ, _RANKS, 0)
 
 
@@ -50,15 +50,15 @@ def _first(environ: Mapping[str, str], names: Iterable[str], least: int) -> int:
 
 
 def parts_of_machine(environ: Mapping[str, str], sharing_ranks: int = 1) -> float:
-    """Return the equal parts into which this machine is divided: one for each ``sharing_ranks`` ranks, at least 1.
+    """Return the number of equal parts into which this machine is divided: one for each ``sharing_ranks`` ranks.
 
-    Ranks that share their batches have one part together, as their workers are the same.
+    It is at least 1. Ranks that share their batches have one part together, because they share their workers.
     """
     return max(1.0, local_ranks(environ) / max(1, sharing_ranks))
 
 
 def usable_cpus() -> float:
-    """CPUs this process may use: affinity, cut by the cgroup quota."""
+    """Return the CPUs that this process may use: the CPUs of its affinity, and at most the cgroup's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
     quota = cgroup_cpus()
@@ -66,12 +66,12 @@ def usable_cpus() -> float:
 
 
 def static_worker_count(cpus: float | None = None, ranks: int | None = None) -> int:
-    """Workers for ``num_workers="auto"`` before anything was measured: this rank's CPUs less one for the trainer."""
+    """Return the workers for ``num_workers="auto"`` before any measurement: this rank's CPUs less one."""
     return max(1, rank_cpus(cpus, ranks) - 1)
 
 
 def rank_cpus(cpus: float | None = None, ranks: int | None = None) -> int:
-    """Whole CPUs that are this rank's, at least one."""
+    """Return the number of whole CPUs of this rank, at least 1."""
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
     return max(1, math.floor(cpus / ranks))

@@ -49,11 +49,11 @@ _PROC = Path("/proc")
 _IDLE = slice(3, 5)
 """Places of the times in which a CPU was idle or waited for a disk, in its line of ``/proc/stat``."""
 _GUESTS = 8
-"""Place from which on that line repeats times that it has counted before: the times of virtual machines."""
+"""Place in the same line from which times repeat: the times of virtual machines, which earlier places contain."""
 _ASKED = 16
-"""The most processes that are read, evenly spread."""
+"""Maximum processes that are read. They are evenly spread among all."""
 _THREADS_ASKED = 128
-"""The most threads of a process that are read; one takes 10 µs."""
+"""Maximum threads of a process that are read. Each takes 10 µs."""
 QUEUES_EVERY_S = 0.25
 """Seconds between two readings of a `DelayMeter`."""
 
@@ -62,7 +62,7 @@ QUEUES_EVERY_S = 0.25
 
 
 class RunQueueTimes(NamedTuple):
-    """Seconds of threads on a CPU, and on run queues, where they could have run and had none."""
+    """Seconds of threads on a CPU, and on run queues, where they wait for a CPU."""
 
     cpu_s: float = 0.0
     queued_s: float = 0.0

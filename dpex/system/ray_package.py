@@ -1,4 +1,6 @@
-"""Ray as an optional package: import it, see whether it is connected, and every private name of it that dpex uses.
+"""Ray as an optional package: import it, test whether it is connected, and use its private names.
+
+This module has every private name of Ray that dpex uses.
 
 Importing this module does not import Ray. `tests/project/test_torch_names.py` checks the private names in the
 installed Ray.
@@ -40,7 +42,7 @@ def require_ray() -> None:
 
 
 def import_ray(name: str = "ray") -> ModuleType:
-    """Import Ray, or the module of it that ``name`` says.
+    """Import Ray, or its module ``name``, such as "ray.util".
 
     Raises:
         ClusterError: Ray is not installed; the message names the extra that brings it.
@@ -53,7 +55,7 @@ def import_ray(name: str = "ray") -> ModuleType:
 
 
 def is_client() -> bool:
-    """Return True if this process is connected by ``ray://``: a client of a process of the cluster."""
+    """Return True if this process is a Ray client: it is connected by ``ray://``, through a process of the cluster."""
     client = sys.modules.get("ray.util.client")
     return client is not None and bool(client.ray.is_connected())
 
@@ -67,11 +69,12 @@ def has_started_ray() -> bool:
 def cluster_id(address: str | None = None) -> str:
     """Return the identity of the cluster whose head listens at ``address``. None: the connected cluster.
 
-    One cluster may have several addresses. Ray waits 40 s for an answer, so check before that something listens there.
+    One cluster may have several addresses. Ray waits 40 s for an answer, so check first that a program listens at the
+    address.
 
     Raises:
-        TokenError: The cluster asks for a token, and this process has none, or another one.
-        RuntimeError: The answer is not a Ray head's.
+        TokenError: The cluster asks for a token, and this process has none or a wrong one.
+        RuntimeError: The program that answers is no Ray head.
     """
     if address is None:
         client = importlib.import_module("ray._private.worker").global_worker.gcs_client
@@ -97,9 +100,9 @@ def draining_nodes() -> set[str]:
 
 
 def placement_group_near(bundle: dict[str, float], node: str | None, labels: dict[str, str]) -> Any:
-    """Ask for a placement group of one bundle, on that node if it has room, on a node with these labels in any case.
+    """Ask for a placement group of one bundle on a node with ``labels``, and on ``node`` if it has room.
 
-    Without the private argument for the node Ray fills one node after the other.
+    The argument for the node is private. Without it, Ray fills one node after the other.
     """
     groups = importlib.import_module("ray.util.placement_group")
     options: dict[str, Any] = {"bundle_label_selector": [labels]} if labels else {}

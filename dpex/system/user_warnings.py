@@ -24,7 +24,7 @@ def user_line() -> tuple[str, int]:
 
 
 def _user_frame() -> tuple[FrameType, int]:
-    """Return that frame, and its distance from the caller of this function as a ``stacklevel``."""
+    """Return the innermost frame that is neither dpex's nor torch's, and the ``stacklevel`` of a warning at it."""
     level = 2
     frame = sys._getframe(level)
     while frame.f_back is not None and any(place in frame.f_code.co_filename for place in _OURS):
@@ -41,7 +41,7 @@ def is_first(about: str) -> bool:
 
 
 _said: set[str] = set()
-"""Arguments of `is_first` so far."""
+"""Arguments of all calls of `is_first` so far."""
 
 
 def replace_unencodable(stream: TextIO) -> None:

@@ -2,9 +2,9 @@
 
 There is one endpoint for all loaders, open while a loader that asked for it exists.
 
-`dpex.telemetry.http` serves, prometheus-client renders the metrics. A process that was forked from one that serves does
-not serve, and neither does a worker. One lock guards the state; no batch takes it. A garbage collection can end a
-loader in any thread and at any line, so `Exporter.unregister` can be called inside any method of this module.
+`dpex.telemetry.http` serves, and prometheus-client renders the metrics. Workers and forks of a serving process do not
+serve. One lock guards the state; no batch takes it. A garbage collection can end a loader in any thread and at any
+line, so `Exporter.unregister` can be called inside any method of this module.
 """
 
 from __future__ import annotations

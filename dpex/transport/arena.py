@@ -8,12 +8,12 @@ the slot dies. No lock is needed, because every byte has one writer at a time.
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
 
-A process forked from either side inherits its views, and may read them as long as it lives. So the child forgets to
-clear bytes, and a fork while slots are in use opens a pipe. The child and its own children inherit the
-writing end. The reading end shows when all of them have ended; until then, the slots in use at the fork stay in use.
-The reading end costs one descriptor per living fork, which the owner polls when it takes or releases a slot. An
-executed program does not inherit the pipe. When descriptors run out, the slots in use at the fork are never released:
-dpex loses memory rather than change a batch.
+A process forked from either side inherits its views, and may read them as long as it lives. So the child never clears
+a byte, and the slots in use at the fork stay in use until the child and its own children have ended. To learn that,
+a fork while slots are in use opens a pipe. The children inherit its writing end, and its reading end reports their end.
+The owner polls the reading end, one descriptor per living fork, when it takes or releases a slot. An executed program
+does not inherit the pipe. If no descriptor is free for the pipe, the slots in use at the fork are never released: dpex
+loses memory rather than change a batch.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def slot_class(nbytes: int) -> int:
 def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return a flat tensor over the bytes of ``base``, which lives as long as the tensor's storage does.
 
-    `torch.frombuffer` alone keeps ``base`` only as long as the storage has these bytes. ``share_memory_``, or a queue
-    that the tensor is put in, gives the storage other bytes, while an array of ``numpy()`` still reads the old ones.
+    `torch.frombuffer` alone is not enough. ``share_memory_``, or a queue that the tensor is put in, moves the storage
+    to other bytes, and ``base`` would end. An array that ``numpy()`` returned before still reads the bytes of ``base``.
     """
     flat = torch.frombuffer(base, dtype=dtype)
     flat.untyped_storage()._dpex_base = base  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def memory_behind(tensor: torch.Tensor) -> Any | None:
-    """Return the whole map that the bytes of a tensor lie in, if a segment does; None of any other tensor."""
+    """Return the whole map of the segment that contains the bytes of a tensor; None for any other tensor."""
     if tensor.layout is not torch.strided:
         return None
     memory = getattr(getattr(tensor.untyped_storage(), "_dpex_base", None), "base", None)
@@ -107,7 +107,7 @@ class _Hold(weakref.ref):  # type: ignore[type-arg]
 
 
 class Segment:
-    """A mapped file with slots, of each of which this process clears the byte ``side``.
+    """A mapped file with slots. Of the two bytes of each slot, this process clears the byte ``side``.
 
     ``shared``: False if the memory is private, so that forks copy it.
     """
@@ -432,7 +432,7 @@ def _after_fork_here() -> None:
 
 
 def _after_fork_there() -> None:
-    """Keep the pipes to the parent, and nothing else: the parent releases the slots in use."""
+    """In the child, keep only the pipes to the parent. The parent releases the slots in use when they close."""
     global _looking
     _looking = threading.Lock()
     for fork in forks:

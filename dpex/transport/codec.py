@@ -96,7 +96,7 @@ class Encoder:
         self._handed_over.append(ref)
 
     def _take_back(self) -> None:
-        """Free the slots of a message that is not sent, because no taker would do it."""
+        """Free the slots of a message that is not sent. No taker frees them, because none receives the message."""
         for ref in self._handed_over:
             self._arena.take_back(ref)
         self._handed_over.clear()

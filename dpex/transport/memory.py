@@ -39,15 +39,15 @@ HUGE_PAGE = 2 << 20
 
 
 def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at_huge: bool = False) -> Any:
-    """Map ``size`` writable bytes of the file behind ``fd`` from ``offset`` on, or for ``fd=-1`` private ones.
+    """Map ``size`` writable bytes of the file ``fd`` from ``offset`` on. If ``fd`` is -1, map memory without a file.
 
-    The result offers the buffer protocol; it is unmapped when the last view of it is gone. The caller keeps the
-    descriptor. ``offset`` is page-aligned. ``private``: written pages are copies. ``at_huge``: it begins at a multiple
-    of `HUGE_PAGE`.
+    The result offers the buffer protocol. It is unmapped when its last view is gone. The caller keeps the descriptor.
+    ``offset`` is page-aligned. ``private``: Pages that are written become copies. ``at_huge``: The map begins at a
+    multiple of `HUGE_PAGE`.
 
     Raises:
-        OSError: As mmap(2) does.
-        ValueError: The file is shorter than that.
+        OSError: mmap(2) failed.
+        ValueError: The file ends before the last byte of the map.
     """
     if fd >= 0 and os.fstat(fd).st_size < offset + size:
         raise ValueError(
@@ -67,7 +67,7 @@ def map_memory(fd: int, size: int, *, offset: int = 0, private: bool = False, at
 
 
 def _free_place(size: int) -> int | None:
-    """Return a multiple of `HUGE_PAGE` at which the address space has that many free bytes, or None."""
+    """Return a multiple of `HUGE_PAGE` from which ``size`` bytes of the address space are free, or None."""
     found = _LIBC.mmap(None, size + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if found == _FAILED:
         return None
@@ -89,9 +89,9 @@ def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) 
 _ALIGN = 64
 """Bytes of a cache line. Data that begins at a multiple can be read as an array of any type."""
 _LENGTH_BYTES = 8
-"""A file begins with the place of its table."""
+"""Bytes at the beginning of a file for the place of its table."""
 _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
-"""Errors of memfd_create(2) where a container or a kernel does not allow it."""
+"""Errors of memfd_create(2) if a container or a kernel refuses the call."""
 
 
 def memory_file(name: str, size: int = 0) -> int:
@@ -141,7 +141,7 @@ def _write_at(fd: int, at: int, data: Any) -> None:
 
 
 def map_parts(fd: int) -> list[memoryview]:
-    """Return the parts of such a file, private to this process and writable; it may be closed afterwards."""
+    """Return the parts of a file of `write_parts`, private to this process and writable. ``fd`` may then be closed."""
     memory = memoryview(map_memory(fd, os.fstat(fd).st_size, private=True)).cast("B")
     size = int.from_bytes(memory[:_LENGTH_BYTES], "little")
     return [memory[at : at + nbytes] for at, nbytes in marshal.loads(memory[size:])]
@@ -161,7 +161,7 @@ _learnt = 0
 
 
 def keep_heap(nbytes: int) -> None:
-    """Have the heap keep up to twice ``nbytes`` that are freed at its end, or more if a former call asked for more."""
+    """Have the heap keep up to twice ``nbytes`` of freed memory at its end, or more after a call with more."""
     global _learnt
     if nbytes <= _learnt:
         return

@@ -235,7 +235,10 @@ def _of_script(name: str) -> Any:
 
 
 class LoadedMemory:
-    """A storage that arrived, with the spans of the worker's storage that were sent."""
+    """A storage that has arrived, and that holds only the sent spans of the worker's storage.
+
+    ``pieces``: The start of each span and its end, in the worker's storage, and its start in ``storage``, in bytes.
+    """
 
     def __init__(self, storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int, int]]) -> None:
         self.storage = storage
@@ -267,7 +270,7 @@ _REQUIRES_GRAD = 4
 
 
 def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:
-    """Rebuild a subclass's tensor that requires a gradient: only once it has its class, or it would be no leaf."""
+    """Rebuild a tensor of a subclass, and then have it require a gradient. In the other order it would be no leaf."""
     tensor: torch.Tensor = rebuild_from_type(rebuild, kind, args, state)
     with DisableTorchFunctionSubclass():
         return tensor.requires_grad_()
@@ -287,7 +290,7 @@ def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torc
 
 
 class PickledDataset(NamedTuple):
-    """A pickle (``header``) and the uint8 arrays that it refers to (``buffers``), viewed where they lay."""
+    """A pickle (``header``), and the uint8 arrays that it refers to (``buffers``), as views of the original memory."""
 
     header: bytes
     buffers: list[Bytes]

@@ -116,8 +116,7 @@ class AsyncSample:
         return self._dataset.decode(self._index, self._raw)
 
 
-# -- samples that have parts, as with torch's StackDataset
-# --------------------------------------------------------------
+# -- samples that have parts, as with torch's StackDataset -------------------------------------------------------------
 
 
 def awaits(sample: Any) -> bool:

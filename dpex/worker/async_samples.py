@@ -191,7 +191,7 @@ class AsyncSamples:
     # -- random numbers ------------------------------------------------------------------------------------------------
 
     def seed(self, seed: int | None) -> None:
-        """Seed the generators with the seed of a sample, to decode it, or of a batch, to collate it. None changes
+        """Seed the generators for decoding with a sample's seed, or for collating with a batch's. None changes
         nothing."""
         if seed is not None:
             seed_ticket(seed)
@@ -213,7 +213,7 @@ class AsyncSamples:
         current.seed = seed
 
     def end_computing(self, seed: int | None) -> None:
-        """End the computing that `_begin_computing` began, if it did. Samples of other batches may be fetched again."""
+        """Let samples of other batches be fetched again, if `_begin_computing` had stopped that."""
         if self._loop.is_computing:
             self._loop.is_computing = False
             if self._under_way:
@@ -282,7 +282,7 @@ class AsyncSamples:
         return lambda: self._dataset[index]
 
     def _alone(self, index: Any) -> Callable[[], Any]:
-        """Return a function that begins to read one sample, of a dataset that may read only several."""
+        """Return a function that begins to read one sample, by ``__getitems__`` if the dataset has it."""
         bulk = self._bulk
         return self._one(index) if bulk is None else lambda: _first_of(bulk([index]))
 
@@ -397,7 +397,7 @@ class AsyncSamples:
         )
 
     async def _fill(self, data: list[Any], samples: list[Step], batch: BatchLoad, errors: dict[int, Exception]) -> None:
-        """Put other samples in the places of failed ones, as without an event loop."""
+        """Put other samples in the places of failed samples, by the rules of `SampleGuard.filling`."""
         guard = self._guard
         assert guard is not None
         wanted = [sample.index for sample in samples]
@@ -437,7 +437,8 @@ async def _first_of(several: Any) -> Any:
 def _compared(own: OwnGenerators | None, *, of_clients: bool) -> dict[str, Any]:
     """Return the generators from which no sample may draw while it is fetched.
 
-    Clients draw the pause before another attempt from Python's, which are compared only with ``of_clients``.
+    Python's own generators are left out unless ``of_clients``, because clients of storages draw their pauses before
+    another attempt from them.
     """
     found = GLOBAL if own is None else {**GLOBAL, **own.found}
     return {name: one for name, one in found.items() if of_clients or not isinstance(one, random.Random)}

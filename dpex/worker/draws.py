@@ -53,7 +53,7 @@ _SOURCES: dict[Any, dict[str, Any]] = {
     torch.initial_seed.__code__: {},
     random.Random.seed.__code__: {"a": None},
 }
-"""Codes of functions that give random numbers, with the values of their arguments for which they do."""
+"""Code of functions that give random numbers, with the arguments that a call must have to give them."""
 
 
 class GeneratorDraws:
@@ -74,8 +74,8 @@ class GeneratorDraws:
                 self._generators[id(generator)] = generator
 
     def __call__(self, begins: FrameType | None, compares: bool) -> bool:
-        """Return True if a generator has another state than at the comparison before, or if the call that begins gives
-        the seed of the batch, or seeds a generator from the system's entropy."""
+        """Return True if random numbers were drawn: a generator has changed since the last comparison, or the call
+        ``begins`` returns the seed of the batch or seeds a generator from the system's entropy."""
         is_source = False
         if begins is not None:
             named = _SOURCES.get(begins.f_code)

@@ -339,7 +339,7 @@ class ArenaCollate:
     """torch's ``default_collate`` with its tensors stacked straight into an arena.
 
     A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected. Batches of more than
-    ``least_bytes`` lie in the arena, stacked by ``threads()`` threads, on whose number a copy does not depend.
+    ``least_bytes`` lie in the arena. ``threads()`` threads stack them, with the same result for any number of threads.
     """
 
     def __init__(

@@ -132,8 +132,9 @@ def load_state(thing: Any, state: Any) -> None:
 class DatasetState:
     """State of the dataset of a logical worker.
 
-    ``dataset`` and ``iterator`` are the ``state_dict()`` of the dataset, unless it is its own iterator, and of its
-    iterator. Without a state, ``skip`` batches of ``index`` are read again and dropped.
+    ``iterator`` is the ``state_dict()`` of the dataset's iterator. ``dataset`` is the ``state_dict()`` of the dataset,
+    or None if the dataset is its own iterator. Without a state, ``skip`` batches of ``index`` are read again and
+    dropped.
     """
 
     epoch: int = 0
@@ -172,12 +173,12 @@ _SNAPSHOT_S = 0.25
 _SNAPSHOT_TICKETS = 1024
 """Maximum number of batches between states of a logical worker. They would be made again after a death."""
 _SNAPSHOT_SHARE = 0.02
-"""Most of a worker's time that snapshots may take where the user has not set their pace."""
+"""Maximum share of a worker's time that snapshots take if the user has not set their pace."""
 
 
 class SnapshotPace:
-    """Decides when each logical worker reports its state: after ``every`` tickets, or by time if None. The time grows
-    with the cost of a report."""
+    """Decides when each logical worker reports its state: after ``every`` tickets or, if that is None, after a time.
+    The time grows with the cost of a report."""
 
     def __init__(self, every: int | None) -> None:
         self._every = every
@@ -185,7 +186,7 @@ class SnapshotPace:
         self._longest_s = 0.0
 
     def is_due(self, logical: int, made: int) -> bool:
-        """Return True if it is time, after ``made`` further tickets."""
+        """Return True if a report is due, after ``made`` further tickets."""
         now = monotonic()
         at, since = self._told.setdefault(logical, (now, 0))
         since += made

@@ -93,7 +93,7 @@ def test_a_second_concurrent_timeline_is_refused(tmp_path: Path) -> None:
     with DpexDataLoader(range(8), batch_size=2, num_workers=1) as loader:
         with loader.timeline(tmp_path / "first.json"):
             second = loader.timeline(tmp_path / "second.json")
-            with pytest.raises(OptionError, match=r"second.json'\): one of this loader is being recorded"), second:
+            with pytest.raises(OptionError, match=r"second.json'\): this loader already records a timeline"), second:
                 pass
             list(loader)
         assert len(parsed(tmp_path / "first.json")[0]) == 2

@@ -260,7 +260,7 @@ def test_training_that_can_read_no_batch_says_why(notes: Path, monkeypatch: pyte
     with (
         loader_of(Noted(notes)) as loader,
         pytest.warns(match="could not be read: .*not permitted here"),
-        pytest.raises(WorkerDiedError, match="ended before a batch came of any; without share="),
+        pytest.raises(WorkerDiedError, match="ended before a batch arrived; without share="),
     ):
         list(loader)
 

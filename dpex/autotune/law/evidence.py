@@ -90,7 +90,7 @@ class WorkEstimate:
 
     @property
     def others(self) -> float:
-        """The most CPUs that other programs used in a recent window: they come and go, and come again."""
+        """The maximum of the CPUs that other programs used in recent windows, because such programs come and go."""
         return max(self._others, default=0.0)
 
     def changes(self, window: Reading, *, is_steady: bool) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ class Law:
         return self._is_steady(window)
 
     def _is_steady(self, window: Reading) -> bool:
-        """Return True if all batches of the window were begun under the workers that run."""
+        """Return True if the number of running workers has not changed since the window's first batch was begun."""
         since = min(self._work.service_s, CONSTANTS.most_settling_s)
         running = window.local.running + window.remote.running
         return running == self._running and window.at - window.seconds >= self._settled_at + since - _ROUNDING_S
@@ -232,7 +232,7 @@ class Law:
     def _target(self, window: Reading) -> tuple[int, int]:
         """Return the model's best numbers of workers within one jump.
 
-        A number that has failed is approached to the geometric mean of it and the present number at most.
+        If a number of workers has failed, a jump goes at most to the geometric mean of that and the present number.
         """
         assert self.model is not None
         model, k, now = self.model, CONSTANTS, window.settings

@@ -47,7 +47,7 @@ VARIABLE = "DPEX_TRACE"
 
 
 class Recorder:
-    """Makes the records of a run and hands each to ``emit``. ``header``: Returns the first, as `header` does."""
+    """Makes the records of a run and hands each to ``emit``. ``header``: A function like `header`, for the first."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], object], header: Callable[[float], dict[str, Any]]) -> None:
         self._emit = emit
@@ -82,7 +82,7 @@ class Recorder:
 
 
 def header(at: float) -> dict[str, Any]:
-    """Return the header of a run that began ``at`` seconds ago in this process, without its first origin."""
+    """Return the fields of a header but ``origin``, which `Recorder` adds. The run began ``at`` seconds ago."""
     torch = sys.modules.get("torch")
     machine = {
         "name": os.uname().nodename,

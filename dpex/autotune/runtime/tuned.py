@@ -25,7 +25,7 @@ class Tuned:
 
     Attributes:
         local, remote: Workers on this machine, and on the cluster.
-        prefetch: The most batches that are drawn and not yet delivered.
+        prefetch: The maximum number of batches that are drawn and not yet delivered.
         seeding: The loader's ``seeding``, on which random augmentations depend.
     """
 
@@ -85,7 +85,7 @@ def start_of(config: AutotuneConfig) -> Tuned | None:
         counts: dict[str, Any] = {name: values.get(name) for name in _LEAST}
         for name, count in counts.items():
             if type(count) is not int or count < _LEAST[name]:
-                raise ValueError(f"{name}={count!r} is not a number of {_LEAST[name]} or more")
+                raise ValueError(f"{name}={count!r} is not a whole number of at least {_LEAST[name]}")
     except (OSError, ValueError) as error:
         advice = "give loader.tuned, or a file that its save() wrote with this version"
         raise OptionError(f"AutotuneConfig(start={given!r}): {error}; {advice}") from error

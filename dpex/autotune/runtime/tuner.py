@@ -119,7 +119,7 @@ class Tuner:
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def _renew(self, why: str, narrow: Callable[[Limits], Limits], **workers: Any) -> None:
-        """Have another law, for narrower limits and from the present setting with these ``workers``."""
+        """Replace the law by one with narrower limits. It begins at the present setting with these ``workers``."""
         with self._changing:
             self._limits = limits = narrow(self._limits)
             self.settings = limits.clip(replace(self.settings, **workers))
@@ -136,7 +136,7 @@ class Tuner:
 
     @property
     def found(self) -> Settings:
-        """The setting in force. While its outcome is unknown, it is the setting before."""
+        """The setting in force, or the previous setting while the outcome of the latest decision is unknown."""
         for last in self._law.decisions[-1:]:
             if last.outcome is None and last.new == self.settings and last.reason != "limit":
                 return last.old
@@ -185,7 +185,7 @@ class Tuner:
                 self.await_room_request()
 
     def await_room_request(self) -> None:
-        """Wait for the thread if it may be in a call to Ray, which is about to be shut down."""
+        """Wait up to `JOIN_S` seconds for the tuner's thread if it may be calling Ray, before Ray is shut down."""
         thread = self._thread
         if self._room is not None and thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
@@ -229,7 +229,10 @@ class Tuner:
         return self._with_room(window)
 
     def _of_gpu(self, window: Reading) -> dict[str, Any]:
-        """Return the share of about the last second in which the GPU ran kernels, as that of the window; notes that."""
+        """Return the GPU's kernel time in the window, and add it to ``kernels``.
+
+        NVML measures about the last second. Its share of that second counts for the whole window.
+        """
         busy = self._gpus.busy_ratio() if self._gpus is not None else None
         if busy is None or window.seconds <= 0:
             return {}
@@ -289,7 +292,7 @@ class Tuner:
         self._find_room(self._wanted(requested, running), self._elapsed_s())
 
     def _wanted(self, requested: int, running: int) -> RoomWanted:
-        """Return this loader's demand for the cluster. It requests nodes only up to the user's number."""
+        """Return this loader's demand for the cluster. It requests nodes only up to the user's ``max_remote``."""
         most = self._limits.remote
         useful = self._law.useful_remote(most)
         return RoomWanted(requested=requested, running=running, useful=useful, may_grow=0 < most < MOST_WORKERS)
@@ -306,7 +309,7 @@ class Tuner:
         self._windows.go_on(window, self.config.interval_s, is_changed=decision is not None)
 
     def _learn(self, report: EngineReport) -> bool:
-        """Take in limits that were met; return True if another law decides now."""
+        """Take in a limit that an engine has met. Return True if that has replaced the law."""
         if report.refused is not None and self._limits.remote:  # its dataset cannot travel, or the cluster is gone
             local, why = report.reading.settings.local, f"there can be no remote workers: {report.refused}"
             self._renew(why, lambda limits: limits.without_remote(local), **{LOCAL: local, REMOTE: 0})
@@ -320,11 +323,11 @@ class Tuner:
         return False
 
     def _is_news(self, most: int) -> bool:
-        """True if the system refused to start a worker, where more were thought possible."""
+        """Return True if the system allows only ``most`` local workers, fewer than the limit, which is not fixed."""
         return self._limits.least_local != self._limits.local > most
 
     def _carry_out(self, decision: Decision, law: Supervisor) -> None:
-        """Unless the user fixed a size meanwhile, and another law decides."""
+        """Carry out a decision, unless another law has replaced ``law``, because the user fixed a size meanwhile."""
         with self._changing:
             if law is not self._law:
                 return
@@ -333,7 +336,7 @@ class Tuner:
         logger.info("auto: %s", decision.text)  # without the lock: a handler of the user's may take long
 
     def give_up(self, error: Exception) -> None:
-        """Something in tuning has failed: go back to the last setting that was seen to work, and stay there."""
+        """Go back to the last setting that was seen to work, and stay there, because tuning has raised ``error``."""
         with self._changing:
             self._has_failed = True
             old, new = self.settings, self._last_good()

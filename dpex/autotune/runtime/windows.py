@@ -1,12 +1,13 @@
 """The start and the end of a window of measurements, for the tuner. Pure except `machine_of`.
 
 Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
-(`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
-of a pass, the time between passes, long absences of the consumer (a validation), and time in which a change was not
-carried out yet.
+(`MeasurementWindows.lengthen`). A window with few batches waits a while for more. No window contains the first batch of
+a pass, the time between passes, long absences of the consumer (such as a validation), or time before a change was
+carried out.
 
-Between two ends there are glances. If the consumer began to wait for most of its time since a glance, the work has
-changed. The window in progress, mostly of the work before, is then replaced by a short one.
+Between the ends of windows, the tuner reads the engines more often. Such a reading is a *glance*. If the consumer has
+begun to wait for most of its time since the last glance, the work has changed. A short window then replaces the window
+in progress, which is mostly of the former work.
 """
 
 from __future__ import annotations
@@ -43,26 +44,29 @@ class WindowMark:
     machine: MachineCounts
 
     def seconds_to(self, reading: Reading) -> float:
-        """The consumer's, until then."""
+        """Seconds of the consumer from this mark to ``reading``."""
         return reading.seconds - self.reading.seconds
 
     def batches_to(self, reading: Reading) -> int:
-        """Batches that the consumer got until then."""
+        """Count of batches that the consumer got from this mark to ``reading``."""
         return reading.later_batches - self.reading.later_batches
 
     def progress_to(self, reading: Reading) -> tuple[int, float]:
-        """Batches and seconds until then."""
+        """Count of batches, and seconds of the consumer, from this mark to ``reading``."""
         return self.batches_to(reading), self.seconds_to(reading)
 
     def is_slower_to(self, reading: Reading, base: WindowMark) -> bool:
-        """Return True if all batches that local workers made until then took far longer than those since ``base``."""
+        """Return True if local workers took far longer for each latest batch than the mean from ``base`` to this mark.
+
+        The latest batches are those made from this mark to ``reading``, at most `RECENT`, and at least 2.
+        """
         first, then, now = base.reading.local, self.reading.local, reading.local
         made = min(RECENT, now.tickets - then.tickets)
         mean_s = (then.busy_s - first.busy_s) / max(1, then.tickets - first.tickets)
         return made > 1 and min(now.services_s[-made:], default=0.0) > CONSTANTS.apart * mean_s > 0.0
 
     def waited_to(self, reading: Reading) -> float:
-        """Share of its time until then that the consumer waited; 0 to 1."""
+        """Share of the consumer's time from this mark to ``reading`` in which it waited, 0 to 1."""
         return (reading.blocked_s - self.reading.blocked_s) / max(1e-9, self.seconds_to(reading))
 
 
@@ -70,7 +74,8 @@ def between(before: WindowMark, after: WindowMark) -> Reading:
     """Return the window between two marks, without memory, cluster, GPU and other programs."""
     window = after.reading.since(before.reading)
     window = replace(window, seconds=window.blocked_s + window.next_busy_s + window.stepping_s)
-    # before the first batch of a pass the training thread waits and is on no run queue: only its CPU time is divided
+    # before the first batch of a pass, the training thread sleeps and is on no run queue: only its CPU time is reduced
+    # to the part that belongs to passes
     part = after.machine.part(before.machine, before.seconds_to(after.reading))
     window = after.machine.completed(window, before.machine, part)
     # the law does not know the CPUs of other machines, so their queueing stays part of a batch's time

@@ -47,11 +47,11 @@ Read = Callable[[int], bytes]
 CONNECT_S = 10.0
 """Seconds for which an agent tries to connect, twice `GREETING_S`, because silent clients may come before it."""
 GREETING_S = 5.0
-"""More than an agent on a busy machine needs."""
+"""Maximum seconds of a greeting: more than an agent on a busy machine needs."""
 MOST_GREETINGS = 64
-"""Clients that are greeted at a time, each by a thread; few among 1024 descriptors."""
+"""Maximum clients that are greeted at a time, each by a thread. It is small against a limit of 1024 descriptors."""
 REST_S = 0.2
-"""Pause before the next client is accepted where there are no descriptors left for one."""
+"""Seconds before the next client is accepted when no descriptor is free for it."""
 _BACKLOG = 128
 """Connections that the kernel keeps until they are accepted: twice `MOST_GREETINGS`."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
@@ -72,12 +72,16 @@ def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
 
 
 def introduce(secret: bytes, number: int, send: Send, read: Read) -> None:
-    """Greet the trainer as the agent of that number. Raises GreetingError if another end answers, or refuses."""
+    """Greet the trainer as agent ``number``.
+
+    Raises:
+        GreetingError: The peer is not the trainer of this run, has another version, or refuses the connection.
+    """
     hello = _HEAD + _ABOUT.pack(number, secrets.token_bytes(_NONCE_BYTES))
     send(hello)
     head = read(len(_HEAD))
     if head[:-1] != _HEAD[:-1]:
-        raise GreetingError("what listens there is not the trainer")
+        raise GreetingError("the program that listens there is not the trainer")
     if head != _HEAD:
         raise GreetingError(
             f"the trainer's greeting has version {head[-1]}, this agent's {VERSION}: "
@@ -85,7 +89,7 @@ def introduce(secret: bytes, number: int, send: Send, read: Read) -> None:
         )
     nonce, proof = _CHALLENGE.unpack(read(_CHALLENGE.size))
     if not hmac.compare_digest(proof, _proof(secret, _TRAINER, hello, nonce)):
-        raise GreetingError("what listens there does not know this training run's secret, so it is not its trainer")
+        raise GreetingError("the program that listens there does not know this training run's secret")
     send(_proof(secret, _AGENT, hello, nonce))
     if read(len(ACCEPTED)) != ACCEPTED:
         raise GreetingError("the trainer refused the connection")
@@ -95,18 +99,19 @@ def challenge(secret: bytes, send: Send, read: Read) -> int:
     """Greet a client as the trainer; return the number of the agent that it has proved to be.
 
     Raises:
-        GreetingError: The client is no agent of this run, or speaks another version; that gets this one's number.
+        GreetingError: The client is no agent of this run, or has another version. A dpex of another version is sent
+            the version of this one.
     """
     head = read(len(_HEAD))
     if head != _HEAD:
         if head[:-1] == _HEAD[:-1]:
             send(_HEAD)
-        raise GreetingError("what connected is no agent of this version")
+        raise GreetingError("the client is no agent of this version")
     about, nonce = read(_ABOUT.size), secrets.token_bytes(_NONCE_BYTES)
     hello = head + about
     send(_HEAD + _CHALLENGE.pack(nonce, _proof(secret, _TRAINER, hello, nonce)))
     if not hmac.compare_digest(read(_PROOF_BYTES), _proof(secret, _AGENT, hello, nonce)):
-        raise GreetingError("what connected does not know this training run's secret")
+        raise GreetingError("the client does not know this training run's secret")
     number: int = _ABOUT.unpack(about)[0]
     return number
 
@@ -128,7 +133,7 @@ class TrainerAddress(NamedTuple):
 
 
 def connect(target: TrainerAddress) -> socket.socket:
-    """Return a connection that the trainer has accepted. Raises OSError if it does not answer, or is another one."""
+    """Return a connection that the trainer has accepted. Raises OSError if no trainer of this run answers."""
     deadline = monotonic() + CONNECT_S
     connection = socket.create_connection((target.address, target.port), _left_s(deadline))
     try:
@@ -267,7 +272,7 @@ class AgentLink:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send the requests that are kept back; return True if none is left. ``ended`` shows a broken connection."""
+        """Send the waiting requests. Return True if all are sent. A broken connection is reported by ``ended``."""
         with contextlib.suppress(OSError):
             return self._writer.flush()
         return True

@@ -110,16 +110,17 @@ class Nodes(Protocol):
         worker, and otherwise once their worker has left."""
 
     def room(self, agent: int) -> int:
-        """Return how many workers that agent may have now."""
+        """Return how many workers an agent may have now."""
 
     def runs(self, agent: int, workers: int) -> None:
-        """Note how many of its workers run now, including workers that have been asked to leave."""
+        """Note how many workers of an agent run now, including workers that have been asked to leave."""
 
     def set_aside(self, agent: int, why: str) -> None:
-        """Have no worker on its node any more, which cannot serve this dataset. The news say so, if others can."""
+        """Have no more workers on the node of an agent, because it cannot serve this dataset. If other nodes can, the
+        news say so."""
 
     def cut_off(self, agent: int) -> None:
-        """Note that its connection has ended."""
+        """Note that the connection of an agent has ended."""
 
     def news(self) -> list[NodeNews]:
         """Return what happened since the last call."""
@@ -181,7 +182,7 @@ class AgentHandle:
         self.held.update({ticket.number: HeldTicket(message, now, worker) for ticket in tickets})
 
     def took_back(self, number: int) -> HeldTicket | None:
-        """Forget a ticket, which was made or lost; return None if it did not hold that."""
+        """Forget a ticket that was made or lost. Return None if the agent did not hold the ticket."""
         held = self.held.pop(number, None)
         if held is not None:
             self.messages[held.message] -= 1

@@ -1,17 +1,17 @@
 """The clean server: a process without the trainer's threads and state, from which templates are forked.
 
-It is used where the user's start method is "spawn" or "forkserver", and where Ray is connected, whose threads may hold
-locks that a fork of the trainer would never see released. The trainer has one for all its loaders. It takes seconds to
-start, as it imports torch, and `iter()` does not wait for it: requests lie in its socket until it reads them. From then
-on a template comes within milliseconds.
+It is used if the user's start method is "spawn" or "forkserver". It is also used if Ray is connected, because a fork of
+the trainer would never see the locks released that Ray's threads hold. The trainer has one server for all its loaders.
+The server takes seconds to start, because it imports torch. `iter()` does not wait for it: requests lie in its socket
+until it reads them. Once the server runs, it starts a template within milliseconds.
 
 Neither the server nor a template imports the user's script or unpickles the dataset. Each worker does, so it has
 threads, clients, CUDA contexts and open files of its own. Where Ray is connected, the script is not imported at all,
 because it might start training. Its classes and functions travel by value.
 
 A request carries the template's control socket, a file in memory that is written once for each pool (`Parcel`), and the
-descriptors of the dataset's shared memory. The server ends with the trainer, whose side may be used from several
-threads. A request may also be for a process that outlives the trainer, and has templates of its own (`start_apart`).
+descriptors of the dataset's shared memory. A request may also be for a process that outlives the trainer, and has
+templates of its own (`start_apart`). The server ends with the trainer, whose threads may all send requests.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _SCRIPT = ("init_main_from_name", "init_main_from_path")
 
 
 def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
-    """Return a starter for the user's start method, or torch's, or for the clean server if Ray's threads make forking
-    unsafe.
+    """Return a starter for the user's start method, or else torch's. If Ray's threads make forking unsafe, the starter
+    uses the clean server.
 
     Under the start methods "spawn" and "forkserver" it raises the errors of pickling, after a warning that begins with
     torch's words. Raises AssertionError if this process may not have children.
@@ -104,7 +104,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> TemplateStarter:
 
 
 def start_early(context: Any) -> None:
-    """Start the server early if Ray makes it necessary, or will, because importing torch takes seconds."""
+    """Start the server early where it replaces a fork of the trainer, because importing torch takes seconds."""
     if usable_context(context).get_start_method() == "fork":
         _begin()
 
@@ -137,7 +137,7 @@ class CleanStarter(TemplateStarter):
         self._why_not = ""
 
     def start(self, theirs: socket.socket) -> forking.ProcessHandle:
-        """See `TemplateStarter.start`; does not wait. A server that cannot be begun shows as one that has ended."""
+        """See `TemplateStarter.start`; does not wait. A server that cannot be started is reported as ended."""
         try:
             self._server = _request([theirs.fileno(), *self._parcel.fds])
         except OSError as error:
@@ -207,7 +207,7 @@ _lock = threading.Lock()
 
 
 def _request(fds: list[int], what: bytes = _TEMPLATE) -> _CleanServer:
-    """Ask the server for a process, unless there are no descriptors for it; start a server if none runs."""
+    """Ask the server for a process, and start a server if none runs. Without ``fds``, only start the server."""
     global _server
     with _lock:
         if _server is None or not _server.is_there():
@@ -250,8 +250,8 @@ class Parcel:
 
     ``fds``: Descriptors of a file in memory, of the trainer's stdout and stderr, and of objects that the plan shares.
 
-    `multiprocessing` sends connections and shared tensors as descriptors while it pickles the arguments of a process.
-    A parcel takes the place of its ``Popen``, and keeps a duplicate of each descriptor.
+    While `multiprocessing` pickles the arguments of a process, it passes the descriptors of connections and shared
+    tensors to the ``Popen`` of the process. A parcel takes the place of the ``Popen``, and keeps a duplicate of each.
     """
 
     DupFd = _PackedFd

@@ -48,10 +48,10 @@ _LOOK_S = 0.001
 _LONGEST_S = 60.0
 """Seconds between two checks of an awaited child. Its pidfd shows its end at once."""
 _SPARE = 4
-"""Descriptors that stay free for training when a worker is started, and one more for each worker that runs, which sends
+"""Minimum free descriptors for training when a worker is started. Each running worker needs one more, because it sends
 the memory of its batches as descriptors."""
 _MOST_SPARE = 32
-"""The maximum of that number."""
+"""Maximum free descriptors that `require_descriptors` requires."""
 _PR_SET_PDEATHSIG = 1
 """An option of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
 
@@ -70,7 +70,7 @@ class Kinship(NamedTuple):
 
 
 def next_worker(kind: Any) -> Kinship:
-    """Return the kinship of a further worker: the name that torch's would have; ``kind``: the class of the process."""
+    """Return the kinship of one more worker, with the name of torch's worker. ``kind``: The class of the process."""
     here: Any = multiprocessing.current_process()
     identity = (*here._identity, next(process._process_counter))  # type: ignore[attr-defined]
     name = f"{kind.__name__}-{':'.join(map(str, identity))}"
@@ -78,7 +78,7 @@ def next_worker(kind: Any) -> Kinship:
 
 
 def helper(name: str) -> Kinship:
-    """Return the kinship of a process that helps this one, and takes no number among its children."""
+    """Return the kinship of a helper process. It takes no number from the counter that numbers the workers."""
     here: Any = multiprocessing.current_process()
     return Kinship(name, here._identity, here.name, os.getpid())
 
@@ -109,7 +109,7 @@ def fork_helper(body: Callable[[], object], name: str) -> ProcessHandle:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """SIGKILL for this process when its parent ends (Linux)."""
+    """Have the kernel kill this process (SIGKILL) when its parent ends. On Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -177,8 +177,9 @@ def _outlive(_signal: int, _frame: Any) -> None:
 class ProcessHandle:
     """A process that was forked for the trainer, with an interface like `multiprocessing.Process`.
 
-    ``is_child``: the trainer itself has forked it, and must reap it. ``parent``: the process that reaps it otherwise,
-    maybe before the trainer learns of its end, so that its pid may be another process's by then. None: not known.
+    ``is_child``: The trainer itself has forked the process, and must reap it. ``parent``: The pid of its parent
+    otherwise; None if unknown. That parent may reap the process before the trainer learns of its end. Its pid may then
+    belong to another process already.
     """
 
     def __init__(
@@ -193,13 +194,13 @@ class ProcessHandle:
         self._parent = parent
 
     def is_alive(self) -> bool:
-        """Return True if the process runs, or is about to."""
+        """Return True if the process runs, or has not started yet."""
         if self.exitcode is None and self.pid is not None:
             return self._reap() if self._is_child else self._signal(0)
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, at most ``timeout`` seconds. One that is about to run is not waited for."""
+        """Wait until the process has ended, at most ``timeout`` seconds. Return at once if it has not started yet."""
         deadline = math.inf if timeout is None else monotonic() + timeout
         while self.pid is not None and self.is_alive() and (left := deadline - monotonic()) > 0:
             if (ended := pidfd(self.pid) if self._is_child else -1) < 0:
@@ -254,8 +255,10 @@ def readable_within(fd: int, timeout_s: float) -> bool:
 
 
 def require_descriptors(workers: int, fd: int) -> None:
-    """Raise OSError unless descriptors are left to start a worker beside ``workers`` others. The test duplicates ``fd``
-    and closes the duplicates at once."""
+    """Raise OSError if too few descriptors are free to start a worker beside ``workers`` running workers.
+
+    The test duplicates ``fd`` and closes the duplicates at once.
+    """
     opened: list[int] = []
     try:
         opened.extend(map(os.dup, [fd] * min(_MOST_SPARE, _SPARE + workers)))

@@ -50,29 +50,29 @@ from dpex.worker.states import SnapshotPace
 TICKET_BYTES = 1 << 18
 """Maximum bytes of a ticket or result message. A longer message uses a file or a slot."""
 _RESULT_BYTES = 48 << 10
-"""A longer result goes through a slot. Results that are longer together are sent at once."""
+"""Bytes. A longer result goes through a slot. Collected results are sent at once when together they are longer."""
 _ERROR_END = 8000
-"""Characters of the end of an error's text that are sent where the error itself cannot be."""
+"""Characters from the end of an error's text that are sent if the error itself cannot be sent."""
 IDLE_S = 0.4
 """Seconds without a message, after which a worker gives back the memory of free slots and of freed samples. Training
 steps of that length do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
-"""Seconds for which results of tiny batches are kept at most, so that they go together."""
+"""Maximum seconds for which results of tiny batches are collected, so that one message carries several."""
 _TOO_MANY = (
     "A worker cannot send the memory of a batch: sockets of this user hold more unread file descriptors than the limit "
     "of {limit} allows. The worker waits until training processes read theirs. Raise the limit (ulimit -n)"
 )
 _PATIENCE_S = 5.0
-"""Seconds until that is said. A training process that is late ends the wait by itself."""
+"""Seconds of waiting before this message is shown. A training process that was only late ends the wait by itself."""
 _LOOK_S = 0.01
 """Seconds between two attempts to send descriptors."""
 BOARD_ROW = struct.Struct("<QQ")
 """A row of a worker: number of a message that it holds, and 1 + the ticket that it works on (0: none)."""
 ROWS = 32
-"""Rows of a worker. One that makes several batches at the same time writes each message into a row of its own, and the
-ticket that it works on into the first."""
+"""Rows of a worker. A worker that makes several batches at the same time writes each message into a row of its own, and
+the ticket that it works on into the first row."""
 CONTROL_ROW = 0
-"""Row of the trainer: 1 once the workers shall end, and the first message that is still wanted."""
+"""Row of the trainer. Its first number is 1 once the workers shall end, its second the first message still wanted."""
 _MESSAGE_BYTES = 96 << 10
 """Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
 goes through the arena, such as the state of a large dataset."""

@@ -144,7 +144,7 @@ class Parked:
             given_back.wait(max(0.0, deadline - monotonic()))
 
     def clear(self) -> None:
-        """End all, and wait for that for `_END_S` seconds."""
+        """End all parked nodes, and wait up to `_END_S` seconds for them."""
         parked = [nodes for nodes in list(self._parked) if self.discard(nodes)]
         for nodes in parked:
             nodes.end()
@@ -157,7 +157,7 @@ class Parked:
 
 
 class AvoidedNode(NamedTuple):
-    """A node that gets no workers until a time in seconds. ``why``: the end of the sentence that says so."""
+    """A node that gets no workers before the time ``until`` in seconds. ``why``: The end of its clause in `without`."""
 
     place: str
     why: str
@@ -165,7 +165,7 @@ class AvoidedNode(NamedTuple):
 
 
 def without(nodes: Iterable[AvoidedNode]) -> str:
-    """Return that these nodes get no workers, as a sentence for people, with each reason once."""
+    """Return a text for people, such as "node A gets no workers: no dpex". Nodes with one reason share one clause."""
     places: dict[str, list[str]] = {}
     for node in sorted(nodes):
         places.setdefault(node.why, []).append(node.place)
@@ -180,7 +180,7 @@ def _named(places: list[str]) -> str:
 
 
 class AvoidedNodes:
-    """Failures by node. Times are seconds of any one clock."""
+    """Counts failures by node, and excludes nodes. All times are seconds of one clock, which the caller chooses."""
 
     def __init__(self) -> None:
         self._failed_at: dict[str, deque[float]] = {}

@@ -19,7 +19,7 @@ SPARE_S = 5.0
 """Seconds for which there must be spare places before they are given back, because the need of a loop varies by
 window."""
 NODE_S = 600.0
-"""Seconds without a new place after which no node is expected any more. Clouds take one to five minutes for a node."""
+"""Seconds without a new place after which a request is given up. Clouds take one to five minutes to add a node."""
 UNTAKEN_S = 30.0
 """Seconds for which new places may stay unused. The tuner decides within a few windows."""
 PAUSE_S = 600.0
@@ -53,7 +53,7 @@ class DemandChange:
 
 
 class _Lasting:
-    """The minimum of a number over the time for which it has been above 0, once that has lasted; else 0."""
+    """The minimum of a number since it rose above 0, if that was at least ``lasts_s`` seconds ago; else 0."""
 
     def __init__(self, lasts_s: float) -> None:
         self._lasts_s = lasts_s

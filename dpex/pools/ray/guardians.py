@@ -126,7 +126,7 @@ class Guardians:
             return found
 
     def distrust(self, guardian: Guardian) -> bool:
-        """Give this one to no further pool, as a call of it failed. Return False if that was known."""
+        """Give a guardian to no further pool, because a call of it failed. Return False if this was already so."""
         with self._lock:
             if self._known.get(guardian.key) is guardian:
                 del self._known[guardian.key]

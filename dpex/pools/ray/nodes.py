@@ -52,8 +52,8 @@ LOOK_S = 0.05
 NODES_S = 1.0
 """Seconds between two requests for the list of nodes."""
 IDLE_S = 30.0
-"""Seconds for which an agent stays without a reservation. An autoscaler keeps a node that has an actor, but a new agent
-takes a second or two of CPU."""
+"""Seconds after which an agent without a reservation ends. An agent that stays longer keeps an autoscaler from removing
+its node, while a new agent takes a second or two of CPU."""
 _agents, _shipments = itertools.count(1), itertools.count(1)
 """Numbers of agents and of shipments, by which guardians tell them apart, because pools share guardians."""
 

@@ -1,15 +1,15 @@
 """Room for workers on a Ray cluster: the reservations of one pool, and the number of workers that its loader may ask
 for.
 
-Each worker has a reservation, a placement group of one bundle: Ray places it, an autoscaler sees pending ones, and
-giving one back frees its CPUs at once. All workers of a node share one agent there, with one guardian.
+Each worker has a reservation, a placement group of one bundle. Ray places the group, an autoscaler sees pending groups,
+and removing a group frees its CPUs at once. All workers of a node share one agent, which has one guardian.
 
 A pool's thread calls `ReservedRoom.want`, `keep`, `of` and `workers`. The thread that calls Ray does the rest (see
 `nodes`), and never waits for the cluster longer than one answer of its control service takes.
 
-All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`). A cluster is asked to grow by
-placement groups without a place, which are demand that an autoscaler adds nodes for. `dpex.pools.ray.demand` says how
-many, and when they go back.
+All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`). Pending placement groups ask
+the cluster to grow, because an autoscaler adds nodes for them. `dpex.pools.ray.demand` decides how many such groups to
+ask for, and when to remove them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpex.system.clock import monotonic
 from dpex.system.ray_package import available_resources_per_node, draining_nodes, is_ray_connected, placement_group_near
 
 ASKED_AT_ONCE = 4
-"""Polled placement groups without a place. Ray places groups in order, so later groups wait as well."""
+"""Number of pending placement groups that are polled. Ray places groups in order, so later groups are pending, too."""
 _DEFAULTS = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 
 
@@ -42,7 +42,7 @@ def worker_options(ray_remote_args: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources that a node must have in all to take a worker with these options."""
+    """Return the resources that one worker with these options takes of a node."""
     named = {"CPU": options["num_cpus"], "memory": options.get("memory", 0)}
     return {name: value for name, value in {**named, **options.get("resources", {})}.items() if value}
 
@@ -53,7 +53,7 @@ class Reservation:
 
     Until Ray grants the group, ``node`` is missing (None), and ``near`` may name a node that the group is wanted near.
 
-    ``leaving``: the place is released with its worker.
+    ``leaving``: True if the place is released when its worker ends.
     """
 
     group: Any
@@ -71,7 +71,7 @@ class Bundles:
         self._spreads = options["scheduling_strategy"] == "SPREAD"
 
     def reserve(self, avoided: Collection[str], near: str | None) -> Reservation:
-        """Ask for room for one worker, not on the nodes ``avoided``, and preferably on the one ``near``."""
+        """Ask for room for one worker on a node that is not among ``avoided``, preferably on the node ``near``."""
         others = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
         group = placement_group_near(self._bundle, near if self._spreads else None, {**self._labels, **others})
         return Reservation(group, near)
@@ -87,7 +87,7 @@ class Bundles:
                 return
 
     def give_back(self, reservation: Reservation) -> None:
-        """Free it; harmless if it is gone, or Ray is."""
+        """Free a reservation. Do nothing if the reservation or Ray has ended."""
         with contextlib.suppress(Exception):
             importlib.import_module("ray.util").remove_placement_group(reservation.group)
 

@@ -30,19 +30,20 @@ logger: logging.Logger = logging.getLogger("dpex")
 FORGOTTEN_S = 5.0
 """Seconds without a report after which a loader has no share. They span several reports, because one may be late."""
 GROWTH = 2
-"""A loader has a claim to this many times the workers that it has asked for, and one more: the tuner at most doubles
-them at a time. So a share that it leaves unused goes to others, and one that it takes grows with its requests."""
+"""A loader's claim is at most this many times the workers that it has requested, plus one, because the tuner at most
+doubles them at a time. So a share that a loader leaves unused goes to others, and a share that it uses grows with its
+requests."""
 SAME = 0.1
-"""A number of useful workers that differs by less than this part does not change a share, so that no worker moves for
-noise."""
+"""Minimum relative change of the number of useful workers that changes a share, so that no worker moves for noise."""
 CAPACITY_S = 5.0
-"""The capacity is the maximum of this many seconds. A worker that was just requested may be in no count for a moment,
-and no loader shall lose one for that."""
+"""The capacity is the maximum of the capacities in this many seconds. For a moment, no count may contain a worker that
+was just requested, and no loader shall lose a worker for that."""
 DIVIDE_EVERY_S = 0.2
 """Seconds between two divisions, unless a loader is new, because a thousand loaders report a thousand times a
 second."""
 PARTS = 1000
-"""Workers are handed out one by one, or in this many parts of a larger cluster, which takes a millisecond or two."""
+"""A larger cluster is divided in this many parts instead of single workers, so that dividing takes a millisecond or
+two."""
 _ROUNDING = 1e-9
 """Sums of CPUs in floating point that differ by less are equal."""
 
@@ -56,9 +57,10 @@ _numbers = count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A loader's claim to workers of the cluster, of which ``useful`` would speed up training and ``most`` fit.
+    """A loader's claim to workers of a cluster.
 
-    ``weight``: the relative share. ``cpus``: per worker, in the unit of the capacity.
+    ``useful``: Workers that would speed up training. ``most``: Workers that fit into the cluster. ``weight``: The
+    relative share. ``cpus``: CPUs of a worker, in the unit of the capacity.
     """
 
     useful: int
@@ -70,15 +72,16 @@ class Claim:
 
     @property
     def lacking(self) -> int:
-        """Workers that would pay and do not run."""
+        """Workers that would speed up training and do not run."""
         return max(0, self.useful - self.running)
 
 
 def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
-    """Return the number of workers of each loader, of a capacity in the unit of `Claim.cpus`.
+    """Divide ``capacity``, in the unit of `Claim.cpus`, among loaders. Return the number of workers of each.
 
-    The next worker always goes to the loader with the fewest CPUs for its weight, among the loaders with fewer workers
-    than are useful. Capacity for which no loader has a use is divided by the same rule, so that all may try more.
+    The next worker always goes to the loader with the fewest CPUs for its weight, among the loaders that have fewer
+    workers than are useful to them. When all have enough, the rest of the capacity is divided by the same rule, so that
+    all loaders may try more workers.
     """
     shares = dict.fromkeys(claims, 0)
     part = max(1, int(capacity / PARTS))

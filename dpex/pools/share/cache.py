@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dpex.errors import InternalError
 
 LEAST_KEPT = 4
-"""Batches that are kept however large they are: as many as two trainings with a prefetch of two may be apart."""
+"""Minimum batches that are kept, whatever their size. Two trainings with a prefetch of two may be so many apart."""
 
 Key = tuple[int, int]
 """The pass and the number of a batch."""
@@ -27,7 +27,7 @@ Key = tuple[int, int]
 class CacheAnswer(NamedTuple):
     """The answer to a training that asks for a batch: its ``value``, if it is kept.
 
-    ``must_make``: it is neither kept nor being made. ``is_first``: it is made for this training.
+    ``must_make``: The batch is neither kept nor being made. ``is_first``: The batch is made for this training.
     """
 
     value: Any = None
@@ -58,7 +58,7 @@ class BatchCache:
         self._nbytes = 0
 
     def ask(self, training: int, key: Key, index: Any) -> CacheAnswer:
-        """A training wants that batch. Raises OtherOrderError if another training has other samples in it."""
+        """Note that a training wants a batch. Raises OtherOrderError if another training has other samples in it."""
         batch = self._batches.get(key)
         if batch is None:
             self._batches[key] = _Batch(index, training, [training])
@@ -84,10 +84,10 @@ class BatchCache:
         return self._batches[key].index
 
     def made(self, key: Key, index: Any, value: Any) -> list[tuple[int, bool]]:
-        """Keep a batch of these samples, whose ``value`` has ``nbytes`` and ``is_lent``.
+        """Keep a batch of these samples. Its ``value`` has the attributes ``nbytes`` and ``is_lent``.
 
-        Return the trainings that wait for it, each with True if it was made for that one. If the trainings that asked
-        for these samples have ended, and others want other samples under this number, it is not kept.
+        Return the trainings that wait for it, each with True if the batch was made for that training. The batch is not
+        kept if no training wants it any more, or if other trainings want other samples under its key.
         """
         batch = self._batches.get(key)
         if batch is None or batch.value is not None or not _are_same(batch.index, index):
@@ -102,7 +102,7 @@ class BatchCache:
         return [(training, training == batch.first) for training in waiting]
 
     def taken(self, training: int, keys: Iterable[Key]) -> None:
-        """A training has a copy of its own of these."""
+        """Note that a training has copied these batches."""
         for key in keys:
             batch = self._batches.get(key)
             if batch is not None:
@@ -130,7 +130,7 @@ class BatchCache:
         self._shrink()
 
     def enter_pass(self, training: int, epoch: int) -> None:
-        """A training does not wait for batches of earlier passes any more."""
+        """Note that a training does not wait for batches of earlier passes any more."""
         self._forget(training, [key for key, b in self._batches.items() if b.value is None and key[0] < epoch])
 
     def _forget(self, training: int, keys: Iterable[Key]) -> None:

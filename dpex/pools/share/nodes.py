@@ -26,17 +26,17 @@ from dpex.pools.share.meeting import MeetingPlace
 from dpex.transport.arena import Arena
 
 CONNECTIONS_IN_A_ROW = 4
-"""Producers that may end before a batch came of any."""
+"""Maximum producers in a row that end before a batch arrives from any of them."""
 TRIES = 100
 AGAIN_S = 0.01
-"""Seconds between two attempts to connect to a process that is about to listen, or to end."""
+"""Seconds between two attempts to connect to a process that is about to listen or about to end."""
 
 
 class SharedNodes(Nodes):
-    """The producer, as a node that has room for all workers. ``start`` starts one that listens at the ``place``.
+    """The producer, as a node that has room for all workers. ``start`` starts a producer that listens at ``place``.
 
-    ``connections``: producers that were connected to since a batch came. Raises ShareError if there is no producer and
-    none can be started, and OSError if the system refuses.
+    ``connections``: Count of connections to producers since the last batch arrived. Raises ShareError if no producer
+    runs and none can be started, and OSError if the system refuses.
     """
 
     def __init__(self, place: MeetingPlace, start: Callable[[socket.socket], None], name: str) -> None:
@@ -94,7 +94,7 @@ class SharedNodes(Nodes):
         ended = "the process that makes the batches ended"
         try:
             if self.connections >= CONNECTIONS_IN_A_ROW:
-                raise ShareError(f"{self.connections} ended before a batch came of any")
+                raise ShareError(f"{self.connections} producers in a row ended before a batch arrived")
             self._connect()
         except (OSError, ShareError) as error:
             why = f"{ended}, and there can be no other: {error}; without share= this training has its own workers"

@@ -176,7 +176,7 @@ class Subscriber:
     def report(self, failed: str | None, processes: tuple[Any, ...]) -> bool:
         """Send results and events, as far as the socket takes them. Return False if the training has ended.
 
-        A ``failed`` pool is one that cannot serve this training.
+        ``failed``: The reason why the pool cannot serve this training, or None.
         """
         if self._results or self._events or (failed, processes) != self._reported:
             self._reported = failed, processes
@@ -229,7 +229,8 @@ class Producer:
     # -- trainings -----------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Return True, and stop listening, if no training is connected. One that connects just now starts another."""
+        """If no training is connected, stop listening and return True. A training that connects then starts another
+        producer."""
         if self._subscribers or (not self._last and monotonic() - self._idle_since < FIRST_S):
             return False
         self._accept()

@@ -41,23 +41,24 @@ from dpex.system.clock import monotonic
 logger: logging.Logger = logging.getLogger("dpex")
 
 PENDING = 64
-"""Visits that may wait to be read. A GPU that is as many steps behind does not stall, and no visit is added."""
+"""Maximum visits that wait to be read. No visit is added beyond it, because a GPU that is as many steps behind does not
+stall."""
 AT_ONCE = 4
 """Visits read per call, at most."""
 ABSENCE_S = 1.0
 ABSENCE_STEPS = 10.0
 """A time of this many seconds, and this many mean steps, is no step but an evaluation or a checkpoint."""
 ABSENCES_APART = 10
-"""Steps there must be between two absences: else steps have become that slow."""
+"""Minimum steps between two absences. A long time that follows sooner is a step, because steps have become slow."""
 
 SHARE = 0.006
 """Part of the loop's time that marks may take, for loops whose batches are mostly ready."""
 MOST_COST_S = 5e-4
-"""Marks that took longer were delayed by other work, or were the first."""
+"""Maximum seconds that count as the cost of marks. Longer marks were delayed by other work, or were the first."""
 SPREAD = 0.618
-"""Pauses between marks vary by the multiples of this, modulo 1, so that they are in step with no rhythm of the loop."""
+"""Pauses between marks vary by the multiples of this, modulo 1, so that they match no rhythm of the loop."""
 FADING = 0.9
-"""Weight of a marked visit, in the part of the stay that is stall, for each marked visit since."""
+"""Factor by which each new marked visit reduces the weight of earlier marked visits in `_Part`."""
 
 Mark = TypeVar("Mark")
 
@@ -153,7 +154,7 @@ class _Part:
         self._inside_s = self._stall_s = 0.0
 
     def add(self, stall_s: float, inside_s: float) -> None:
-        """A marked visit was read."""
+        """Add a marked visit that was read."""
         self._stall_s = FADING * self._stall_s + stall_s
         self._inside_s = FADING * self._inside_s + inside_s
 
@@ -165,9 +166,9 @@ class _Part:
 class GpuStall(Generic[Mark]):
     """See the module. The first visit of a pass is summed separately, because it waits for the start.
 
-    ``stall_s``, ``start_s``: seconds so far, the visits still pending left out; None until a stream was marked.
-    ``steps``: see `GpuSteps`; the first, which compiles and allocates, and absences of the training loop are left out.
-    Read once, it is of one moment.
+    ``stall_s``, ``start_s``: Seconds so far, without pending visits; None until a stream was marked.
+    ``steps``: See `GpuSteps`. The first step, which compiles and allocates, and absences of the training loop are left
+    out. The number and the seconds of one `GpuSteps` are of one moment.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class GpuStall(Generic[Mark]):
 
     @property
     def total_s(self) -> float | None:
-        """Both together; may be read from any thread, and never shrinks."""
+        """The sum of ``stall_s`` and ``start_s``. It never shrinks. Any thread may read it."""
         stall_s, start_s = self.stall_s, self.start_s
         return None if stall_s is None else stall_s + (start_s or 0.0)
 
@@ -207,7 +208,7 @@ class GpuStall(Generic[Mark]):
         }
 
     def enter(self, *, starting: bool = False) -> Mark | None:
-        """``next()`` is entered, ``starting``: for the first time in this pass. What this returns is for `leave`."""
+        """Begin a visit. Return the mark for `leave`, or None. ``starting``: True for the first visit of a pass."""
         if self._has_failed:
             return None
         entered = self._clock()
@@ -221,7 +222,7 @@ class GpuStall(Generic[Mark]):
         return mark
 
     def block(self, mark: Mark | None) -> Mark | None:
-        """A wait begins, as the batch has not arrived. Return the mark for `leave`, which may be a new one.
+        """Begin a wait, because the batch has not arrived. Return the mark for `leave`, which may be a new mark.
 
         A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
         or not at all, because a mark at a later one would count only the rest of the visit as stall.
@@ -252,7 +253,7 @@ class GpuStall(Generic[Mark]):
         return None
 
     def leave(self, entered: Mark | None, inside_s: float, *, starting: bool, over: bool) -> None:
-        """End a visit that took ``inside_s``. ``starting``: the first one of this pass, ``over``: the last one."""
+        """End a visit that took ``inside_s``. ``starting``, ``over``: True for the first, and the last, of a pass."""
         if self._has_failed:
             return
         if self._is_skipping:
@@ -316,7 +317,7 @@ class GpuStall(Generic[Mark]):
         self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]
 
     def _count_steps(self, visit: _Visit, skipped_s: float) -> None:
-        """Count the steps from the marked return before to this entry, without the stall in between."""
+        """Count the steps from the previous marked return to this entry, without the stall of skipped visits."""
         left, self._left = self._left, visit.returned
         if left is None:
             return
@@ -338,7 +339,7 @@ class GpuStall(Generic[Mark]):
         return seldom and self.steps.number > 0 and step_s > max(ABSENCE_S, ABSENCE_STEPS * self.steps.mean_s)
 
     def _stop_marking(self, error: Exception) -> None:
-        """An error of the user's own kernels shows here first; it comes again where it belongs, at their next call."""
+        """Stop because of an error, which may be of the user's own kernels. CUDA raises it again in the user's code."""
         self._has_failed = True
         self._pending.clear()
         self._left = None
@@ -356,11 +357,11 @@ class CudaMark(NamedTuple):
 
 
 class CudaEvents:
-    """`Events` of CUDA, on the current stream of the calling thread. They are kept and recorded anew, each on its own
-    device. Nothing is initialised.
+    """`Events` of CUDA, on the current stream of the calling thread. Events are reused, each on its own device. No
+    device is initialised.
 
-    The device is the current one. If nothing in this process has used that, it is the only one that was used, if there
-    is one (a script that says ``"cuda:1"`` everywhere). An event on an unused device would cost hundreds of megabytes.
+    The device is the current device, if this process has used it. Otherwise it is the only used device (as in a script
+    that says ``"cuda:1"`` everywhere). An event on an unused device would cost hundreds of megabytes.
     """
 
     def __init__(self) -> None:
@@ -408,7 +409,7 @@ class CudaEvents:
 
 
 def cuda_stall(share: float | None = None) -> GpuStall[Any] | None:
-    """For one iterator; None where torch was built without CUDA. A GPU may be used from any moment on, or never.
+    """Return the measurement of one iterator; None if torch was built without CUDA. It may begin before a GPU is used.
 
     ``share``: part of the loop's time that marks may take, see `GpuStall`; None: every visit is marked.
     """

@@ -57,8 +57,8 @@ def test_its_arguments_fix_the_same_numbers() -> None:
     ("changes", "message"),
     [
         ({"dpex_tuned": 2}, r"no settings of version 1 \(\{'dpex_tuned': 2"),
-        ({"local": -1}, r"local=-1 is not a number of 0 or more"),
-        ({"prefetch": True}, r"prefetch=True is not a number of 1 or more"),
+        ({"local": -1}, r"local=-1 is not a whole number of at least 0"),
+        ({"prefetch": True}, r"prefetch=True is not a whole number of at least 1"),
     ],
 )
 def test_what_is_of_another_kind_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
