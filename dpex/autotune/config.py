@@ -119,7 +119,8 @@ class AutotuneConfig:
         is_start = isinstance(self.start, (str, Mapping)) or {"as_dict", "__fspath__"} & {*dir(self.start)}
         if self.start is not None and not (self.start and is_start):
             raise OptionError(
-                f"AutotuneConfig(start={self.start!r}): give loader.tuned, a file that its save() wrote, or None"
+                f"AutotuneConfig(start={self.start!r}): give a loader's tuned, the path of a file that its save() "
+                "wrote, or None"
             )
         if self.policy is not None and not callable(self.policy):
             raise OptionError(f"AutotuneConfig(policy={self.policy!r}): give a class or function that makes a Policy")

@@ -147,7 +147,7 @@ def test_a_proof_serves_once_for_one_number_and_for_one_end() -> None:
 
 
 def test_an_agent_does_not_prove_itself_to_others() -> None:
-    with pytest.raises(GreetingError, match="not its trainer"):
+    with pytest.raises(GreetingError, match="does not know this training run's secret"):
         Ends(trainers=bytes(32))
     with pytest.raises(GreetingError, match="not the trainer"):
         introduce(SECRET, 7, lambda data: None, lambda nbytes: b"HTTP/"[:nbytes])
@@ -164,7 +164,7 @@ def test_another_version_is_told_of_it() -> None:
 
 def test_only_who_knows_the_secret_is_let_in(server: Server) -> None:
     target = server.address_of(3)
-    with pytest.raises(GreetingError, match="not its trainer"):
+    with pytest.raises(GreetingError, match="does not know this training run's secret"):
         connect(target._replace(secret=bytes(32)))
     with pending(target) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: trainer\r\nAccept: */*\r\n\r\n")
