@@ -93,9 +93,8 @@ def test_a_logger_accepts_a_served_loader() -> None:
 
 
 def test_what_cannot_be_logged_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"none makes its batches: give a DpexDataLoader, or first call dpex\.serve\(loader\)"
-    ):
+    advice = r"no DpexDataLoader makes its batches: give a DpexDataLoader, or first call dpex\.serve\(loader\)"
+    with pytest.raises(ValueError, match=advice):
         log_to(print, DataLoader(DATA))
     with pytest.raises(ValueError, match="log_to\\(3\\): give a TensorBoard SummaryWriter, a W&B run"):
         log_to(3, DpexDataLoader(DATA))
