@@ -63,13 +63,18 @@ class LossClock:
         self._since_s = 0.0
 
     def of(self, window: Reading) -> Reading | None:
-        """Return the window by its best clock, or None if that clock has not measured yet."""
+        """Return the window by its best clock, or None if that clock has not measured yet.
+
+        A window by the GPU's clock has no count of ended steps, also without a batch. In a sum of windows, one such
+        count would divide the seconds of all of them.
+        """
         self._since_s = self._since_s + window.seconds if window.settings == self._settings else 0.0
         self._settings = window.settings
         if window.gpu_running_stall_s is not None:
-            return replace(by_events(window), signal="events")
+            return replace(by_events(window), signal="events", step_count=None)
         if window.kernel_ratio is not None:
-            return replace(_by_nvml(window), signal="nvml") if self._since_s >= NVML_SETTLES_S else None
+            is_settled = self._since_s >= NVML_SETTLES_S
+            return replace(_by_nvml(window), signal="nvml", step_count=None) if is_settled else None
         return window
 
 
@@ -77,13 +82,10 @@ def by_events(window: Reading) -> Reading:
     """Return the window by CUDA events; without them, the window itself.
 
     Pending events carry no information. If the loop took batches meanwhile, the stream had other work. Otherwise the
-    training loop is in ``next()``, and the remaining work of the stream is unknown. Windows by events count no ended
-    steps, with or without a batch: sums of windows divide the seconds of all of them by the steps.
+    training loop is in ``next()``, and the remaining work of the stream is unknown.
     """
-    if window.gpu_running_stall_s is None:
+    if window.gpu_running_stall_s is None or not window.later_batches:
         return window
-    if not window.later_batches:
-        return replace(window, step_count=None)
     stall_s, step_s = window.gpu_running_stall_s, window.gpu_steps_s + (window.feed_wait_s or 0.0)
     if window.gpu_steps:  # events completed before this window: scale their stall to its length
         stall_s *= window.seconds / max(_TINY, stall_s + step_s)
@@ -104,7 +106,6 @@ def _with_loss(window: Reading, lost_s: float) -> Reading:
         blocked_s=wait_s,
         next_busy_s=busy_s,
         stepping_s=remainder(window.seconds, lost_s),
-        step_count=None,
         straggler_s=min(window.straggler_s, wait_s),
     )
 

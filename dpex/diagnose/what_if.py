@@ -81,8 +81,8 @@ class Prediction:
 def better(facts: Facts, found: LostTime, model: Model, after: Prediction | None = None) -> tuple[Prediction, ...]:
     """Return the changes that make more batches per second: first changes `AT_HAND`, then others, by falling rate.
 
-    ``after`` a change of arguments, return the changes of code that add to it. There are none after ``num_workers=0``:
-    the costs of a batch in the training process are not those that were measured in workers.
+    ``after`` a change of arguments, return the changes of code that add to it. After ``num_workers=0``, return none,
+    because a batch costs less in the training process than in the workers, where it was measured.
     """
     if after is not None and model.now.workers and not after.settings.workers:
         return ()

@@ -18,7 +18,7 @@ from dpex.measure.settings import Settings
 from dpex.measure.views import free_steps_s, is_full
 
 _COMPUTES, _BESIDE = 0.5, 2
-"""If workers compute for more than this share of their time, at most so many of them exceed the CPUs."""
+"""If workers compute for more than this share of their time, at most this number of workers exceeds the CPUs."""
 _ROUNDING = 0.1
 """A wait of less than this share of a worker's time makes no room for another worker."""
 _WAITS = 0.01

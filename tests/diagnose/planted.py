@@ -155,11 +155,11 @@ ELSEWHERE = ("cpu", "startup", "crowding")
 
 
 def is_crowded(diagnosis: Diagnosis) -> bool:
-    """Return True if workers waited for a CPU for longer than they had one, or others had two fifths of the CPUs."""
+    """Return True if workers waited for a CPU for longer than they had one, or other programs had most of the CPUs."""
     facts = diagnosis.facts
     pools = facts.pools.values()
     queued_s = sum(pool.queueing_s or 0.0 for pool in pools)
-    return queued_s > sum(pool.cpu_s for pool in pools) or (facts.others or 0.0) > 0.4 * facts.cpus
+    return queued_s > sum(pool.cpu_s for pool in pools) or (facts.others or 0.0) > facts.cpus / 2
 
 
 def check(case: Case) -> Diagnosis:

@@ -18,7 +18,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 class RecentSum(Generic[_R]):
-    """The sum of the latest windows: up to `Constants.recent`, and at least half as many once there were so many."""
+    """The sum of the latest windows: at most `Constants.recent`, and at least half of that later on."""
 
     def __init__(self, empty: _R) -> None:
         self.sum: _R = empty
