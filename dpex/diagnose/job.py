@@ -1,20 +1,20 @@
 """The verdict on a job: the rank that starves it, since when, why, and the cost for all ranks. Pure.
 
-If the ranks of a job synchronise in each step, as under DDP, they wait in their steps for the slowest rank. So every
-rank reports a training-bound run, except the rank without a batch. Batch *k* of a loader is step *k* of the job. The
-loss of step *k* is the longest wait of any rank for batch *k*. If one rank never waited, the loss would be the longest
-wait of the other ranks. The difference is this rank's part of the loss.
+If the ranks of a job synchronise in each step, as under DDP, they wait in their steps for the slowest rank. So all
+ranks report a training-bound run, except the rank that waits for data. Batch *k* of a loader is step *k* of the job.
+The loss of step *k* is the longest wait of any rank for batch *k*. If one rank never waited, the loss would be the
+longest wait of the other ranks. The difference is this rank's part of the loss.
 
 Two ranks may have equally slow workers. Then only the rank whose batch is late waits, while the other has batches
 ready. So a rank also counts as *slow* if its time per batch (busy seconds over workers) explains half of the loss.
 
 1. One rank causes at least `MAIN` of the loss, and no other rank is slow: this rank starves the job.
-2. Else single ranks cause at least `HALF` of the loss, and times of batches differ by `UNEVEN`: the straggler moves. A
+2. Else the ranks' parts sum to at least `HALF` of the loss, and batch times differ by `UNEVEN`: the straggler moves. A
    slow machine is slow in each step. So a moving straggler shows that batches differ in cost.
 3. Else the slow ranks starve the job: all alike, all ranks of a node, or several.
 
-No step of the job is shorter than the quickest steps of any rank, so the loss of a batch is at most the
-rest of its time. Waits add up to more if the ranks did not synchronise in each step.
+A step of the job takes at least as long as the quickest steps of any rank, so the loss of a batch is at most the rest
+of its time. The waits add up to more if the ranks did not synchronise in each step.
 
 The start of each pass is excluded. A loss below `LIMIT` of the time does not count. A loss of several ranks does not
 count below `SMALL`: the longest of many short waits for a CPU reaches that much.
@@ -45,7 +45,7 @@ QUICK = 0.05
 WINDOWS, SHORTEST = 40, 5
 """`_period` divides the batches into about this many windows. The second number is the minimum of batches in each."""
 STEADY = 0.8
-"""Minimum share of the windows since the beginning in which the rank starves the job."""
+"""A rank starves the job until the end if it does so in this share of the windows after its first such window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +54,15 @@ class RankReport:
 
     Attributes:
         node: The name of the rank's machine.
-        batch_s: Seconds of a step of the job: a wait and a step of this rank.
-        step_s: Seconds of this rank's step.
-        quick_step_s: Seconds of this rank's quickest steps: the 5th percentile. 0: not measured.
-        supply_s: Seconds per batch: the time of one worker, over the number of workers.
-        unevenness: The time of the slowest twentieth of the rank's batches, over the mean.
+        batch_s: Mean seconds of a step of the job, which is a wait and a step of this rank.
+        step_s: Mean seconds of this rank's step.
+        quick_step_s: 5th percentile of the seconds of this rank's steps; 0: not measured.
+        supply_s: Mean seconds that a worker takes for a batch, over the number of workers.
+        unevenness: 95th percentile of the times of the rank's batches, over their mean.
         wait_ratio: Share of the rank's time in ``next()``.
         title, sentence, advice, text: Parts of the rank's own diagnosis.
         waits: Seconds of wait for each of the latest batches, from number ``first`` on.
-        ago_s: Seconds since each of these batches; only the rank itself has them.
+        ago_s: Seconds from each of these batches to the last; not sent to other ranks.
     """
 
     rank: int
@@ -84,7 +84,7 @@ class RankReport:
 
     @classmethod
     def of(cls, found: Diagnosis, rank: int, node: str, *, full: bool = False) -> RankReport:
-        """Return the report of this rank. Waits that queued kernels of a GPU covered are left out in proportion."""
+        """Return the report of this rank. Waits are scaled down to the share in which the GPU stalled, if measured."""
         facts, waits = found.facts, found.facts.batch_waits
         stall, wait = facts.gpu_stall_ratio, facts.running_wait_ratio
         covered = 1.0 if stall is None or wait <= 0 else min(1.0, stall / wait)
@@ -185,7 +185,7 @@ class JobDiagnosis:
 
 
 def judge(ranks: Sequence[RankReport], missing: Sequence[int] = ()) -> JobDiagnosis:
-    """Conclude from the reports of all ranks. Only the report of this process has the times of its batches."""
+    """Return the verdict on the reports of all ranks. Only the report of this process has ``ago_s``."""
     first = max(one.first for one in ranks)
     count = max(0, min(one.first + len(one.waits) for one in ranks) - first)
     waits = {one.rank: one.waits[first - one.first :][:count] for one in ranks}
@@ -252,9 +252,9 @@ def _share_of_loss(gains: Sequence[float], lost: Sequence[float]) -> float:
 
 
 def _period(gains: Sequence[float], lost: Sequence[float], batch_s: float) -> tuple[int, int | None]:
-    """Return the first and the last batch of the time in which the ranks with these gains starve the job.
+    """Return the first and the last batch of the period in which the ranks with these gains starve the job.
 
-    None: It lasts until the end.
+    The last batch is None if the period lasts until the end.
     """
     size = max(SHORTEST, len(lost) // WINDOWS)
     starts = range(0, len(lost), size)
@@ -266,7 +266,7 @@ def _period(gains: Sequence[float], lost: Sequence[float], batch_s: float) -> tu
     if not any(starved):
         return 0, None
     last = len(starved) - starved[::-1].index(True)
-    return starts[starved.index(True)], min(len(lost), last * size)
+    return starts[starved.index(True)], min(len(lost), last * size) - 1
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_rank_that_waits_while_no_other_does_starves_the_job() -> None:
     assert text.endswith("The report of rank 2: text 2")
 
 
-@pytest.mark.parametrize(("begins", "ends", "until"), [(80, BATCHES, None), (40, 120, 120)])
+@pytest.mark.parametrize(("begins", "ends", "until"), [(80, BATCHES, None), (40, 120, 119)])
 def test_the_period_is_told(begins: int, ends: int, until: int | None) -> None:
     found = job(lambda number, at: WAIT_S if number == 1 and begins <= at < ends else 0.0)
     assert (found.verdict, found.culprits, found.since, found.until) == ("rank", (1,), begins, until)
