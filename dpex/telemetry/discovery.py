@@ -1,7 +1,7 @@
 """Announcements of training processes for Prometheus: ``file_sd`` files, one per process, written atomically.
 
-A file's name holds the node, the process and the start time of that process. So the file of a killed process is
-recognised even if another process has its number now; each process that starts removes dead files of its node.
+A file's name holds the node, the process ID and the start time of that process. So the file of a killed process is
+recognised even if its ID was reused. Each starting process removes the files of ended processes of its node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAME = 200
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``run_id``, ``rank`` and ``node`` of this process. Ranks have one run if the launcher names it."""
+    """Return ``run_id``, ``rank`` and ``node`` of this process. Ranks share a ``run_id`` if the launcher sets one."""
     found = {"run_id": _run_id(environment), "rank": environment.get("RANK", "0"), "node": socket.gethostname()}
     return {name: encodable(value) for name, value in found.items()}
 
@@ -40,9 +40,9 @@ def _run_id(environment: Mapping[str, str]) -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a process of this machine started, in hundredths of a second since boot; None if it has ended.
+    """Return when a process started, in hundredths of a second since boot; None if it has ended, 0 if unknown.
 
-    A zombie has ended: where the first process of a container waits for no child, it stays for ever.
+    A zombie counts as ended. It stays for ever if the first process of a container reaps no children.
     """
     import psutil  # takes 10 ms to import
 
@@ -102,7 +102,7 @@ def _has_ended(path: Path, node: str) -> bool:
     if found is None or found["node"] != node:
         return False
     started = started_at(int(found["pid"]))
-    return started is None or abs(started - int(found["started"])) > _SAME
+    return started is None or (started > 0 and abs(started - int(found["started"])) > _SAME)
 
 
 class Announcement:

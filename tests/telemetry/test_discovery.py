@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from waiting import until
 
@@ -106,6 +107,18 @@ def test_a_number_that_is_in_use_again_does_not_keep_a_file(tmp_path: Path) -> N
         path.write_text("[]")
     assert tidy_up(tmp_path, NODE) == [stale]
     assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere, foreign])
+
+
+def test_a_process_of_unknown_start_keeps_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: psutil.Process) -> float:
+        raise psutil.AccessDenied
+
+    path = tmp_path / f"dpex-{NODE}-{os.getpid()}-500.json"
+    path.write_text("[]")
+    monkeypatch.setattr(psutil.Process, "create_time", denied)
+    assert started_at(os.getpid()) == 0
+    assert tidy_up(tmp_path, NODE) == []
+    assert path.exists()
 
 
 def test_a_zombie_process_counts_as_ended() -> None:
